@@ -36,11 +36,13 @@ def answer_questions(choice: Choice) -> int:
     write(hello=VERSION)
     write(facts=asdict(gather(choice, lambda text: write(note=text))))
     while question := sys.stdin.buffer.readline(_MAX_QUESTION):
+        number = 0
         try:
             values = json.loads(question)
-            write(answer=_QUESTIONS[values["ask"]](values))
+            number = int(values["number"])
+            write(number=number, answer=_QUESTIONS[values["ask"]](values))
         except (OSError, ValueError, KeyError, TypeError, RendezvousError) as error:
-            write(error=f"{type(error).__name__}: {error}")
+            write(number=number, error=f"{type(error).__name__}: {error}")
     return 0
 
 

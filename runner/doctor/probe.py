@@ -25,7 +25,9 @@ TOKEN_BYTES = 32
 _PROOF_BYTES, _ADDRESS_BYTES = 32, 64
 _ECHO, _COUNT = b"E", b"C"
 _RESULT = struct.Struct("!Qd")  # bytes received, and seconds
-_MAX_CONNECTIONS = 16
+_MAX_CONNECTIONS = 256  # at a listener: all hosts may try it at once
+_MAX_ADDRESSES = 16
+_PAUSE_SECONDS = 0.1
 _SECONDS_PER_STEP = 5.0
 _COUNT_SECONDS, _SILENCE_SECONDS, _LONGEST_SECONDS = 0.4, 3.0, 8.0
 _ROUND_TRIPS = 50
@@ -49,11 +51,19 @@ class Listener:
 
     def _accept(self) -> None:
         while True:
-            connection, address = self._socket.accept()
+            try:
+                connection, address = self._socket.accept()
+            except OSError:  # too many open files, or a connection that has gone already
+                time.sleep(_PAUSE_SECONDS)
+                continue
             if not self._room.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._answer, args=(connection, address[0]), daemon=True).start()
+            try:
+                threading.Thread(target=self._answer, args=(connection, address[0]), daemon=True).start()
+            except RuntimeError:  # too many threads
+                connection.close()
+                self._room.release()
 
     def _answer(self, connection: socket.socket, address: str) -> None:
         try:
@@ -63,11 +73,12 @@ class Listener:
             self._room.release()
 
     def _serve(self, connection: socket.socket, address: str) -> None:
-        connection.settimeout(_SECONDS_PER_STEP)
-        token = _receive(connection, TOKEN_BYTES)
+        deadline = time.monotonic() + _SECONDS_PER_STEP
+        token = _receive(connection, TOKEN_BYTES, deadline)
         if not hmac.compare_digest(token, self._token):
             return
-        kind = _receive(connection, 1)
+        kind = _receive(connection, 1, deadline)
+        connection.settimeout(_SECONDS_PER_STEP)
         connection.sendall(_proof(self._token) + unmapped_address(address).encode().ljust(_ADDRESS_BYTES))
         if kind == _ECHO:
             _echo(connection)
@@ -103,7 +114,7 @@ def _count(connection: socket.socket) -> None:
 
 def reach(addresses: Sequence[str], port: int, token: bytes, seconds: float) -> list[Attempt]:
     """Tries to connect to all of these addresses at the same time, except those that this host has, too."""
-    others = [address for address in addresses[:_MAX_CONNECTIONS] if not _is_own(address)]
+    others = [address for address in addresses[:_MAX_ADDRESSES] if not _is_own(address)]
     if not others:
         return []
     with ThreadPoolExecutor(len(others)) as pool:
@@ -207,9 +218,14 @@ def _proof(token: bytes) -> bytes:
     return hmac.digest(token, b"sirtaki doctor", "sha256")
 
 
-def _receive(connection: socket.socket, count: int) -> bytes:
+def _receive(connection: socket.socket, count: int, deadline: float | None = None) -> bytes:
+    """Receives so many bytes until a deadline; without one, the socket's timeout applies to each part."""
     data = b""
     while len(data) < count:
+        if deadline is not None:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("the other side is too slow")
+            connection.settimeout(left)
         part = connection.recv(count - len(data))
         if not part:
             raise OSError("the other side closed the connection")

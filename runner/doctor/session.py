@@ -63,6 +63,7 @@ class Session:
         self.host = host
         self._route = route
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(64)
+        self._asked = 0
         self._errors: deque[str] = deque(maxlen=_LAST_LINES)
         self._process = subprocess.Popen(
             route.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -131,10 +132,11 @@ class Session:
     def ask(self, question: Mapping[str, object], seconds: float) -> Any:
         """Asks a question and returns the answer, which is still to be checked. Raises SessionError."""
         assert self._process.stdin is not None
+        self._asked += 1
         try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.write(json.dumps({**question, "number": self._asked}).encode() + b"\n")
             self._process.stdin.flush()
-            found = self._lines.get(timeout=seconds)
+            found = self._next(self._asked, time.monotonic() + seconds)
         except queue.Empty:
             raise SessionError(f"{self.host} has not answered in {seconds:g} s") from None
         except OSError:
@@ -144,6 +146,13 @@ class Session:
         if "answer" not in found:
             raise SessionError(f"{self.host}: {line(found.get('error', 'no answer'), 300)}")
         return found["answer"]
+
+    def _next(self, number: int, deadline: float) -> dict[str, Any] | None:
+        """Returns the answer with this number, None at the end; late ones to other questions do not count."""
+        while True:
+            found = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            if found is None or found.get("number") == number:
+                return found
 
     def close(self) -> None:
         """Ends the doctor there: its input ends."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import select
@@ -9,6 +11,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -197,6 +200,64 @@ def test_a_listener_answers_only_who_knows_its_token() -> None:
     assert reach(["127.0.0.1"], listener.port, token, 1.0) == []  # this host has it, too
 
 
+def test_a_listener_serves_many_at_once() -> None:
+    token = os.urandom(TOKEN_BYTES)
+    listener = Listener(token)
+    with contextlib.ExitStack() as opened:
+        for _ in range(100):
+            opened.enter_context(socket.create_connection(("127.0.0.1", listener.port)))
+        assert opened.enter_context(probe._connect("127.0.0.1", listener.port, token, b"E", 30)).seen_as
+
+
+class FailingSocket:
+    """A listening socket whose first connection cannot be accepted."""
+
+    def __init__(self, inner: socket.socket) -> None:
+        self.inner = inner
+        self.has_failed = False
+
+    def getsockname(self) -> Any:
+        return self.inner.getsockname()
+
+    def accept(self) -> Any:
+        if not self.has_failed:
+            self.has_failed = True
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.inner.accept()
+
+
+def test_a_listener_outlasts_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = threading.Thread
+    failures = [1, 1]
+
+    def start(**options: Any) -> threading.Thread:
+        if options["target"].__name__ == "_answer" and failures:
+            failures.pop()
+            raise RuntimeError("can't start new thread")
+        return thread(**options)
+
+    create = socket.create_server
+    monkeypatch.setattr(socket, "create_server", lambda *args, **more: FailingSocket(create(*args, **more)))
+    monkeypatch.setattr(probe.threading, "Thread", start)
+    monkeypatch.setattr(probe, "_MAX_CONNECTIONS", 1)
+    token = os.urandom(TOKEN_BYTES)
+    listener = Listener(token)
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"closed the connection|reset"):
+            probe._connect("127.0.0.1", listener.port, token, b"E", 30)
+    with probe._connect("127.0.0.1", listener.port, token, b"E", 30) as opened:
+        assert opened.seen_as == "127.0.0.1"
+
+
+def test_the_token_has_one_deadline() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"ab")
+        with pytest.raises(TimeoutError):
+            probe._receive(ours, 2, time.monotonic())
+        assert probe._receive(ours, 2, time.monotonic() + 30) == b"ab"
+
+
 def test_a_stream_of_which_nothing_arrives_has_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     def count(connection: socket.socket) -> None:
         connection.sendall(struct.pack("!Qd", 0, 3.0))
@@ -286,7 +347,19 @@ def test_a_question_without_an_answer() -> None:
     with pytest.raises(SessionError, match="the connection to hostB has ended"):
         one.ask({"ask": "clock"}, 30)
     one.close()
-    two = Session("hostB", route(f'sys.stdin.readline(); print({MARK!r} + \'{{"error": "no\\\\nway"}}\')'))
+    answer = json.dumps({"number": 1, "error": "no\nway"})
+    two = Session("hostB", route(f"sys.stdin.readline(); print({MARK + answer!r})"))
     with pytest.raises(SessionError, match="hostB: no way"):
         two.ask({"ask": "clock"}, 30)
     two.close()
+
+
+def test_a_late_answer_is_not_that_to_the_next_question() -> None:
+    late = json.dumps({"number": 1, "answer": "late"})
+    answers = "\n".join(MARK + json.dumps({"number": 2, "answer": one}) for one in ("right", "more"))
+    script = f"sys.stdin.readline(); sys.stdin.readline(); print({MARK + late!r}); print({answers!r})"
+    one = Session("hostB", route(script))
+    with pytest.raises(SessionError, match="has not answered in 0 s"):
+        one.ask({"ask": "clock"}, 0)
+    assert one.ask({"ask": "clock"}, 30) == "right"
+    one.close()
