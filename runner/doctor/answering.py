@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, shortened
 from sirtaki.runner.doctor.gathering import Choice, gather
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, local_addresses
@@ -21,6 +23,7 @@ from sirtaki.runner.rendezvous.job import RendezvousError
 
 MARK = "sirtaki-doctor: "
 _MAX_QUESTION = 64 * 1024
+_IDLE_SECONDS = 1800.0  # the first question waits for the facts of the slowest host
 
 
 def answer_questions(choice: Choice) -> int:
@@ -34,8 +37,8 @@ def answer_questions(choice: Choice) -> int:
             data = data[os.write(output, data) :]
 
     write(hello=VERSION)
-    write(facts=asdict(gather(choice, lambda text: write(note=text))))
-    while question := sys.stdin.buffer.readline(_MAX_QUESTION):
+    write(facts=shortened(asdict(gather(choice, lambda text: write(note=text)))))
+    while question := _next_question():
         number = 0
         try:
             values = json.loads(question)
@@ -46,9 +49,17 @@ def answer_questions(choice: Choice) -> int:
     return 0
 
 
+def _next_question() -> bytes:
+    """Returns the next line of input, b"" at its end. This process ends if none comes for a long time."""
+    signal.setitimer(signal.ITIMER_REAL, _IDLE_SECONDS)
+    question = sys.stdin.buffer.readline(_MAX_QUESTION)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return question
+
+
 def _listen(values: Mapping[str, Any]) -> object:
     listener = Listener(_token(values))
-    return {"port": listener.port, "addresses": local_addresses(chosen_interfaces())}
+    return {"port": listener.port, "addresses": local_addresses(chosen_interfaces())[:MAX_ADDRESSES]}
 
 
 def _reach(values: Mapping[str, Any]) -> object:

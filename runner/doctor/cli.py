@@ -101,8 +101,11 @@ def _hosts(options: argparse.Namespace) -> list[Host]:
 
 def _write_report(path: Path, picture: Picture, findings: Sequence[Finding]) -> None:
     text = "\n".join(as_lines(picture, findings, with_variables=True)) + "\n"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     try:
-        path.write_text(text)
+        with open(os.open(path, flags, 0o600), "w") as file:
+            os.fchmod(file.fileno(), 0o600)  # of a file that was there before, too
+            file.write(text)
     except OSError as error:
         raise LaunchError(f"cannot write {path}: {error.strerror}") from None
 

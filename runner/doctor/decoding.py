@@ -10,6 +10,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from sirtaki.runner.rendezvous.wire import printable
 
 MAX_TEXT, MAX_ENTRIES = 1000, 256
+MAX_ADDRESSES = 64  # of a listener
 _MAX_NUMBER = 1 << 62
 _T = TypeVar("_T")
 
@@ -33,6 +34,15 @@ def decode(cls: type[_T], value: object) -> _T:
 def line(value: object, limit: int = MAX_TEXT) -> str:
     """Converts text from another host to one printable line."""
     return printable(" ".join(str(value)[: 2 * limit].split()), limit)
+
+
+def shortened(value: Any) -> Any:
+    """Returns a value for JSON whose lists and objects have no more entries than `decode` takes."""
+    if isinstance(value, dict):
+        return {name: shortened(one) for name, one in list(value.items())[:MAX_ENTRIES]}
+    if isinstance(value, (list, tuple)):
+        return [shortened(one) for one in value[:MAX_ENTRIES]]
+    return value
 
 
 def _decode(hint: Any, value: object) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from sirtaki.runner.doctor.decoding import decode, line
+from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, decode, line
 from sirtaki.runner.doctor.facts import Attempt, ClockOffset, HostFacts, LinkFacts, Speed
 from sirtaki.runner.doctor.findings import Picture
 from sirtaki.runner.doctor.gathering import Choice, gather
@@ -29,7 +29,7 @@ _ASK_SECONDS = 30.0
 _CLOCK_QUESTIONS = 5
 _MEASURE_ALL = 4  # with more hosts, each is measured beside the next one only
 _TRY_ALL = 16  # with more, each is tried beside the next one, and beside the first
-_MAX_PORT, _MAX_ADDRESSES = 65535, 64
+_MAX_PORT = 65535
 Note = Callable[[str], None]
 
 
@@ -174,7 +174,7 @@ def _open_door(session: Session, token: str) -> Door | str:
             ipaddress.ip_address(address)
     except (SessionError, ValueError) as error:
         return line(error)
-    if not 0 < door.port <= _MAX_PORT or len(door.addresses) > _MAX_ADDRESSES:
+    if not 0 < door.port <= _MAX_PORT or len(door.addresses) > MAX_ADDRESSES:
         return f"{session.host} has sent a malformed address"
     return door if door.addresses else f"{session.host} has only loopback addresses"
 
@@ -185,7 +185,7 @@ def _try(session: Session, target: str, door: Door | str, token: str) -> LinkFac
     question = {"ask": "reach", "seconds": _CONNECT_SECONDS, "token": token, **asdict(door)}
     try:
         answer = session.ask(question, _ASK_SECONDS)
-        if not isinstance(answer, list) or len(answer) > _MAX_ADDRESSES:
+        if not isinstance(answer, list) or len(answer) > MAX_ADDRESSES:
             raise ValueError("the answer is malformed")
         attempts = tuple(decode(Attempt, one) for one in answer)
     except (SessionError, ValueError) as error:

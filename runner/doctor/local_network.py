@@ -28,8 +28,10 @@ def gather_network(root: Path = _ROOT) -> Network:
         refusal = "" if addresses else "there are only loopback addresses"
     except RendezvousError as error:
         addresses, refusal = (), str(error)
-    interfaces = _interfaces(root)
     source = _source_address()
+    reached = {source, *addresses}
+    # Those that count come first, since another host takes a bounded number.
+    interfaces = tuple(sorted(_interfaces(root), key=lambda one: reached.isdisjoint(one.addresses)))
     route = next((one.name for one in interfaces if source in one.addresses), "")
     return Network(name, _resolve(name), interfaces, route, source, addresses, refusal)
 

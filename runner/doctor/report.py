@@ -96,6 +96,7 @@ def _describe_software(facts: HostFacts) -> Iterator[tuple[str, str]]:
     meanings = {
         "works": "works: a job of two ranks has all-reduced",
         "imports": "can be imported; no job has tried it",
+        "unsupported": "no: sirtaki does not support this version",
         "no-import": "no: it cannot be imported",
         "no-job": "no: its job of two ranks has failed",
     }

@@ -8,8 +8,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from sirtaki.runner.doctor.decoding import line
 from sirtaki.runner.doctor.facts import Framework
@@ -43,20 +45,44 @@ def run_python(
 
     Some trials need a process of their own, because a broken driver or framework may crash it.
     """
+    deadline = time.monotonic() + seconds
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(environment),
+    )
+    output, errors = _End(process.stdout), _End(process.stderr)
     try:
-        result = subprocess.run(
-            [sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            env=dict(environment),
-        )
+        code = process.wait(seconds)
     except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
         return 1, "", f"it did not finish within {seconds:g} s"
-    last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
-    return result.returncode, result.stdout[-_MAX_OUTPUT:], line(last)
+    last = (errors.text(deadline).strip().splitlines() or [f"exit code {code}"])[-1]
+    return code, output.text(deadline), line(last)
+
+
+class _End:
+    """Reads a stream in a thread of its own and keeps the end of it only, so that its length is bounded."""
+
+    def __init__(self, stream: IO[bytes] | None) -> None:
+        assert stream is not None
+        self._stream = stream
+        self._kept = b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._stream:
+            while part := os.read(self._stream.fileno(), _MAX_OUTPUT):
+                self._kept = (self._kept + part)[-_MAX_OUTPUT:]
+
+    def text(self, deadline: float) -> str:
+        """Returns the text at the end of the stream, or at the deadline if a process still has it open."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return self._kept.decode(errors="replace")
 
 
 def try_core() -> tuple[str, str]:
@@ -94,9 +120,12 @@ def find_gpu_libraries(environment: Mapping[str, str]) -> tuple[dict[str, Any] |
 
 def try_adapter(name: str) -> Framework:
     """Imports the adapter of a framework."""
-    if importlib.util.find_spec(name) is None:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:  # a folder of this name is no package
         return Framework(name, "", "absent", f"{name} is not installed")
     version = _version(name)
+    if name == "keras" and version.startswith("2."):  # as TensorFlow before 2.16 brings it along
+        return Framework(name, version, "unsupported", "sirtaki.keras serves Keras 3")
     code, _, error = run_python(["-c", f"import sirtaki.{name}"], os.environ)
     return Framework(name, version, "no-import" if code else "imports", error if code else "")
 

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sirtaki.runner.doctor import gathering, local_network, machine, probe, session, trials
@@ -77,6 +77,7 @@ def test_malformed_facts_are_rejected(topic: str, value: object) -> None:
         decode(HostFacts, {"version": "1", topic: value})
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_arbitrary_facts_are_read_or_rejected(value: Any) -> None:
     try:

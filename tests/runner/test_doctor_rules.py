@@ -150,6 +150,11 @@ FAULTS: list[tuple[str, Fault, str]] = [
         "no jaxlib",
     ),
     (
+        "framework-unsupported",
+        field("frameworks", (NUMPY, Framework("keras", "2.15.0", "unsupported", "Keras 3"))),
+        "keras 2.15.0: Keras 3",
+    ),
+    (
         "framework-job",
         field("frameworks", (replace(NUMPY, state="no-job", text="the sum is 1"),)),
         "sum is 1",
@@ -273,6 +278,17 @@ def test_a_host_without_gpus_may_have_another_nccl() -> None:
     newer = of_own_host(gpu=Gpu(0, nccl=GpuFile(True, "", "libnccl 2.28")))
     older = field("gpu", Gpu(2, "", GpuFile(True), GpuFile(True, "", "libnccl 2.27")))
     assert judge(both(newer, older)(HEALTHY), RULES) == []
+
+
+def test_a_program_in_python_need_not_use_all_of_a_fast_card() -> None:
+    network = host(1).network
+    assert network is not None
+    own = replace(network, interfaces=(replace(network.interfaces[0], speed=400_000),))
+    fast = (
+        topic("network", interfaces=(Interface("eth0", ("10.0.0.2",), 1500, 400_000),)),
+        of_own_host(network=own),
+    )
+    assert judge(both(*fast)(HEALTHY), RULES) == []
 
 
 def test_findings_of_several_hosts_with_one_remedy_are_one_line_and_problems_come_first() -> None:
