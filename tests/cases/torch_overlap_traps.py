@@ -73,7 +73,7 @@ def a_graph_of_the_last_step_is_refused() -> None:
 
 @case(least=2)
 def ranks_whose_calls_differ() -> None:
-    """Calls of one rank alone, or those that it leaves out, change neither its parameters nor the exchange."""
+    """Calls of one rank alone, or those that it leaves out, change no parameters, and no exchange."""
     for overlap in (True, False):
         model = network()
         optimizer = distributed(model, overlap_forward=overlap)
