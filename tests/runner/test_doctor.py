@@ -221,6 +221,7 @@ def test_the_progress_shows_text_of_another_host_as_it_is(
     monkeypatch.setattr(cli.os, "isatty", lambda _: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
     with cli._progress() as note:
         note("hostB: [/x] [link=http://c]cores[/link]")
     assert "looking at hostB: [/x] [link=http://c]cores[/link]" in capsys.readouterr().err

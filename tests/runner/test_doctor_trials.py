@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def test_keras_2_is_unsupported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(trials, "_version", lambda _: "2.15.0")
     found = trials.try_adapter("keras")
     assert (found.state, found.version) == ("unsupported", "2.15.0")
+
+
+def test_the_memory_for_the_output_of_a_trial_is_bounded() -> None:
+    reading, writing = os.pipe()
+    end = trials._End(os.fdopen(reading, "rb"))
+    with os.fdopen(writing, "wb") as stream:
+        stream.write(b"x" * (3 * trials._MAX_OUTPUT) + b"end")
+    assert end.text(time.monotonic() + FAILSAFE_SECONDS) == "x" * (trials._MAX_OUTPUT - 3) + "end"
 
 
 def test_only_the_end_of_the_output_of_a_trial_is_kept() -> None:
