@@ -149,7 +149,8 @@ def diagnose(
     text = "\n".join(output)
     kind = next((kind for kind, each in _PATTERNS.items() if any(one in text for one in each)), "ssh-failed")
     copy = shlex.join(["ssh-copy-id", *options.arguments(), host])
-    name = shlex.quote(host.rpartition("@")[2])
+    known = host.rpartition("@")[2]
+    name = shlex.quote(known if options.port in (None, 22) else f"[{known}]:{options.port}")
     return _failure(kind, output, host=host, name=name, log_in=log_in, copy=copy)
 
 

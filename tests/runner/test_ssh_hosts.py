@@ -114,7 +114,7 @@ MISSING = f"{sys.executable}: Error while finding module specification (No modul
         (None, "there is no host called hostB: check the name, or write its address"),
         ({"exit_code": 255, "stderr": DENIED}, "`ssh-copy-id -p 2222 hostB` puts your key there"),
         ({"exit_code": 255, "stderr": UNKNOWN}, "run `ssh -p 2222 hostB` once, compare the fingerprint"),
-        ({"exit_code": 255, "stderr": CHANGED}, "`ssh-keygen -R hostB` removes the old one"),
+        ({"exit_code": 255, "stderr": CHANGED}, "`ssh-keygen -R '[hostB]:2222'` removes the old one"),
         (
             {"exit_code": 255, "stderr": "ssh: connect to host hostB port 2222: Connection timed out\n"},
             "hostB cannot be reached by ssh: check that it is up",
