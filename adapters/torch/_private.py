@@ -57,7 +57,10 @@ check_and_unscale: Callable[..., Any] = _TORCH.symbol("torch._amp_foreach_non_fi
 def has_compiled() -> bool:
     """Returns whether torch.compile has compiled anything in this process."""
     utilities = sys.modules.get("torch._dynamo.utils")
-    return utilities is not None and bool(_TORCH.attribute(utilities, "counters")["frames"]["total"])
+    if utilities is None:
+        return False
+    counters = _TORCH.attribute(utilities, "counters")  # with fullgraph=True, it counts graphs only
+    return bool(counters["frames"]["total"] or counters["stats"]["unique_graphs"])
 
 
 def forget_stages(scaler: torch.amp.GradScaler) -> None:

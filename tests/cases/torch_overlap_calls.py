@@ -102,10 +102,10 @@ def a_failed_step() -> None:
         own_loss(model, 1).backward()
 
 
-@case()
-def a_compiled_model() -> None:
+@case(is_whole=[True, False])
+def a_compiled_model(is_whole: bool) -> None:
     pairs = both(has_compiled=has_compiled)
-    compiled = {id(model): torch.compile(model, backend="eager") for model, _ in pairs}
+    compiled = {id(model): torch.compile(model, backend="eager", fullgraph=is_whole) for model, _ in pairs}
 
     def step(model: nn.Module, optimizer: Any, number: int) -> None:
         optimizer.zero_grad()
