@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 
@@ -16,6 +17,6 @@ class PassEnd:
         self._raised = None
         self._pass_ended()
 
-    def __del__(self) -> None:
-        if self._raised is not None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._raised is not None and not is_finalizing():  # then the names of modules may be None
             self._raised()

@@ -153,3 +153,9 @@ def test_without_a_loader_nothing_is_split() -> None:
     assert "sirtaki: no training" in done.stderr
     written, _, _ = done.stderr.partition("hvdrun: the last lines")  # which repeats those of one rank
     assert written.count("this step uses no batch of a DataLoader") == 1
+
+
+def test_an_iterator_that_outlives_the_modules_writes_no_error() -> None:
+    done = on_ranks(2, SCRIPTS / "kept.py")
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -102,7 +103,9 @@ class _Batches:
             raise
         return _delivered(whole, self._iteration)
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # the interpreter ends, so the names of modules may be None
+            return
         self._iteration.is_closed = True
         if job.batch is not None and job.batch.iteration is self._iteration:
             random_states.leave_own()  # the code after the loop draws, or seeds, before the batch is ended
