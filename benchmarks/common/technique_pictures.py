@@ -67,6 +67,13 @@ SHARDS = {
     "gradients": ('shard="gradients" (ZeRO-2)', ORANGE),
 }
 BACKENDS = {"gloo": ORANGE, "sirtaki": BLUE}
+OVERLAPS = {
+    "synchronous": ("plain: exchange during the backward pass", PLAIN),
+    "overlap_forward": ("overlap_forward=True", BLUE),
+    "alone": ("without exchange", SKY),
+}
+OVERLAPPED_MODELS = {"vgg": "VGG's proportions, 26 MB of gradients", "transformer": MODELS["transformer"][0]}
+P3 = {"ResNet-50": (1.25, "--"), "VGG-19": (1.66, ":")}
 
 
 def draw_formats(measured: Measured, path: Path) -> Path:
@@ -228,6 +235,54 @@ def draw_divided_models(measured: Measured, path: Path) -> Path:
     return finish(figure, measured["machine"], path, legend_lines=1)
 
 
+def draw_overlap(measured: Measured, path: Path) -> Path:
+    """Draws the speed of a step that exchanges during the next forward pass, too."""
+    rows = {(row["model"], row["way"]): row for row in measured["rows"]}
+    series = {
+        label: [
+            Bar(rows[model, way]["gain"], text=f"{rows[model, way]['gain']:.2f}")
+            for model in OVERLAPPED_MODELS
+        ]
+        for way, (label, _) in OVERLAPS.items()
+    }
+    figure, axes = new_axes(f"Exchange during the next forward pass, {place_of(measured)}")
+    draw_groups(axes, list(OVERLAPPED_MODELS.values()), series, dict(OVERLAPS.values()))
+    for network, (height, style) in P3.items():
+        mark(axes, height, f"P3, {network}: {height:.2f} × (arXiv 1905.03960)", style)
+    axes.set_ylabel("speed of a step,\ntimes that of the plain one")
+    show_legend(figure, axes, columns=3)
+    return finish(figure, measured["machine"], path, legend_lines=2)
+
+
+def draw_local_steps(measured: Measured, path: Path) -> Path:
+    """Draws the speed of steps that rarely exchange, and the losses that they lead to."""
+    steps, losses = measured["steps"], measured["losses"]
+    figure, (left, right) = new_axes(f"Local steps, {place_of(measured)}; losses on one host", 2)
+    ways = list(dict.fromkeys((row["method"], row["every"]) for row in steps))
+    series, colors = {}, {}
+    for model, (label, color) in MODELS.items():
+        gains = {(row["method"], row["every"]): row["gain"] for row in steps if row["model"] == model}
+        series[label] = [Bar(gains[way], text=f"{gains[way]:.1f}") for way in ways]
+        colors[label] = color
+    draw_groups(left, [_short_name(*way) for way in ways], series, colors)
+    left.set_ylabel("speed of a step,\ntimes that of synchronous training")
+    names = [_short_name(row["method"], row["every"]) for row in losses]
+    for place, row in enumerate(losses):
+        right.plot([place] * len(row["losses"]), row["losses"], "o", color=BLUE, markersize=4)
+    right.axhspan(min(losses[0]["losses"]), max(losses[0]["losses"]), color=PLAIN, alpha=0.3)
+    right.set_xticks(range(len(names)), names)
+    right.set_ylabel("loss of the language model, by seed\n(band: synchronous training)")
+    right.grid(axis="y", color="#dddddd", linewidth=0.7)
+    for axes in (left, right):
+        axes.tick_params(axis="x", labelrotation=90, labelsize=8)
+    show_legend(figure, left, columns=2)
+    return finish(figure, measured["machine"], path, legend_lines=1)
+
+
+def _short_name(method: str, every: int) -> str:
+    return f"{method}, {every}" if "Local" in method or "DiLoCo" in method else method
+
+
 def place_of(measured: Measured) -> str:
     """Describes the hosts of a measurement, and the links between them."""
     rate = measured["rate"]
@@ -243,4 +298,6 @@ PICTURES: dict[str, tuple[str, Callable[[Measured, Path], Path]]] = {
     "staleness.py": ("parameter_server.png", draw_staleness),
     "sharding.py": ("sharding.png", draw_sharding),
     "model_parallel.py": ("model_parallel.png", draw_divided_models),
+    "overlap_forward.py": ("overlap.png", draw_overlap),
+    "local_steps.py": ("local_sgd.png", draw_local_steps),
 }

@@ -54,6 +54,28 @@ RESULTS: dict[str, dict[str, Any]] = {
             for shard in ("none", "state", "gradients")
         ],
     },
+    "overlap_forward.py": {
+        "hosts": 2,
+        "rate": "1gbit",
+        "rows": [
+            {"model": model, "way": way, "gain": 1.1}
+            for model in ("vgg", "transformer")
+            for way in ("alone", "synchronous", "overlap_forward")
+        ],
+    },
+    "local_steps.py": {
+        "hosts": 2,
+        "rate": "1gbit",
+        "steps": [
+            {"model": model, "method": method, "every": every, "gain": 2.0}
+            for model in ("linear", "transformer")
+            for method, every in (("synchronous", 1), ("LocalSGD", 10), ("DiLoCo", 100))
+        ],
+        "losses": [
+            {"method": method, "every": 1, "losses": [2.0, 2.1]}
+            for method in ("synchronous", "DiLoCo(0.1)", "int8")
+        ],
+    },
     "model_parallel.py": {
         "divisions": [
             {"division": division, "times": {"gloo": [3.0, 4.0, 5.0], "sirtaki": [2.0, 3.0, 4.0]}}
