@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from sirtaki.bindings.compression_counters import CompressionCounters
 from sirtaki.bindings.config import call
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.library import ffi, lib
+from sirtaki.bindings.library import ffi, lib, text
 
 
 class Lateness(TypedDict):
@@ -23,6 +23,39 @@ class Lateness(TypedDict):
     times: int
     mean_seconds: float
     max_seconds: float
+
+
+class Durations(TypedDict):
+    """Durations, counted by range.
+
+    Attributes:
+        bounds: the upper bounds of all ranges but the last, in seconds, ascending.
+        counts: the number of durations in each range, one more than there are bounds.
+        total_seconds: the sum of all durations.
+    """
+
+    bounds: list[float]
+    counts: list[int]
+    total_seconds: float
+
+
+class Activity(TypedDict):
+    """The operations of a rank that have not ended.
+
+    Attributes:
+        operations: their number; if it is 0, the rank is busy with other work, and the rest is empty.
+        name, kind: of the oldest one, such as "gradient.fc.weight" and "all-reduce".
+        process_set: the number of the ranks' set that it belongs to; 0: all ranks.
+        is_agreed: whether all ranks have submitted it; otherwise it waits for other ranks.
+        seconds: since this rank has submitted it; 0 if as many as `--recorder-operations` came later.
+    """
+
+    operations: int
+    name: str
+    kind: str
+    process_set: int
+    is_agreed: bool
+    seconds: float
 
 
 class TensorsPerPlan(TypedDict):
@@ -122,6 +155,11 @@ class Statistics(TypedDict):
         busbw: 10^9 bytes per second while data moved, counted so that worlds of any size compare: the bytes
             that a rank has to send at least, divided by `moving_seconds`. 0 if nothing has moved.
         wire_bytes: what this rank has sent in a wire format, and how much less that was than without one.
+        wait: how long each ended operation had to wait until all ranks had submitted it and agreed on it.
+            Operations that failed before are left out.
+        transfer: how long the same operations took from then on.
+        stalls: the number of reports of stalls, such as "rank 1 has not submitted 'loss'", that named this
+            rank.
         lateness: the lateness of each rank, by rank. Equal on all ranks; the coordinator sends it with its
             answers, at most twice a second.
         changes: the changes of the ranks since this process has joined; empty in a job that is not elastic.
@@ -141,6 +179,9 @@ class Statistics(TypedDict):
     moving_seconds: float
     busbw: float
     wire_bytes: WireBytes
+    wait: Durations
+    transfer: Durations
+    stalls: int
     lateness: list[Lateness]
     changes: list[Change]
     compression: Compressed
@@ -171,6 +212,9 @@ def statistics(context: Context) -> Statistics:
             encoded=counted.encoded_bytes,
             saved=counted.unencoded_bytes - counted.encoded_bytes,
         ),
+        wait=_durations(counted.wait),
+        transfer=_durations(counted.transfer),
+        stalls=counted.stalls,
         lateness=[_lateness(late) for late in by_rank],
         changes=[change.copy() for change in context.survivors.changes] if context.survivors else [],
         compression=_compressed(context.compression),
@@ -202,6 +246,26 @@ def _counted(context: Context, by_rank: Any) -> Any:
     counted = ffi.new("srt_statistics *", {"struct_size": ffi.sizeof("srt_statistics")})
     lib.srt_stats(context.pointer, counted, by_rank)
     return counted
+
+
+def activity(context: Context) -> Activity:
+    """Returns the operations of this rank that have not ended. Other ranks need not call it."""
+    found = ffi.new("srt_activity *", {"struct_size": ffi.sizeof("srt_activity")})
+    lib.srt_get_activity(context.pointer, found)
+    return Activity(
+        operations=found.operations,
+        name=text(found.name),
+        kind=text(found.kind) if found.kind else "",
+        process_set=found.process_set,
+        is_agreed=bool(found.is_agreed),
+        seconds=found.seconds,
+    )
+
+
+def _durations(histogram: Any) -> Durations:
+    return Durations(
+        bounds=list(histogram.bounds), counts=list(histogram.counts), total_seconds=histogram.total
+    )
 
 
 def _lateness(late: Any) -> Lateness:

@@ -243,6 +243,12 @@ srt_status srt_stats(srt_context* c, srt_statistics* out, srt_lateness* by_rank)
   return SRT_OK;
 }
 
+srt_status srt_get_activity(srt_context* c, srt_activity* out) {
+  if (!out || out->struct_size < sizeof(srt_activity)) return SRT_INVALID_ARGUMENT;
+  c->context->activity(*out);
+  return SRT_OK;
+}
+
 srt_status srt_watch_stack(srt_context* c, const srt_stack_source* source, srt_error* error) {
   return guarded(error, [&] { return c->context->watch_stack(*source); });
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "context/observation.h"
+
 namespace sirtaki {
 namespace {
 
@@ -35,28 +37,6 @@ bool is_small(const srt_request& request) {
     elements = std::min(elements * std::clamp<int64_t>(request.shape[i], 0, most_attempted_elements + 1),
                         most_attempted_elements + 1);
   return elements <= most_attempted_elements;
-}
-
-void describe(const Statistics& counted, srt_statistics& out, srt_lateness* by_rank) {
-  const auto in_seconds = [](Nanoseconds time) { return static_cast<double>(time) * 1e-9; };
-  const Nanoseconds moment = now();
-  out = {.struct_size = out.struct_size,
-         .operations = counted.operations,
-         .failed = counted.failed,
-         .cache_hits = counted.cache_hits,
-         .cache_misses = counted.cache_misses,
-         .plans = counted.plans,
-         .planned_tensors = counted.planned_tensors,
-         .largest_plan = counted.largest_plan,
-         .bytes = counted.bytes,
-         .bus_bytes = counted.bus_bytes,
-         .waiting = in_seconds(counted.waiting.until(moment)),
-         .moving = in_seconds(counted.moving.until(moment)),
-         .unencoded_bytes = counted.wire_bytes.unencoded,
-         .encoded_bytes = counted.wire_bytes.encoded};
-  if (!by_rank) return;
-  for (const Lateness& late : counted.lateness)
-    *by_rank++ = {late.times, in_seconds(late.total), in_seconds(late.longest)};
 }
 
 std::string name_of(int32_t rank, const RankLocation& location) {
@@ -371,9 +351,15 @@ Status Context::start_timeline(const char* path, bool marks_decisions) {
 }
 
 void Context::statistics(srt_statistics& out, srt_lateness* by_rank) {
-  if (forked_) return describe(state_.in_forked_child().observer.statistics(), out, by_rank);
+  if (forked_) return describe(state_.in_forked_child().observer.statistics(), now(), out, by_rank);
   const Access state(state_);
-  describe(state->observer.statistics(), out, by_rank);
+  describe(state->observer.statistics(), now(), out, by_rank);
+}
+
+void Context::activity(srt_activity& out) {
+  if (forked_) return describe(state_.in_forked_child(), now(), out);
+  const Access state(state_);
+  describe(*state, now(), out);
 }
 
 }  // namespace sirtaki

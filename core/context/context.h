@@ -71,6 +71,7 @@ class Context {
     if (!forked_) timeline_.stop();
   }
   void statistics(srt_statistics& out, srt_lateness* by_rank);
+  void activity(srt_activity& out);
 
   // Returns an error when no operation may be submitted: before start, after shutdown, and in a forked child.
   Status usable() const;

@@ -69,6 +69,8 @@ void Iteration::observe(Nanoseconds now) {
   observer.set_moment(now);
   if (events_.has_decided) observer.decision_applied();
   for (const RankLateness& late : events_.outcome.lateness) observer.set_lateness(late.rank, late.lateness);
+  for (const Stall& stall : events_.outcome.stalls)
+    if (!stall.is_over && std::ranges::count(stall.missing, parts_.own.rank)) observer.stalled();
   if (!events_.has_reported) return;
   for (const Negotiator::Reported& reported : parts_.negotiation.negotiator().reported())
     if (const HandleEntry* entry = state->handles.open_entry(reported.ticket))

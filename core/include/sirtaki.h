@@ -115,15 +115,12 @@ typedef struct srt_knob {
 /* The identity of a rank in messages. */
 typedef struct srt_peer {
   const char *host;
-  int32_t pid;
-  int32_t host_index;
+  int32_t pid, host_index;
 } srt_peer;
 
 typedef struct srt_topology {
   uint32_t struct_size;
-  int32_t rank, size;
-  int32_t local_rank, local_size;
-  int32_t cross_rank, cross_size;
+  int32_t rank, size, local_rank, local_size, cross_rank, cross_size;
   const srt_peer *peers; /* `size` entries, by rank */
 } srt_topology;
 
@@ -143,8 +140,7 @@ typedef struct srt_memory {
 
 typedef struct srt_tensor {
   uintptr_t data;
-  int32_t dtype;
-  int32_t dimensions;
+  int32_t dtype, dimensions;
   int64_t shape[16];
   uint64_t bytes;
 } srt_tensor;
@@ -156,8 +152,7 @@ typedef uintptr_t (*srt_allocate_hook)(void *user, const srt_tensor *output);
 
 typedef struct srt_request {
   uint32_t struct_size;
-  int32_t kind;
-  int32_t dtype;
+  int32_t kind, dtype;
   int32_t reduce_op; /* all-reduce, reduce-scatter */
   int32_t root; /* broadcast, send: a rank of the world; process sets: see their kinds */
   int32_t destination; /* send: a rank of the world */
@@ -335,22 +330,25 @@ srt_status srt_gpu_libraries(const srt_config *, srt_gpu_library *cuda, srt_gpu_
  * squares of what was to be rounded and of the differences, over all other blocks. */
 srt_status srt_quantise(int32_t wire_format, uintptr_t values, uintptr_t residuals, int64_t count, double *squares);
 
+/* Durations in seconds, counted by range: counts[i] is the number of those up to bounds[i] and above bounds[i - 1]; the
+ * last range has no bound. */
+typedef struct srt_histogram {
+  double bounds[13], total; /* total: the sum of all durations */
+  int64_t counts[14];
+} srt_histogram;
+
 /* Totals of this rank so far. Times are in seconds. */
 typedef struct srt_statistics {
   uint32_t struct_size;
-  int64_t operations; /* finished operations */
-  int64_t failed; /* failed operations among these */
-  int64_t cache_hits; /* operations reported by their number in the response cache */
-  int64_t cache_misses; /* operations reported in full */
-  int64_t plans; /* fused tensors count as one plan */
-  int64_t planned_tensors; /* tensors in all plans together */
-  int64_t largest_plan; /* tensors in the largest plan */
+  int64_t operations, failed; /* finished operations; failed ones among these */
+  int64_t cache_hits, cache_misses; /* operations reported by their number in the response cache; in full */
+  int64_t plans, planned_tensors, largest_plan; /* fused tensors count as one plan; tensors in all, in the largest */
   int64_t bytes; /* size of this rank's tensors in these plans */
   double bus_bytes; /* bytes that a rank has to send at least, with any algorithm */
-  double waiting; /* time in which any operation waited for another rank to submit it */
-  double moving; /* time in which data of any agreed operation moved */
-  int64_t unencoded_bytes; /* size of what this rank has sent in a wire format, before it was encoded */
-  int64_t encoded_bytes; /* its size as sent */
+  double waiting, moving; /* time in which any operation waited for another rank to submit it; in which data moved */
+  int64_t unencoded_bytes, encoded_bytes; /* what this rank has sent in a wire format: without it; as sent */
+  srt_histogram wait, transfer; /* of each ended operation: until all ranks had agreed on it; from then on */
+  int64_t stalls; /* reports of stalls that named this rank as missing */
 } srt_statistics;
 
 /* Lateness of a rank: how often it was the last to submit an operation, and how much later than all others. */
@@ -362,6 +360,18 @@ typedef struct srt_lateness {
 /* Writes the statistics. by_rank: NULL, or room for one entry per rank; the same on all ranks, which receive updates at
  * most twice a second. */
 srt_status srt_stats(srt_context *, srt_statistics *out, srt_lateness *by_rank);
+
+/* The operations of this rank that have not ended. */
+typedef struct srt_activity {
+  uint32_t struct_size;
+  int64_t operations; /* their number; without any, the rest is 0 */
+  int32_t is_agreed, process_set; /* of the oldest one. 1: all ranks have submitted it; 0: it waits for other ranks */
+  double seconds; /* since it was submitted; 0 if the recorder has forgotten that */
+  const char *kind; /* its kind, such as "all-reduce" */
+  char name[80]; /* its name, shortened where that is too long */
+} srt_activity;
+
+srt_status srt_get_activity(srt_context *, srt_activity *out);
 
 /* Two sources of the program's stack, read while other ranks wait for this one. Both use the format of Python's
  * faulthandler. */

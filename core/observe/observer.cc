@@ -36,6 +36,10 @@ void Observer::ended(uint64_t number, bool was_decided, srt_status status) {
   if (!record) return;
   record->finished = moment_;
   record->status = status;
+  if (was_decided) {
+    statistics_.wait.add(record->decided - record->submitted);
+    statistics_.transfer.add(record->finished - record->decided);
+  }
   if (timeline_.is_running()) timeline_.add(*record);
 }
 

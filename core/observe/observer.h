@@ -35,6 +35,9 @@ class Observer {
 
   void decision_applied();
 
+  // Counts a report of a stall that names this rank as missing.
+  void stalled() { ++statistics_.stalls; }
+
   void set_lateness(int32_t rank, const Lateness& lateness);
 
   const Statistics& statistics() const { return statistics_; }

@@ -30,6 +30,8 @@ class Recorder {
     return record.number == number && number ? &record : nullptr;
   }
 
+  const OperationRecord* find(uint64_t number) const { return const_cast<Recorder*>(this)->find(number); }
+
   // Calls visit(record) for each remembered operation, the oldest first.
   template <typename Visit>
   void visit(Visit&& visit_record) const {

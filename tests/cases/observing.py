@@ -12,6 +12,7 @@ from timelines import read_trace, slices_named
 
 import sirtaki.numpy as hvd
 from cases import case
+from sirtaki.bindings import default_context, observe
 
 
 @case()
@@ -42,6 +43,63 @@ def statistics_count_what_was_fused() -> None:
     assert 1 <= counted["plans"] <= 20
     assert counted["tensors_per_plan"]["mean"] == 20 / counted["plans"]
     assert counted["tensors_per_plan"]["max"] >= 20 / counted["plans"]
+
+
+@case()
+def statistics_count_how_long_operations_waited_and_took() -> None:
+    before = hvd.stats()
+    for _ in range(3):
+        hvd.allreduce(np.ones(1000, np.float32), name="gradient")
+    after = hvd.stats()
+    for key in ("wait", "transfer"):
+        first, last = before[key], after[key]
+        assert len(last["counts"]) == len(last["bounds"]) + 1
+        assert last["bounds"] == sorted(last["bounds"])
+        grown = [new - old for old, new in zip(first["counts"], last["counts"], strict=True)]
+        assert sum(grown) == 3
+        assert min(grown) >= 0
+        assert last["total_seconds"] >= first["total_seconds"]
+
+
+@case(least=2)
+def durations_tell_the_late_rank_from_those_that_waited() -> None:
+    late, pause = hvd.size() - 1, 0.3
+    hvd.barrier()
+    if hvd.rank() == late:
+        time.sleep(pause)
+    hvd.allreduce(1.0, name="loss")
+    wait = hvd.stats()["wait"]
+    in_long_ranges = sum(wait["counts"][wait["bounds"].index(0.1) + 1 :])
+    if hvd.rank() != late:
+        assert in_long_ranges >= 1
+        assert wait["total_seconds"] > pause / 2
+
+
+@case(least=2)
+def an_activity_is_that_of_the_oldest_operation() -> None:
+    context = default_context.current()
+    assert observe.activity(context)["operations"] == 0
+    hvd.barrier()
+    if hvd.rank() == 0:
+        handles = [hvd.allreduce_async(np.ones(3), name=f"{name} gradient") for name in ("first", "second")]
+        time.sleep(0.01)
+        found = observe.activity(context)
+        assert (found["operations"], found["name"], found["kind"]) == (2, "first gradient", "all-reduce")
+        assert not found["is_agreed"]
+        assert 0.005 < found["seconds"] < 1000
+    hvd.barrier()
+    if hvd.rank() != 0:
+        handles = [hvd.allreduce_async(np.ones(3), name=f"{name} gradient") for name in ("first", "second")]
+    for handle in handles:
+        handle.wait()
+    assert observe.activity(context) == {
+        "operations": 0,
+        "name": "",
+        "kind": "",
+        "process_set": 0,
+        "is_agreed": False,
+        "seconds": 0.0,
+    }
 
 
 @case(least=2)

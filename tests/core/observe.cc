@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <random>
 #include <thread>
 
@@ -106,6 +107,35 @@ TEST(time_that_overlaps_counts_once) {
   busy.begin(100);
   busy.end(90);  // from a clock that was read a little earlier
   CHECK_EQUAL(busy.until(200), 30);
+}
+
+TEST(durations_are_counted_in_the_range_that_holds_them) {
+  Histogram histogram;
+  for (Nanoseconds duration : {Nanoseconds{-5}, microseconds(10), microseconds(10) + 1, seconds(1), seconds(11)})
+    histogram.add(duration);
+  std::vector<int64_t> expected(Histogram::bounds.size() + 1);
+  expected[0] = 2;   // none is shorter than 0
+  expected[1] = 1;   // above 10 µs
+  expected[10] = 1;  // a bound belongs to its range
+  expected.back() = 1;
+  CHECK(std::ranges::equal(histogram.counts(), expected));
+  CHECK_EQUAL(histogram.total(), 2 * microseconds(10) + 1 + seconds(12));
+}
+
+TEST(only_operations_that_were_agreed_on_have_durations) {
+  Quiet quiet(2, 8);
+  Observer& observer = quiet.observer;
+  observer.set_moment(0);
+  const uint64_t agreed = observer.submitted(named("loss")), refused = observer.submitted(named("uneven"));
+  observer.set_moment(microseconds(30));
+  observer.decided(agreed, 1, 1);
+  observer.ended(refused, false, SRT_MISMATCH);
+  observer.set_moment(microseconds(32));
+  observer.ended(agreed, true, SRT_OK);
+  CHECK_EQUAL(observer.statistics().wait.counts()[1], 1);
+  CHECK_EQUAL(observer.statistics().wait.total(), microseconds(30));
+  CHECK_EQUAL(observer.statistics().transfer.counts()[0], 1);
+  CHECK_EQUAL(observer.statistics().transfer.total(), microseconds(2));
 }
 
 TEST(long_names_keep_their_ends_and_whole_characters) {

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from launching import wait_until
 from world import TRANSPORTS, world
 
 import sirtaki.numpy as hvd
@@ -95,6 +96,17 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(transport: str) -> Non
             asked.set()
 
     with world(2, transport, stall_report="0.1", stall_deadline="0.3", log_descriptor="-1") as ranks:
+        ranks.run(body)
+
+
+def test_a_stall_counts_on_the_rank_that_others_wait_for(transport: str) -> None:
+    def body() -> None:
+        if hvd.rank() == 1:
+            wait_until(lambda: hvd.stats()["stalls"] > 0, "the stall has been reported")
+        hvd.allreduce(1.0, name="loss")
+        assert (hvd.stats()["stalls"] > 0) == (hvd.rank() == 1)
+
+    with world(3, transport, stall_report="0.05", log_descriptor="-1") as ranks:
         ranks.run(body)
 
 
