@@ -50,7 +50,7 @@ class AgentJob:
         write_key(str(key_file), bytes.fromhex(values["key"]))
         additions = thread_counts(count, cores, self._base)
         additions |= {str(k): str(v) for k, v in values["additions"].items()}
-        additions |= self._serve_metrics(values.get("metrics"))
+        self._serve_metrics(values.get("metrics"))
         additions.setdefault(REPORTS, str(self.folder))
         self._reports = Path(additions[REPORTS])
         if TIMELINE in additions:
@@ -67,15 +67,14 @@ class AgentJob:
         self.running: list[RankProcess] = []
         self.spares: HostSpares | None = None
 
-    def _serve_metrics(self, address: str | None) -> Mapping[str, str]:
-        """Starts this host's metrics endpoint if there is an address; returns what its ranks need."""
+    def _serve_metrics(self, address: str | None) -> None:
+        """Starts this host's metrics endpoint if there is an address."""
         if address is None:
-            return {}
+            return
         from sirtaki.runner.metrics.endpoint import MetricsEndpoint
 
         endpoint = MetricsEndpoint(str(address), self.folder, self._reaper)
         print(endpoint.describe(), file=sys.stderr, flush=True)
-        return endpoint.variables
 
     def start(self, send: Callable[[Frame], None]) -> None:
         """Starts all ranks, and reports the process of each, or why it could not be started."""

@@ -23,6 +23,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "doctor": Command("sirtaki.runner.doctor.cli", "tries what a job needs on each host, and names remedies"),
+    "top": Command("sirtaki.runner.top.cli", "shows the ranks of a running job, once a second"),
 }
 
 

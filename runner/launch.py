@@ -108,7 +108,7 @@ class _Launch:
         placements = placements_of(allocations)
         display.expect(len(placements), settings.output_folder)
         folder = Path(make_job_directory(self._reaper))
-        metrics = self._serve_metrics(folder, allocations)
+        self._serve_metrics(folder, allocations)
         key_file = str(folder / "key")
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), len(placements), write_job_key(key_file), VERSION, encrypt)
@@ -122,8 +122,7 @@ class _Launch:
         for allocation in allocations:  # forks, so it must precede the first thread
             if is_own_host(allocation.host.name):
                 environment = self._environment_of(job, server.address, key_file, post_mortem, allocation)
-                additions = {**environment.additions, **metrics}
-                environment = replace(environment, additions=additions, torch=torch[allocation.host.name])
+                environment = replace(environment, torch=torch[allocation.host.name])
                 ranks |= self._start_local(environment, [placements[rank] for rank in allocation.ranks])
         for remote in remotes:
             for allocation in (one for one in allocations if one.host.name == remote.name):
@@ -203,15 +202,14 @@ class _Launch:
                 raise
         return server
 
-    def _serve_metrics(self, folder: Path, allocations: Sequence[HostAllocation]) -> Mapping[str, str]:
-        """Starts the metrics endpoint if the user wants one; returns what the ranks of this host need."""
+    def _serve_metrics(self, folder: Path, allocations: Sequence[HostAllocation]) -> None:
+        """Starts the metrics endpoint if the user wants one, and this host has ranks."""
         if self._settings.metrics is None or not any(is_own_host(one.host.name) for one in allocations):
-            return {}
+            return
         from sirtaki.runner.metrics.endpoint import MetricsEndpoint
 
         endpoint = MetricsEndpoint(self._settings.metrics, folder, self._reaper)
         self._display.say(endpoint.describe())
-        return endpoint.variables
 
     def _torch_variables(
         self, remotes: Sequence[RemoteHost], allocations: Sequence[HostAllocation]

@@ -9,7 +9,7 @@ import selectors
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,8 @@ class ElasticJob:
             reaper,
             self._spares,
             self._hosts,
-            self._serve_metrics(),
         )
+        self._serve_metrics()
         self._discovery = Discovery(elastic.script, elastic.slots_per_host, display.say)
         self._slots: Sequence[Slot] = ()
         self._driver = Driver(
@@ -128,13 +128,11 @@ class ElasticJob:
             self._iterate()
         return self._conclude()
 
-    def _serve_metrics(self) -> Mapping[str, str]:
-        """Starts the metrics endpoint of this host if the user wants one; returns what its workers need."""
-        if self._settings.metrics is None:
-            return {}
-        endpoint = MetricsEndpoint(self._settings.metrics, self._folder, self._reaper)
-        self._display.say(endpoint.describe())
-        return endpoint.variables
+    def _serve_metrics(self) -> None:
+        """Starts the metrics endpoint of this host if the user wants one."""
+        if self._settings.metrics is not None:
+            endpoint = MetricsEndpoint(self._settings.metrics, self._folder, self._reaper)
+            self._display.say(endpoint.describe())
 
     def _find_slots(self) -> Sequence[Slot]:
         """Returns the slots with which the job begins. Raises LaunchError if there are too few.

@@ -53,7 +53,6 @@ class Processes:
         size: the number of ranks with which it starts.
         spares: processes that take the places of lost workers, on the same hosts.
         hosts: the connections to other hosts.
-        metrics: the variables with which workers of this host write metrics; empty: they write none.
     """
 
     settings: Settings
@@ -65,7 +64,6 @@ class Processes:
     reaper: Reaper
     spares: JobSpares
     hosts: OtherHosts
-    metrics: Mapping[str, str] = field(default_factory=dict)
     running: dict[int, Slot] = field(default_factory=dict)
     _lanes: dict[Slot, int] = field(default_factory=dict)
     _all: dict[int, Rank] = field(default_factory=dict)
@@ -99,7 +97,7 @@ class Processes:
         settings = self.settings
         slots_here = sum(is_own_host(one.host) for one in self._lanes)
         threads = thread_counts(min(self.size, slots_here), usable_cores(), os.environ)
-        additions = {**threads, **settings.additions, **self.metrics}
+        additions = {**threads, **settings.additions}
         additions.setdefault(REPORTS, os.environ.get(REPORTS, str(Path(self.key_file).parent)))
         additions |= {WORKER: str(worker), "HOROVOD_ELASTIC": "1", ARBITER: self.post.address}
         if self.spares.wanted:

@@ -11,10 +11,9 @@ import importlib.util
 import os
 import socket
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-from sirtaki.bindings.metrics_file import FOLDER
+from sirtaki.bindings.state_file import ALWAYS, FOLDER
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
@@ -48,16 +47,12 @@ class MetricsEndpoint:
 
     def __init__(self, address: str, job_folder: Path, reaper: Reaper) -> None:
         """Starts the endpoint. Raises LaunchError if that is impossible."""
-        self._folder = job_folder / "metrics"
+        self._folder = job_folder / FOLDER
         with _listen(address) as listener:
             self._address = listener.getsockname()
-            self._folder.mkdir(mode=0o700)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            (self._folder / ALWAYS).touch()
             self._process = _start(listener, self._folder, reaper)
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """Returns what the environment of this host's ranks needs."""
-        return {FOLDER: str(self._folder)}
 
     def describe(self) -> str:
         """Returns a line with the address, and a warning if other machines may reach it."""

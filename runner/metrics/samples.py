@@ -1,14 +1,14 @@
-"""The metrics of a host, made at each scrape from the files of its ranks (`bindings.metrics_file`)."""
+"""The metrics of a host, made at each scrape from the files of its ranks (`runner.states`)."""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
-import json
+import itertools
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 from prometheus_client.core import (
@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.runner.states import RankState, read_states
 
 # Counters by their keys in the files of ranks: the names, without _total, and their help.
 COUNTERS = {
@@ -35,24 +36,15 @@ COUNTERS = {
         "Time in which any operation waited for other ranks to submit it, too.",
     ),
     "moving_seconds": ("sirtaki_moving_seconds", "Time in which data moved."),
+    "stalls": ("sirtaki_stalls", "Reports of stalls that named this rank."),
+}
+# Histograms by their keys: how long each operation took, before and after all ranks had submitted it.
+HISTOGRAMS = {
+    "wait": ("sirtaki_operation_wait_seconds", "How long an operation waited for other ranks."),
+    "transfer": ("sirtaki_operation_transfer_seconds", "How long it took once all ranks had submitted it."),
 }
 RECOVERY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 _RANK = ["rank"]
-
-
-class _Rank(NamedTuple):
-    """The last state of a rank: the contents of its file, and its process if that still runs."""
-
-    values: dict[str, Any]
-    process: psutil.Process | None
-
-    @property
-    def label(self) -> str:
-        return str(self.values["rank"])
-
-    @property
-    def is_up(self) -> bool:
-        return self.process is not None and self.values["is_member"]
 
 
 class RankSamples(Collector):
@@ -66,7 +58,7 @@ class RankSamples(Collector):
         build = GaugeMetricFamily("sirtaki_build_info", "The version of sirtaki.", labels=["version"])
         build.add_metric([VERSION], 1)
         yield build
-        ranks = read_ranks(self._folder)
+        ranks = read_states(self._folder)
         yield from self._job_metrics(ranks)
         yield _operations(ranks)
         for key, (name, text) in COUNTERS.items():
@@ -74,11 +66,13 @@ class RankSamples(Collector):
             for rank in ranks:
                 counter.add_metric([rank.label], rank.values[key])
             yield counter
+        for key, (name, text) in HISTOGRAMS.items():
+            yield _durations(name, text, [(rank.label, rank.values[key]) for rank in ranks])
         yield _lateness(ranks)
         yield _recoveries(ranks)
         yield from _process_metrics([rank for rank in ranks if rank.process is not None])
 
-    def _job_metrics(self, ranks: Sequence[_Rank]) -> Iterator[Metric]:
+    def _job_metrics(self, ranks: Sequence[RankState]) -> Iterator[Metric]:
         up = GaugeMetricFamily("sirtaki_up", "Whether the rank is in its world.", labels=["rank", "host"])
         for rank in ranks:
             up.add_metric([rank.label, self._host], rank.is_up)
@@ -94,41 +88,7 @@ class RankSamples(Collector):
             )
 
 
-def read_ranks(folder: Path) -> list[_Rank]:
-    """Returns the ranks of this host, ascending.
-
-    Processes of an elastic job have had the same rank one after another: the one that is up counts, or else
-    the last.
-    """
-    found: dict[int, _Rank] = {}
-    for file in sorted(folder.glob("*.json"), key=_age_order):
-        with contextlib.suppress(OSError, ValueError):
-            values = json.loads(file.read_text())
-            rank = _Rank(values, _running(values["pid"]))
-            before = found.get(values["rank"])
-            if before is None or rank.is_up or not before.is_up:
-                found[values["rank"]] = rank
-    return [found[number] for number in sorted(found)]
-
-
-def _age_order(file: Path) -> float:
-    """Returns when a file was written last; 0 for one that has gone."""
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _running(pid: int) -> psutil.Process | None:
-    """Returns a process unless it has ended: hvdrun keeps a zombie of each rank until the job ends."""
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            return process
-    return None
-
-
-def _operations(ranks: Sequence[_Rank]) -> Metric:
+def _operations(ranks: Sequence[RankState]) -> Metric:
     text = "Operations that have ended; every tensor of a fused plan counts."
     counter = CounterMetricFamily("sirtaki_operations", text, labels=["rank", "status"])
     for rank in ranks:
@@ -138,7 +98,17 @@ def _operations(ranks: Sequence[_Rank]) -> Metric:
     return counter
 
 
-def _lateness(ranks: Sequence[_Rank]) -> Metric:
+def _durations(name: str, text: str, ranks: Sequence[tuple[str, dict[str, Any]]]) -> Metric:
+    """Returns a histogram of durations, in seconds, as `hvd.stats()` counts them."""
+    histogram = HistogramMetricFamily(name, text, labels=_RANK)
+    for label, durations in ranks:
+        bounds = [*map(str, durations["bounds"]), "+Inf"]
+        counts = itertools.accumulate(durations["counts"])
+        histogram.add_metric([label], list(zip(bounds, counts, strict=True)), durations["total_seconds"])
+    return histogram
+
+
+def _lateness(ranks: Sequence[RankState]) -> Metric:
     text = "How long all others waited for this rank alone, where it was the last to submit an operation."
     summary = SummaryMetricFamily("sirtaki_lateness_seconds", text, labels=_RANK)
     for rank in ranks:
@@ -146,7 +116,7 @@ def _lateness(ranks: Sequence[_Rank]) -> Metric:
     return summary
 
 
-def _recoveries(ranks: Sequence[_Rank]) -> Metric:
+def _recoveries(ranks: Sequence[RankState]) -> Metric:
     text = "How long the phases of an elastic job's changes took."
     histogram = HistogramMetricFamily("sirtaki_recovery_seconds", text, labels=["rank", "phase"])
     for rank in ranks:
@@ -157,7 +127,7 @@ def _recoveries(ranks: Sequence[_Rank]) -> Metric:
     return histogram
 
 
-def _process_metrics(ranks: Sequence[_Rank]) -> Iterator[Metric]:
+def _process_metrics(ranks: Sequence[RankState]) -> Iterator[Metric]:
     """Yields Prometheus' usual metrics of a process, for the process of each rank."""
     cpu = CounterMetricFamily("process_cpu_seconds", "CPU time of the rank's process.", labels=_RANK)
     resident = GaugeMetricFamily("process_resident_memory_bytes", "Resident memory.", labels=_RANK)

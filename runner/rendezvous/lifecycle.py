@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from sirtaki.bindings import default_context, metrics_file, observe, user_code, variables
+from sirtaki.bindings import default_context, observe, state_file, user_code, variables
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import SHUTDOWN_MS, Context
 from sirtaki.bindings.errors import (
@@ -146,7 +146,7 @@ def enter(find: Callable[[], World], counts: bool = True) -> Context:
     if _rank.client is not None:
         _rank.client.report("initialised")
     observe.start_timeline_of_environment(context)
-    metrics_file.start_of_environment()
+    state_file.start_of_environment()
     return context
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import re
 import socket
@@ -56,6 +57,17 @@ def read_stats(folder: Path, ranks: int) -> list[dict]:
     return [json.loads(file.read_text()) for file in files]
 
 
+def expected_durations(key: str, stats: dict) -> Samples:
+    name, rank, durations = f"sirtaki_operation_{key}_seconds", str(stats["rank"]), stats[key]
+    bounds = [*map(str, durations["bounds"]), "+Inf"]
+    counts = dict(zip(bounds, itertools.accumulate(durations["counts"]), strict=True))
+    return {
+        **{(f"{name}_bucket", f"{bound} {rank}"): count for bound, count in counts.items()},
+        (f"{name}_sum", rank): pytest.approx(durations["total_seconds"]),
+        (f"{name}_count", rank): sum(durations["counts"]),
+    }
+
+
 def expected_of(stats: dict) -> Samples:
     """Returns the samples that agree with what hvd.stats() has returned."""
     rank, late = str(stats["rank"]), stats["lateness"][stats["rank"]]
@@ -69,6 +81,9 @@ def expected_of(stats: dict) -> Samples:
         ("sirtaki_cache_misses_total", rank): stats["cache_misses"],
         ("sirtaki_waiting_seconds_total", rank): pytest.approx(stats["waiting_seconds"]),
         ("sirtaki_moving_seconds_total", rank): pytest.approx(stats["moving_seconds"]),
+        ("sirtaki_stalls_total", rank): stats["stalls"],
+        **expected_durations("wait", stats),
+        **expected_durations("transfer", stats),
         ("sirtaki_world_size", ""): stats["size"],
         ("sirtaki_generation", ""): 1,
         ("sirtaki_last_arrivals_total", rank): late["times"],
@@ -225,14 +240,13 @@ def test_an_address_that_others_reach_comes_with_a_warning(hvdrun: Run) -> None:
     assert re.search(pattern, result.stderr)
 
 
-def test_no_thread_runs_without_the_option(hvdrun: Run) -> None:
+def test_no_state_is_written_without_the_option(hvdrun: Run) -> None:
     show = (
-        "import threading, sirtaki.numpy as hvd; hvd.init(); print([t.name for t in threading.enumerate()])"
+        "import os, pathlib, sirtaki.numpy as hvd; hvd.init(); hvd.barrier(); "
+        "print((pathlib.Path(os.environ['SIRTAKI_KEY_FILE']).parent / 'states').exists())"
     )
-    off = hvdrun("-np", "1", "python", "-c", show)
-    on = hvdrun("-np", "1", "--metrics-port", "0", "python", "-c", show)
-    assert "sirtaki metrics" not in off.stdout
-    assert "sirtaki metrics" in on.stdout, on.stderr
+    assert "False" in hvdrun("-np", "1", "python", "-c", show).stdout
+    assert "True" in hvdrun("-np", "1", "--metrics-port", "0", "python", "-c", show).stdout
 
 
 def test_each_host_serves_its_own_ranks(

@@ -1,7 +1,9 @@
-"""Writes a rank's counters once a second to a file, for the metrics endpoint of its host (runner/metrics).
+"""Writes a rank's state once a second to a file, while somebody watches the job: `sirtaki top`, Prometheus.
 
-One thread per process does it, in jobs that want metrics only. It reads the core's counters as `hvd.stats()`
-does: no call of the program becomes slower. The file is replaced as a whole, so that no reader sees a part.
+One thread of each rank that hvdrun has started does it. It looks once a second whether the job's private
+folder on this host has a folder `states` with a mark of a watcher, and reads the core's counters as
+`hvd.stats()` does: no call of the program becomes slower. The file is replaced as a whole, so that no reader
+sees a part.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import atexit
 import contextlib
 import json
 import os
+import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,26 +22,30 @@ from typing import Any
 
 from sirtaki.bindings import default_context
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.observe import statistics
+from sirtaki.bindings.observe import activity, statistics
 
-FOLDER = "SIRTAKI_METRICS_FOLDER"  # in the environment of ranks that shall write; hvdrun sets it
+FOLDER = "states"  # in a job's private folder
+ALWAYS = "always"  # the mark of a watcher that stays until the job ends: a file in the folder
+FOR_NOW = "for now"  # that of a watcher that renews it
+FOR_NOW_SECONDS = 10.0
 INTERVAL_SECONDS = 1.0
 _COUNTERS = (
     *("operations", "failed", "plans", "bytes", "cache_hits", "cache_misses"),
-    *("waiting_seconds", "moving_seconds"),
+    *("waiting_seconds", "moving_seconds", "wait", "transfer", "stalls"),
 )
 _PHASES = ("detect", "agree", "rebuild", "state", "first_step")
 _JOIN_SECONDS = 1.0
 
 
-class MetricsWriter:
+class StateWriter:
     """The thread of one process, and its file."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / f"{os.getpid()}.json"
         self._last: dict[str, Any] = {}
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sirtaki metrics", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sirtaki state", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -50,7 +58,8 @@ class MetricsWriter:
     def _run(self) -> None:
         while not self._end.is_set():
             with contextlib.suppress(Exception):  # such as a full disk: there will be another time
-                self._write()
+                if is_watched(self._folder):
+                    self._write()
             self._end.wait(INTERVAL_SECONDS)
 
     def _write(self) -> None:
@@ -60,22 +69,31 @@ class MetricsWriter:
             self._last = _values_of(context)
         elif not self._last:
             return  # this process was not a rank yet
-        text = json.dumps({**self._last, "is_member": is_member})
+        text = json.dumps({**self._last, "is_member": is_member, "time": time.time()})
         fresh = self._file.with_suffix(".new")
         fresh.write_text(text)
         fresh.replace(self._file)
 
 
+def is_watched(folder: Path) -> bool:
+    """Returns whether the folder has a watcher's mark."""
+    try:
+        age = time.time() - os.stat(folder / FOR_NOW).st_mtime
+    except OSError:
+        age = FOR_NOW_SECONDS
+    return abs(age) < FOR_NOW_SECONDS or (folder / ALWAYS).exists()
+
+
 def start_of_environment(environment: Mapping[str, str] = os.environ) -> None:
-    """Starts this process's thread if hvdrun wants metrics and it does not run yet."""
-    if folder := environment.get(FOLDER):
-        _start(folder, os.getpid())
+    """Starts this process's thread if hvdrun has started it and the thread does not run yet."""
+    if environment.get("SIRTAKI_LAUNCHER") == "hvdrun" and (key := environment.get("SIRTAKI_KEY_FILE")):
+        _start(Path(key).parent / FOLDER, os.getpid())
 
 
 @cache
-def _start(folder: str, pid: int) -> None:
+def _start(folder: Path, pid: int) -> None:
     """Starts the thread once per process: a forked child has none, and may become a rank of its own."""
-    writer = MetricsWriter(Path(folder) / f"{pid}.json")
+    writer = StateWriter(folder)
     writer.start()
     atexit.register(writer.stop)
 
@@ -85,16 +103,20 @@ def _values_of(context: Context) -> dict[str, Any]:
     late = counted["lateness"][counted["rank"]]
     survivors = context.survivors
     membership = survivors.membership if survivors is not None else None
+    changes = counted["changes"]
     return {
         "pid": os.getpid(),
+        "host": socket.gethostname(),
         "rank": counted["rank"],
         "size": counted["size"],
         "generation": membership.generation if membership is not None else 1,
         **{name: counted[name] for name in _COUNTERS},
+        "activity": activity(context),
         "late_times": late["times"],
         "late_seconds": late["times"] * late["mean_seconds"],
-        "ranks_lost": sum(len(change["lost"]) for change in counted["changes"]),
-        "recoveries": {phase: _seconds_of(phase, counted["changes"]) for phase in _PHASES if membership},
+        "last_change": changes[-1]["reason"] if changes else "",
+        "ranks_lost": sum(len(change["lost"]) for change in changes),
+        "recoveries": {phase: _seconds_of(phase, changes) for phase in _PHASES if membership},
     }
 
 

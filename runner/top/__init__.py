@@ -1,0 +1,1 @@
+"""`sirtaki top`: a job's ranks, once a second."""

@@ -1,0 +1,145 @@
+"""The command line of `sirtaki top`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.options import OptionParser
+from sirtaki.runner.top.jobs import find_job
+from sirtaki.runner.top.rows import PROBLEM, rows_of
+from sirtaki.runner.top.snapshot import Snapshot, from_line
+from sirtaki.runner.top.table import render
+
+INTERVAL_SECONDS = 1.0  # the ranks write as often
+_PLAIN_WIDTH = 200  # columns of a table that no terminal shows
+_DESCRIPTION = (
+    "Shows the ranks of a job on this host, once a second: what each does, for whom it waits, and its rates. "
+    "JOB is the process number of hvdrun or of a rank, or the job's folder; without it, the only job of "
+    "yours. If the output is no terminal, one table is printed, with --json a line a second. Exits with 0 if "
+    "all is well at the end, 1 if a rank is lost, silent or stuck, 2 if it could not run."
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Shows a job until it ends, or Ctrl-C; returns the exit code. Raises LaunchError."""
+    options = _parser().parse_args(arguments)
+    if options.replay is not None and (options.job or options.record is not None):
+        raise LaunchError("--replay shows a recording: it takes neither a job nor --record")
+    snapshots = _recorded(options.replay) if options.replay is not None else _watched(options.job)
+    with contextlib.ExitStack() as stack:
+        if options.record is not None:
+            snapshots = _recording(snapshots, stack.enter_context(_open(options.record)))
+        if options.json:
+            return _print_lines(snapshots, options.once)
+        if options.once or not sys.stdout.isatty():
+            return _print_table(snapshots, is_once=options.once or options.replay is None)
+        return _show(snapshots)
+
+
+def _parser() -> OptionParser:
+    usage = "sirtaki top [JOB] [--once] [--json] [--record FILE] [--replay FILE]"
+    parser = OptionParser(prog="sirtaki top", usage=usage, description=_DESCRIPTION, allow_abbrev=False)
+    parser.example = "for example: sirtaki top"
+    add = parser.add_argument
+    add("job", metavar="JOB", nargs="?", help="hvdrun's process number, a rank's, or the job's folder")
+    add("--once", action="store_true", help="look for one second, print, and end")
+    add("--json", action="store_true", help="print each look as a line of JSON")
+    add("--record", metavar="FILE", type=Path, help="also write each look to FILE")
+    add("--replay", metavar="FILE", type=Path, help="show what --record has written, at its pace")
+    return parser
+
+
+def _watched(name: str | None) -> Iterator[Snapshot]:
+    """Yields a job's snapshots, one a second, until it is over."""
+    job = find_job(name)
+    snapshot = job.first_snapshot()
+    if not snapshot.ranks:
+        raise LaunchError(
+            f"no rank of {job.folder} has written its state: they have not called init() yet, or are stopped"
+        )
+    while snapshot.ranks and not job.is_over:
+        yield snapshot
+        time.sleep(INTERVAL_SECONDS)
+        with contextlib.suppress(LaunchError):  # it has ended meanwhile
+            job.watch()
+        snapshot = job.snapshot()
+
+
+def _recorded(file: Path) -> Iterator[Snapshot]:
+    """Yields the snapshots of a recording at its pace. Raises LaunchError."""
+    before: Snapshot | None = None
+    try:
+        with file.open() as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    snapshot = from_line(line)
+                except ValueError as error:
+                    raise LaunchError(f"{file}:{number} cannot be shown: {error}") from None
+                if before is not None and sys.stdout.isatty():
+                    time.sleep(max(0.0, min(snapshot.time - before.time, 10 * INTERVAL_SECONDS)))
+                before = snapshot
+                yield snapshot
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"cannot read {file}: {error}") from None
+    if before is None:
+        raise LaunchError(f"{file} has no snapshots")
+
+
+def _open(file: Path) -> TextIO:
+    try:
+        return file.open("w", buffering=1)
+    except OSError as error:
+        raise LaunchError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _recording(snapshots: Iterator[Snapshot], file: TextIO) -> Iterator[Snapshot]:
+    for snapshot in snapshots:
+        file.write(snapshot.as_line() + "\n")
+        yield snapshot
+
+
+def _print_lines(snapshots: Iterator[Snapshot], is_once: bool) -> int:
+    before, last = None, None
+    for number, snapshot in enumerate(snapshots):
+        before, last = last, snapshot
+        print(snapshot.as_line(), flush=True)
+        if is_once and number:
+            break
+    return _exit_code(before, last)
+
+
+def _print_table(snapshots: Iterator[Snapshot], is_once: bool) -> int:
+    """Prints the table of the second snapshot, which has rates, or that of the last one."""
+    before, last = None, None
+    for snapshot in snapshots:
+        before, last = last, snapshot
+        if is_once and before is not None:
+            break
+    if last is not None:
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+        console.print(render(last, rows_of(before, last)))
+    return _exit_code(before, last)
+
+
+def _show(snapshots: Iterator[Snapshot]) -> int:
+    before, last = None, None
+    with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
+        for snapshot in snapshots:
+            before, last = last, snapshot
+            live.update(render(snapshot, rows_of(before, snapshot)), refresh=True)
+    if last is not None:
+        Console(highlight=False).print(render(last, rows_of(before, last)), "the job has ended")
+    return _exit_code(before, last)
+
+
+def _exit_code(before: Snapshot | None, last: Snapshot | None) -> int:
+    return int(last is not None and any(row.level == PROBLEM for row in rows_of(before, last)))

@@ -1,0 +1,81 @@
+"""Snapshots of a job: the last state of each of its ranks at one moment. They can be recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RankSample:
+    """The state of a rank. Counters and their units are those of `hvd.stats()`.
+
+    Attributes:
+        time: when the rank has written it, in Unix time.
+        is_up: whether the rank belongs to the job's world.
+        is_stopped: whether its process is stopped, as by Ctrl-Z.
+        activity: its operations that have not ended (`bindings.observe.Activity`).
+        late_times, late_seconds: how often, and how long in all, the others waited for this rank alone.
+        last_change: the reason of the last change of the ranks of an elastic job.
+    """
+
+    time: float
+    rank: int
+    size: int
+    host: str
+    pid: int
+    generation: int
+    is_up: bool
+    is_stopped: bool
+    operations: int
+    failed: int
+    bytes: int
+    waiting_seconds: float
+    moving_seconds: float
+    stalls: int
+    late_times: int
+    late_seconds: float
+    last_change: str
+    activity: Mapping[str, Any]
+    cpu_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A job at one moment, in Unix time: its name, and the ranks that have written states, ascending."""
+
+    time: float
+    job: str
+    ranks: tuple[RankSample, ...]
+
+    @property
+    def size(self) -> int:
+        """Returns the number of ranks of the job, as its newest world has them."""
+        newest = max(self.ranks, key=lambda one: one.generation, default=None)
+        return newest.size if newest is not None else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Returns whether each rank of the job has written its state."""
+        return 0 < self.size <= len(self.ranks)
+
+    def as_line(self) -> str:
+        """Returns a line of JSON, from which `from_line` makes the same snapshot."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)})
+
+
+def from_line(line: str) -> Snapshot:
+    """Returns the snapshot of a line. Raises ValueError."""
+    try:
+        values = json.loads(line)
+        if values["schema"] != SCHEMA:
+            raise ValueError(f"it has the schema {values['schema']}, not {SCHEMA}")
+        ranks = tuple(RankSample(**one) for one in values["ranks"])
+        return Snapshot(float(values["time"]), str(values["job"]), ranks)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it is no snapshot ({error})") from None

@@ -1,0 +1,188 @@
+"""`sirtaki top` beside jobs that run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import FAILSAFE_SECONDS, read_pids, read_terminal, script_writer, wait_until
+
+from sirtaki.bindings import state_file
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.top import jobs
+
+Start = Callable[..., subprocess.Popen[bytes]]
+Top = Callable[..., subprocess.CompletedProcess[str]]
+
+# Rank 1 computes until the file "go" exists, while rank 0 waits for it; then both go on until "end" exists.
+TRAINING = """
+import os, pathlib, sys, time
+import numpy
+import sirtaki.numpy as hvd
+
+hvd.init()
+folder, rank = pathlib.Path(sys.argv[1]), hvd.rank()
+(folder / f"{{rank}}.pid").write_text(f"{{os.getpid()}}\\n")
+while rank == 1 and not (folder / "go").exists():
+    time.sleep(0.02)
+while hvd.allreduce(numpy.float32(not (folder / "end").exists()), name="loss") > 0.5:
+    time.sleep(0.001)
+{}
+"""
+
+
+@pytest.fixture
+def top(environment: dict[str, str]) -> Top:
+    """Returns a function that runs `sirtaki top`, and returns its output."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "sirtaki", "top", *map(str, arguments)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=FAILSAFE_SECONDS,
+        )
+
+    return run
+
+
+@pytest.fixture
+def job(start_hvdrun: Start, tmp_path: Path) -> subprocess.Popen[bytes]:
+    """Returns hvdrun with a training of two ranks, which have begun."""
+    script = script_writer(tmp_path / "training.py", TRAINING)("")
+    started = start_hvdrun("-np", "2", "python", script, str(tmp_path))
+    read_pids(tmp_path, 2)
+    return started
+
+
+def states_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Returns the lines of the ranks."""
+    return [line for line in done.stdout.splitlines() if line.lstrip()[:1].isdecimal()]
+
+
+def test_it_names_the_rank_that_others_wait_for(job: Any, top: Top, tmp_path: Path) -> None:
+    found: list[str] = []
+
+    def is_named() -> bool:
+        found[:] = states_of(top(job.pid, "--once"))
+        return "for rank 1 to submit 'loss'" in found[0] and "computes; others wait" in found[1]
+
+    wait_until(is_named, "rank 1 is named")
+    (tmp_path / "go").touch()
+
+    def run() -> bool:
+        found[:] = states_of(top(job.pid, "--once"))
+        return all(line.rstrip().endswith("runs") for line in found)
+
+    wait_until(run, "both ranks run")
+    (tmp_path / "end").touch()
+    assert job.wait() == 0
+
+
+def test_a_stopped_rank_is_a_problem(job: Any, top: Top, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    assert top(job.pid, "--once").returncode in (0, 1)  # a busy machine may make a rank silent
+    pid = int((tmp_path / "1.pid").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = top(pid, "--once")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert done.returncode == 1, done.stderr
+    assert "is stopped: continue it with `kill -CONT`" in states_of(done)[1]
+    (tmp_path / "end").touch()
+    assert job.wait() == 0
+
+
+def test_lines_of_json_are_recorded_and_shown_again(job: Any, top: Top, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    record = tmp_path / "record"
+    done = top(job.pid, "--json", "--once", "--record", record)
+    assert done.stdout == record.read_text(), done.stderr
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first["schema"] == 1
+    assert [one["rank"] for one in first["ranks"]] == [0, 1]
+    assert second["ranks"][0]["operations"] > first["ranks"][0]["operations"]
+    (tmp_path / "end").touch()
+    assert job.wait() == 0
+    assert top("--replay", record, "--json").stdout == done.stdout
+    assert len(states_of(top("--replay", record))) == 2
+
+
+def test_a_terminal_shows_the_job_until_it_ends(
+    job: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "go").touch()
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "sirtaki", "top", str(job.pid)]
+    env = {**environment, "COLUMNS": "160", "LINES": "40", "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=env) as process:
+        os.close(there)
+        shown = b""
+        while b"op/s" not in shown:
+            shown += os.read(here, 65536)  # raises OSError if the process ends
+        (tmp_path / "end").touch()
+        shown += read_terminal(here)
+    os.close(here)
+    assert "the job has ended" in shown.decode()
+    assert process.returncode in (0, 1)  # a busy machine may make a rank silent
+    assert job.wait() == 0
+
+
+def test_a_process_that_is_no_rank_is_refused(top: Top) -> None:
+    done = top(os.getpid())
+    assert done.returncode == 2
+    assert f"process {os.getpid()} is no rank of a job on this host" in done.stderr
+
+
+def test_a_folder_that_is_no_jobs_is_refused(top: Top, tmp_path: Path) -> None:
+    done = top(tmp_path)
+    assert done.returncode == 2
+    assert f"{tmp_path} is no folder of a job that runs on this host" in done.stderr
+
+
+def test_a_broken_recording_is_refused_with_its_line(top: Top, tmp_path: Path) -> None:
+    file = tmp_path / "record"
+    file.write_text("nonsense\n")
+    done = top("--replay", file)
+    assert done.returncode == 2
+    assert f"{file}:1 cannot be shown" in done.stderr
+    file.write_text("")
+    assert "has no snapshots" in top("--replay", file).stderr
+
+
+def test_without_a_job_and_with_several(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(jobs, "parents", lambda: [str(tmp_path)])
+    with pytest.raises(LaunchError, match="no job of yours has ranks on this host"):
+        jobs.find_job(None)
+    for name in ("sirtaki-a", "sirtaki-b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "key").touch()
+    with pytest.raises(LaunchError, match=f"several jobs .*sirtaki top {tmp_path}/sirtaki-a"):
+        jobs.find_job(None)
+    (tmp_path / "sirtaki-b" / "key").unlink()
+    found = jobs.find_job(None)
+    assert found.folder == tmp_path / "sirtaki-a"
+    assert state_file.is_watched(found.folder / state_file.FOLDER)
+
+
+def test_a_mark_of_a_watcher_ends_by_itself(tmp_path: Path) -> None:
+    assert not state_file.is_watched(tmp_path)
+    mark = tmp_path / state_file.FOR_NOW
+    mark.touch()
+    assert state_file.is_watched(tmp_path)
+    old = mark.stat().st_mtime - state_file.FOR_NOW_SECONDS
+    os.utime(mark, (old, old))
+    assert not state_file.is_watched(tmp_path)
+    (tmp_path / state_file.ALWAYS).touch()
+    assert state_file.is_watched(tmp_path)

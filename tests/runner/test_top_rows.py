@@ -1,0 +1,180 @@
+"""Rows of `sirtaki top`, from two snapshots of a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sirtaki.bindings.observe import Activity
+from sirtaki.runner.top.rows import FINE, NOTE, PROBLEM, Row, rows_of
+from sirtaki.runner.top.snapshot import RankSample, Snapshot, from_line
+from sirtaki.runner.top.table import LEGEND, head_of, readable
+
+NOW = 1000.0
+IDLE = Activity(operations=0, name="", kind="", process_set=0, is_agreed=False, seconds=0.0)
+BASE = RankSample(
+    time=NOW,
+    rank=0,
+    size=3,
+    host="hostA",
+    pid=100,
+    generation=1,
+    is_up=True,
+    is_stopped=False,
+    operations=10,
+    failed=0,
+    bytes=1000,
+    waiting_seconds=1.0,
+    moving_seconds=1.0,
+    stalls=0,
+    late_times=0,
+    late_seconds=0.0,
+    last_change="",
+    activity=IDLE,
+    cpu_seconds=5.0,
+    memory_bytes=1 << 20,
+)
+
+
+def sample(rank: int = 0, **changes: Any) -> RankSample:
+    return replace(BASE, rank=rank, pid=100 + rank, **changes)
+
+
+def pending(seconds: float, **changes: Any) -> dict[str, Any]:
+    found = {**IDLE, "operations": 1, "name": "loss", "kind": "all-reduce", "seconds": seconds}
+    return {**found, **changes}
+
+
+def rows(*ranks: RankSample, before: tuple[RankSample, ...] = (), now: float = NOW) -> list[Row]:
+    earlier = Snapshot(now - 1, "sirtaki-x", before) if before else None
+    return rows_of(earlier, Snapshot(now, "sirtaki-x", ranks))
+
+
+def test_rates_are_differences_divided_by_the_time_between_two_states() -> None:
+    later = sample(
+        time=NOW,
+        operations=30,
+        bytes=5000,
+        waiting_seconds=2.0,
+        moving_seconds=1.5,
+        late_seconds=0.5,
+        cpu_seconds=8.0,
+    )
+    (row,) = rows(later, before=(sample(time=NOW - 2),))
+    assert (row.operations, row.bytes, row.cores) == (10.0, 2000.0, 1.5)
+    assert (row.waiting, row.moving, row.late) == (0.5, 0.25, 0.25)
+    assert (row.state, row.level, row.memory) == ("runs", FINE, 1 << 20)
+
+
+def test_a_rank_that_was_not_there_before_has_no_rates() -> None:
+    (row,) = rows(sample(), before=(sample(1),))
+    assert (row.operations, row.bytes, row.waiting) == (0.0, 0.0, 0.0)
+
+
+def test_counters_that_begin_anew_make_no_negative_rates() -> None:
+    (row,) = rows(sample(operations=3), before=(sample(time=NOW - 1, operations=300),))
+    assert row.operations == 0.0
+
+
+def test_the_rank_that_computes_while_another_waits_is_named() -> None:
+    waiting, computing = rows(sample(0, activity=pending(3.2)), sample(1, time=NOW - 0.5))
+    assert waiting.state == "waits 3.2 s for rank 1 to submit 'loss'"
+    assert waiting.level == FINE
+    assert (computing.state, computing.level) == ("computes; others wait 3.2 s", NOTE)
+
+
+def test_a_wait_becomes_a_problem_after_ten_seconds() -> None:
+    found = rows(sample(0, activity=pending(11.0)), sample(1))
+    assert [row.level for row in found] == [PROBLEM, PROBLEM]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seconds": 2.0, "process_set": 1},  # it is not known who belongs to it
+        {"seconds": 2.0, "kind": "send"},
+    ],
+)
+def test_ranks_that_need_not_submit_an_operation_are_not_blamed(changes: dict[str, Any]) -> None:
+    waiting, computing = rows(sample(0, activity=pending(**changes)), sample(1))
+    assert "for other ranks to submit 'loss'" in waiting.state
+    assert (computing.state, computing.level) == ("runs", FINE)
+
+
+def test_a_rank_that_was_idle_before_the_wait_only_is_not_blamed() -> None:
+    busy = pending(0.1, name="other")
+    waiting, other = rows(
+        sample(0, activity=pending(1.5)),
+        sample(1, time=NOW, activity=busy),
+        before=(sample(1, time=NOW - 2.0),),
+    )
+    assert waiting.state == "waits 1.5 s for other ranks to submit 'loss'"
+    assert other.level == FINE
+
+
+def test_an_idle_state_from_after_the_look_at_the_waiting_rank_blames_nobody() -> None:
+    waiting, other = rows(sample(0, time=NOW - 0.9, activity=pending(1.5)), sample(1, time=NOW - 0.1))
+    assert "for other ranks" in waiting.state
+    assert other.level == FINE
+
+
+def test_the_state_before_counts_if_it_was_within_the_wait() -> None:
+    waiting, other = rows(
+        sample(0, time=NOW - 0.9, activity=pending(1.5)),
+        sample(1, time=NOW - 0.1),
+        before=(sample(1, time=NOW - 1.1),),
+    )
+    assert "for rank 1 to submit 'loss'" in waiting.state
+    assert other.level == NOTE
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "level"),
+    [
+        ({"is_up": False}, "has ended, or left its world", PROBLEM),
+        ({"is_stopped": True}, "is stopped: continue it with `kill -CONT`", PROBLEM),
+        ({"time": NOW - 7}, "silent for 7 s: in code that holds Python's GIL, or without a core", PROBLEM),
+        ({"activity": pending(0.2)}, "runs", FINE),
+        ({"activity": pending(2.5, is_agreed=True)}, "in all-reduce 'loss' for 2.5 s", FINE),
+        ({"activity": pending(12.0, is_agreed=True)}, "in all-reduce 'loss' for 12.0 s", PROBLEM),
+        ({"activity": pending(2.0)}, "waits 2.0 s for other ranks to submit 'loss'", FINE),
+    ],
+)
+def test_states(changes: dict[str, Any], state: str, level: str) -> None:
+    (row,) = rows(sample(**changes))
+    assert (row.state, row.level) == (state, level)
+
+
+def test_a_recorded_snapshot_is_the_same_when_it_is_read() -> None:
+    snapshot = Snapshot(NOW, "sirtaki-x", (sample(0), sample(1, activity=pending(2.0))))
+    assert from_line(snapshot.as_line()) == snapshot
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "ranks": [{}]}'])
+def test_a_line_that_is_no_snapshot_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        from_line(line)
+
+
+def test_the_head_names_missing_ranks_and_the_last_change() -> None:
+    lost = "rank 2 (pid 7) was lost"
+    first, change, away = head_of(
+        Snapshot(NOW, "sirtaki-x", (sample(0, generation=2, last_change=lost), sample(1, is_up=False)))
+    )
+    assert first == "sirtaki-x: 1 of 3 ranks are up on hostA"
+    assert change == f"generation 2: {lost}"
+    assert away.startswith("1 of 3 ranks are on other hosts, or have written nothing yet")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1024, "1.0 KiB"), (50 << 20, "50 MiB"), (3 << 40, "3.0 TiB")],
+)
+def test_sizes(size: float, text: str) -> None:
+    assert readable(size) == text
+
+
+def test_the_legend_explains_the_shares() -> None:
+    assert all(f"{name}: " in LEGEND for name in ("waits", "moves", "late"))
