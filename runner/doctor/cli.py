@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sirtaki.runner.cli import named_hosts
@@ -21,6 +20,7 @@ from sirtaki.runner.hosts import Host, allocate
 from sirtaki.runner.options import OptionParser, add_options_for_hosts, whole_number
 from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
 from sirtaki.runner.ssh import SshOptions
+from sirtaki.runner.terminal_status import terminal_status
 
 _COLOURS = {PROBLEM: "bold red", WARNING: "yellow", NOTE: "cyan"}
 _DESCRIPTION = (
@@ -42,8 +42,14 @@ def main(arguments: Sequence[str]) -> int:
         return answer_questions(choice)
     hosts = _hosts(options)
     identity = options.ssh_identity_file and options.ssh_identity_file.absolute()
-    with _progress() as note:
-        picture = examine(hosts, options.size, SshOptions(options.ssh_port, identity), choice, note)
+    with terminal_status("looking") as note:
+        picture = examine(
+            hosts,
+            options.size,
+            SshOptions(options.ssh_port, identity),
+            choice,
+            lambda text: note(f"looking at {text}"),
+        )
     findings = judge(picture, RULES)
     if options.report is not None:
         _write_report(options.report, picture, findings)
@@ -108,19 +114,6 @@ def _write_report(path: Path, picture: Picture, findings: Sequence[Finding]) -> 
             file.write(text)
     except OSError as error:
         raise LaunchError(f"cannot write {path}: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Yields a function that shows on a terminal what is looked at; elsewhere it does nothing."""
-    if not os.isatty(2):
-        yield lambda text: None
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    with Console(stderr=True).status("looking", spinner="line") as status:
-        yield lambda text: status.update(Text(f"looking at {text}"))  # it may be another host's
 
 
 def _print(lines: Sequence[str]) -> None:

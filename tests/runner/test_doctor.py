@@ -22,6 +22,7 @@ from sirtaki.runner import commands
 from sirtaki.runner.doctor import cli
 from sirtaki.runner.doctor.findings import Picture
 from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.terminal_status import terminal_status
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 QUICK = ("--quick", "--frameworks", "numpy")
@@ -218,12 +219,12 @@ def test_an_error_of_the_doctor_itself_is_no_finding(
 def test_the_progress_shows_text_of_another_host_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli.os, "isatty", lambda _: True)
+    monkeypatch.setattr(os, "isatty", lambda _: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
-    with cli._progress() as note:
-        note("hostB: [/x] [link=http://c]cores[/link]")
+    with terminal_status("looking") as note:
+        note("looking at hostB: [/x] [link=http://c]cores[/link]")
     assert "looking at hostB: [/x] [link=http://c]cores[/link]" in capsys.readouterr().err
 
 
