@@ -22,6 +22,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "bench": Command("sirtaki.runner.bench.cli", "measures collectives beside the machine's limit and peers"),
     "doctor": Command("sirtaki.runner.doctor.cli", "tries what a job needs on each host, and names remedies"),
     "top": Command("sirtaki.runner.top.cli", "shows the ranks of a running job, once a second"),
 }

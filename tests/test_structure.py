@@ -36,6 +36,7 @@ IMPORTS = {
     "bindings": {"bindings"},
     "adapters/as_horovod": {"as_horovod", "common"},
     "adapters/auto": {"auto", "bindings", "common"},
+    "adapters/bench": {"bench", "bindings", "common", "numpy", "runner", "runner.rendezvous", "torch"},
     "adapters/common": {"bindings", "common", "runner.rendezvous"},
     "adapters/jax": {"bindings", "common", "jax", "numpy"},
     "adapters/numpy": {"bindings", "common", "numpy"},

@@ -1,0 +1,1 @@
+"""`sirtaki bench`: measures collectives, beside the machine's limit and beside other libraries."""

@@ -1,0 +1,103 @@
+"""The command line of `sirtaki bench`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from sirtaki.runner.bench.collective_report import CollectiveReport
+from sirtaki.runner.bench.kinds import KINDS
+from sirtaki.runner.bench.messages import Plan, World
+from sirtaki.runner.bench.peers import PEERS
+from sirtaki.runner.bench.planning import make_plan
+from sirtaki.runner.bench.plot import SUFFIXES, draw
+from sirtaki.runner.bench.ranks import command, environment, messages
+from sirtaki.runner.bench.report import Load, Report
+from sirtaki.runner.bench.sizes import ITEMSIZES, parse_factor, parse_size
+from sirtaki.runner.cores import usable_cores
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.options import OptionParser, add_options_for_hosts, whole_number
+from sirtaki.runner.terminal_status import terminal_status
+
+_USAGE = "sirtaki bench [OPERATION] -np N [-H HOST:SLOTS,… | --hostfile FILE] [options]"
+_DESCRIPTION = (
+    "Measures an operation by size of the tensors, in the columns of nccl-tests, beside the limit of this "
+    "machine and beside other libraries. Results are checked. Exits with 0 if they are right, 1 if one is "
+    "wrong, 2 if it could not run."
+)
+_STDOUT = "-"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the measurement and returns its exit code. Raises LaunchError if it cannot."""
+    options = _parser().parse_args(arguments)
+    plan = make_plan(options)
+    with terminal_status("starting ranks") as note:
+        report = _measure(options, plan, note)
+    if options.json != _STDOUT:
+        print("\n".join(report.foot_lines()))
+    if options.plot is not None and isinstance(report, CollectiveReport):
+        draw(report, options.plot)
+    if options.json is not None:
+        _write_json(options.json, report)
+    return report.exit_code
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(prog="sirtaki bench", usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False)
+    parser.example = "for example: sirtaki bench allreduce -np 2"
+    add = parser.add_argument
+    names = f"{', '.join(KINDS)} (allreduce)"
+    add("operation", nargs="?", metavar="OPERATION", default="allreduce", help=names)
+    add("-np", "-n", "--num-proc", dest="size", metavar="N", type=whole_number, help="number of ranks")
+    add_options_for_hosts(parser)
+    add("-b", dest="first", metavar="SIZE", type=parse_size, default=8, help="the first size, in bytes (8)")
+    add("-e", dest="last", metavar="SIZE", type=parse_size, default=64 << 20, help="the last size (64M)")
+    add("-f", dest="factor", metavar="FACTOR", type=parse_factor, default=4.0, help="between two sizes (4)")
+    add("-d", dest="dtype", metavar="DTYPE", default="float32", help=f"{', '.join(ITEMSIZES)} (float32)")
+    add("--rounds", metavar="N", type=whole_number, default=11, help="blocks of calls for each size (11)")
+    add("--peers", metavar="NAME,…", default="", help=f"also measure {' and '.join(PEERS)}, in turns")
+    picture = f"draw the bandwidths to FILE, which ends with {' or '.join(SUFFIXES)}"
+    add("--plot", metavar="FILE", type=Path, help=picture)
+    add(
+        "--json", metavar="FILE", help="also write the figures as JSON to FILE; - prints them instead of text"
+    )
+    return parser
+
+
+def _measure(options: argparse.Namespace, plan: Plan, note: Callable[[str], None]) -> Report:
+    """Runs the ranks, and shows each result as soon as it has come."""
+
+    def show(lines: Iterable[str]) -> None:
+        text = "\n".join(lines)
+        if options.json != _STDOUT:
+            note("")
+            print(text, flush=True)
+
+    load = Load(os.getloadavg()[0], usable_cores())
+    report: Report | None = None
+    for message in messages(command(options, plan), environment(plan)):
+        if isinstance(message, str):
+            note(message)
+        elif isinstance(message, World):
+            report = KINDS[plan.operation].report(plan, message, load)
+            show(report.head_lines())
+        elif report is not None:
+            show(report.take(message))
+    if report is None or not report.is_complete:
+        raise LaunchError("the ranks have ended without a result")
+    return report
+
+
+def _write_json(path: str, report: Report) -> None:
+    text = report.as_json() + "\n"
+    if path == _STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise LaunchError(f"cannot write {path}: {error.strerror}") from None

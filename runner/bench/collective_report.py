@@ -1,0 +1,159 @@
+"""The figures of a collective by size: the columns of NVIDIA's nccl-tests, and more to their right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from sirtaki.runner.bench.columns import NONE, Column, duration, heads, line, peer_columns
+from sirtaki.runner.bench.limits import Limit
+from sirtaki.runner.bench.messages import OWN, Measurement, Plan, World
+from sirtaki.runner.bench.operations import OPERATIONS
+from sirtaki.runner.bench.peers import PEERS
+from sirtaki.runner.bench.report import Load, Report, comment
+from sirtaki.runner.bench.samples import median_ratio
+
+_COLUMNS = (
+    Column(12, "size", "(B)"),
+    Column(14, "count", "(elements)"),
+    Column(10, "type"),
+    Column(8, "redop"),
+    Column(8, "root"),
+    Column(9, "time", "(us)"),
+    Column(8, "algbw", "(GB/s)"),
+    Column(8, "busbw", "(GB/s)"),
+    Column(8, "#wrong"),
+    Column(10, "p99", "(us)"),
+    Column(8, "limit", "(%)"),
+)
+
+
+@dataclass(frozen=True)
+class PeerFigures:
+    """A peer's figures at one size; `ratio` is its time as a multiple of sirtaki's."""
+
+    time_us: float
+    p99_us: float
+    busbw: float
+    ratio: float
+    wrong: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures at one size; bandwidths in 10^9 bytes per second.
+
+    `limit` is the limit's time as a share of the operation's; None for small sizes, and without a limit.
+    """
+
+    size: int
+    count: int
+    time_us: float
+    algbw: float
+    busbw: float
+    wrong: int
+    p99_us: float
+    limit_us: float | None
+    limit: float | None
+    peers: Mapping[str, PeerFigures]
+
+
+class CollectiveReport(Report):
+    """The result of a collective."""
+
+    def __init__(self, plan: Plan, world: World, load: Load) -> None:
+        super().__init__(plan, world, load)
+        self.rows: list[Row] = []
+        self._operation = OPERATIONS[plan.operation]
+        self._limit = Limit(self._operation, world)
+        self._columns = [*_COLUMNS, *peer_columns(plan.peers)]
+
+    @property
+    def wrong(self) -> Mapping[str, int]:
+        totals = {OWN: sum(row.wrong for row in self.rows)}
+        for name in self.plan.peers:
+            totals[name] = sum(row.peers[name].wrong for row in self.rows)
+        return {name: total for name, total in totals.items() if total}
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.rows)
+
+    def take(self, message: object) -> Iterator[str]:
+        assert isinstance(message, Measurement)
+        self.rows.append(self._make_row(message))
+        yield self._format(self.rows[-1])
+
+    def columns(self) -> Iterator[str]:
+        return heads(self._columns)
+
+    def foot_lines(self) -> Iterator[str]:
+        yield from self.verdict_lines()
+        yield f"# Avg bus bandwidth    : {self._average:g}"
+        yield "#"
+        yield comment("time: median of all calls; p99: of all calls; both are those of the slowest rank")
+        if self._limit.text:
+            yield comment(f"limit: {self._limit.text}")
+        for name in self.plan.peers:
+            title = PEERS[name].title
+            yield comment(f"{name}: time of {title}, as a multiple of sirtaki's (median of adjacent blocks)")
+
+    def values(self) -> Mapping[str, Any]:
+        return {
+            "dtype": self.plan.dtype,
+            "redop": self._operation.redop,
+            "root": self._operation.root,
+            "limit": self._limit.text,
+            "rows": [asdict(row) for row in self.rows],
+            "average_busbw": self._average,
+        }
+
+    @property
+    def _average(self) -> float:
+        return fmean(row.busbw for row in self.rows)
+
+    def _make_row(self, measured: Measurement) -> Row:
+        size, own = measured.size, measured.times[OWN]
+        factor = self._operation.bus_factor(self.world.size)
+        peers = {}
+        for name in self.plan.peers:
+            theirs = measured.times[name]
+            busbw = _bandwidth(size, theirs.median) * factor
+            ratio = median_ratio(theirs.blocks, own.blocks)
+            peers[name] = PeerFigures(theirs.median, theirs.p99, busbw, ratio, measured.wrong.get(name, 0))
+        algbw = _bandwidth(size, own.median)
+        return Row(
+            size=size,
+            count=measured.count,
+            time_us=own.median,
+            algbw=algbw,
+            busbw=algbw * factor,
+            wrong=measured.wrong.get(OWN, 0),
+            p99_us=own.p99,
+            limit_us=self._limit.microseconds(measured),
+            limit=self._limit.share(measured),
+            peers=peers,
+        )
+
+    def _format(self, row: Row) -> str:
+        cells = [
+            str(row.size),
+            str(row.count),
+            self.plan.dtype,
+            self._operation.redop,
+            str(self._operation.root),
+            duration(row.time_us),
+            f"{row.algbw:.2f}",
+            f"{row.busbw:.2f}",
+            str(row.wrong),
+            duration(row.p99_us),
+            NONE if row.limit is None else f"{100 * row.limit:.0f}",
+            *(f"{figures.ratio:.2f}" for figures in row.peers.values()),
+        ]
+        return line(cells, self._columns)
+
+
+def _bandwidth(size: int, microseconds: float) -> float:
+    return size / microseconds / 1e3

