@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple, TypeVar
+
+from sirtaki.runner.bench.samples import block_calls, quantile, timed
 
 __all__ = [
     "Interval",
@@ -34,12 +35,6 @@ class Interval(NamedTuple):
     def __format__(self, form: str) -> str:
         """Formats each number by itself: `.1f` gives "1.0 (0.9 to 1.2)"."""
         return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """Returns the value below which the share `q` of the values lies."""
-    ordered = sorted(values)
-    return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
 
 
 def medians(blocks: Iterable[Sequence[float]]) -> list[float]:
@@ -76,18 +71,3 @@ def alternate(measurements: Mapping[str, Callable[[], Result]], rounds: int) -> 
         for name, measure in measurements.items():
             results[name].append(measure())
     return results
-
-
-def block_calls(size: int, bytes_per_block: int, least: int, most: int) -> int:
-    """Returns the number of calls on `size` bytes in a block, which moves `bytes_per_block` if it can."""
-    return max(least, min(most, bytes_per_block // max(size, 1)))
-
-
-def timed(call: Callable[[], object], calls: int) -> list[float]:
-    """Returns the duration of each of `calls` calls, in microseconds."""
-    times = []
-    for _ in range(calls):
-        start = time.perf_counter_ns()
-        call()
-        times.append((time.perf_counter_ns() - start) / 1e3)
-    return times

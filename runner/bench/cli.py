@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from sirtaki.runner.bench.collective_report import CollectiveReport
-from sirtaki.runner.bench.kinds import KINDS
+from sirtaki.runner.bench.kinds import KINDS, SETTINGS
 from sirtaki.runner.bench.messages import Plan, World
 from sirtaki.runner.bench.peers import PEERS
 from sirtaki.runner.bench.planning import make_plan
@@ -54,10 +55,10 @@ def _parser() -> OptionParser:
     add("operation", nargs="?", metavar="OPERATION", default="allreduce", help=names)
     add("-np", "-n", "--num-proc", dest="size", metavar="N", type=whole_number, help="number of ranks")
     add_options_for_hosts(parser)
-    add("-b", dest="first", metavar="SIZE", type=parse_size, default=8, help="the first size, in bytes (8)")
-    add("-e", dest="last", metavar="SIZE", type=parse_size, default=64 << 20, help="the last size (64M)")
-    add("-f", dest="factor", metavar="FACTOR", type=parse_factor, default=4.0, help="between two sizes (4)")
-    add("-d", dest="dtype", metavar="DTYPE", default="float32", help=f"{', '.join(ITEMSIZES)} (float32)")
+    add("-b", dest="first", metavar="SIZE", type=parse_size, help="the first size, in bytes (8)")
+    add("-e", dest="last", metavar="SIZE", type=parse_size, help="the last size (64M)")
+    add("-f", dest="factor", metavar="FACTOR", type=parse_factor, help="between two sizes (4)")
+    add("-d", dest="dtype", metavar="DTYPE", help=f"{', '.join(ITEMSIZES)} (float32)")
     add("--rounds", metavar="N", type=whole_number, default=11, help="blocks of calls for each size (11)")
     add("--peers", metavar="NAME,…", default="", help=f"also measure {' and '.join(PEERS)}, in turns")
     picture = f"draw the bandwidths to FILE, which ends with {' or '.join(SUFFIXES)}"
@@ -65,6 +66,7 @@ def _parser() -> OptionParser:
     add(
         "--json", metavar="FILE", help="also write the figures as JSON to FILE; - prints them instead of text"
     )
+    parser.set_defaults(**{name: setting.default for name, setting in SETTINGS.items()})
     return parser
 
 
@@ -79,14 +81,15 @@ def _measure(options: argparse.Namespace, plan: Plan, note: Callable[[str], None
 
     load = Load(os.getloadavg()[0], usable_cores())
     report: Report | None = None
-    for message in messages(command(options, plan), environment(plan)):
-        if isinstance(message, str):
-            note(message)
-        elif isinstance(message, World):
-            report = KINDS[plan.operation].report(plan, message, load)
-            show(report.head_lines())
-        elif report is not None:
-            show(report.take(message))
+    with contextlib.closing(messages(command(options, plan), environment(plan))) as received:
+        for message in received:
+            if isinstance(message, str):
+                note(message)
+            elif isinstance(message, World):
+                report = KINDS[plan.operation].report(plan, message, load)
+                show(report.head_lines())
+            elif report is not None:
+                show(report.take(message))
     if report is None or not report.is_complete:
         raise LaunchError("the ranks have ended without a result")
     return report

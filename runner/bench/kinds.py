@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 from sirtaki.runner.bench.collective_report import CollectiveReport
 from sirtaki.runner.bench.link_report import LinkReport
@@ -15,18 +15,40 @@ from sirtaki.runner.bench.step_report import StepReport
 
 
 class Kind(NamedTuple):
-    """A measurement: its report, the peers that offer it, whether it has sizes to draw, and the extra of
-    sirtaki's package that its ranks need.
+    """A measurement.
+
+    Attributes:
+        report: makes its report.
+        peers: the libraries that offer it.
+        settings: those of SETTINGS that it has.
+        extra: the extra of sirtaki's package that its ranks need.
     """
 
     report: Callable[[Plan, World, Load], Report]
     peers: Sequence[str]
-    has_sizes: bool
+    settings: Collection[str] = ()
     extra: str = "numpy"
 
 
+class Setting(NamedTuple):
+    """An option that not every measurement has, and its default."""
+
+    flag: str
+    default: Any
+
+
+SETTINGS = {
+    "first": Setting("-b", 8),
+    "last": Setting("-e", 64 << 20),
+    "factor": Setting("-f", 4.0),
+    "dtype": Setting("-d", "float32"),
+    "plot": Setting("--plot", None),
+}
 KINDS = {
-    **{name: Kind(CollectiveReport, tuple(PEERS), one.has_size) for name, one in OPERATIONS.items()},
-    "step": Kind(StepReport, (GLOO,), False, "torch"),
-    "link": Kind(LinkReport, (), False),
+    **{
+        name: Kind(CollectiveReport, tuple(PEERS), SETTINGS if one.has_size else ())
+        for name, one in OPERATIONS.items()
+    },
+    "step": Kind(StepReport, (GLOO,), extra="torch"),
+    "link": Kind(LinkReport, (), ("last",)),
 }

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from sirtaki.runner.allocation import find_allocation
-from sirtaki.runner.bench.kinds import KINDS
+from sirtaki.runner.bench.kinds import KINDS, SETTINGS
 from sirtaki.runner.bench.messages import Plan
 from sirtaki.runner.bench.peers import MPI, check_peers, parse_peers
 from sirtaki.runner.bench.plot import check_plot
@@ -27,7 +27,11 @@ def make_plan(options: Namespace) -> Plan:
         raise LaunchError(f"-d takes {', '.join(ITEMSIZES)}, not {options.dtype!r}")
     if options.rounds > _MOST_ROUNDS:
         raise LaunchError(f"--rounds takes at most {_MOST_ROUNDS}, not {options.rounds}")
-    check_range(options.first, options.last, options.factor)
+    for name, setting in SETTINGS.items():
+        if name not in kind.settings and getattr(options, name) != setting.default:
+            raise LaunchError(f"{options.operation} is measured without {setting.flag}: leave it out")
+    if "first" in kind.settings:
+        check_range(options.first, options.last, options.factor)
     peers = parse_peers(options.peers)
     for name in peers:
         if name not in kind.peers:
@@ -38,8 +42,6 @@ def make_plan(options: Namespace) -> Plan:
         raise LaunchError(f"{options.operation} needs {kind.extra}: pip install 'sirtaki[{kind.extra}]'")
     check_peers(peers, options.dtype)
     if options.plot is not None:
-        if not kind.has_sizes:
-            raise LaunchError(f"{options.operation} has no sizes to draw: leave out --plot")
         check_plot(options.plot)
     sizes = options.first, options.last, options.factor
     return Plan(options.operation, options.dtype, *sizes, options.rounds, peers)

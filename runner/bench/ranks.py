@@ -11,7 +11,7 @@ import sys
 import threading
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import IO
 
 from sirtaki.runner.bench.messages import Message, Plan, read
@@ -61,7 +61,7 @@ def environment(plan: Plan) -> dict[str, str]:
     return inherited if plan.operation == "step" else {"OMP_NUM_THREADS": "1", **inherited}
 
 
-def messages(arguments: Sequence[str], variables: Mapping[str, str]) -> Iterator[Message]:
+def messages(arguments: Sequence[str], variables: Mapping[str, str]) -> Generator[Message, None, None]:
     """Runs ranks; yields rank 0's messages as they come, and shows the rest of the output.
 
     Raises LaunchError if the ranks fail, or are silent for too long; it names the rank if one is known.

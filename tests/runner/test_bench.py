@@ -271,7 +271,9 @@ def test_pictures(name: str, begin: bytes, tmp_path: Path) -> None:
         ("-np 2 -H a:1,b:1 --peers mpi", r"the peer mpi is measured on this host only"),
         ("-np 2 --plot a.pdf", r"--plot writes \.png or \.svg, not 'a.pdf'"),
         ("-np 2 --plot /no/such/a.png", r"there is no folder /no/such"),
-        ("barrier -np 2 --plot a.png", r"barrier has no sizes to draw"),
+        ("barrier -np 2 --plot a.png", r"barrier is measured without --plot: leave it out"),
+        ("step -np 2 -d float64", r"step is measured without -d: leave it out"),
+        ("link -np 2 -b 64", r"link is measured without -b: leave it out"),
         ("-np 2 --sizes 8", r"there is no option --sizes"),
     ],
 )

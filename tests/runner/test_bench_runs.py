@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from launching import FAILSAFE_SECONDS, read_terminal
 
+from sirtaki.runner.bench import ranks
 from sirtaki.runner.bench.operations import OPERATIONS
 from sirtaki.runner.bench.peers import mpirun
 from sirtaki.runner.errors import LaunchError
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
-TINY = ("-b", "8", "-e", "128K", "-f", "128", "--rounds", "2")
+FEW = ("--rounds", "2")
+TINY = ("-b", "8", "-e", "128K", "-f", "128", *FEW)
 
 
 def has_mpi() -> bool:
@@ -53,6 +55,11 @@ def in_ranks(folder: Path, text: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
+def settings(operation: str) -> tuple[str, ...]:
+    """Returns options for a quick measurement."""
+    return TINY if OPERATIONS[operation].has_size else FEW
+
+
 def check_rows(rows: list[dict[str, Any]], operation: str) -> None:
     sizes = [8, 1024, 128 << 10] if OPERATIONS[operation].has_size else [0]
     assert [row["size"] for row in rows] == sizes
@@ -64,7 +71,7 @@ def check_rows(rows: list[dict[str, Any]], operation: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_operation_is_measured_and_checked(operation: str, bench: Bench) -> None:
-    done = bench(operation, "-np", "2", *TINY, "--json", "-")
+    done = bench(operation, "-np", "2", *settings(operation), "--json", "-")
     assert done.returncode == 0, done.stdout + done.stderr
     values = json.loads(done.stdout)
     assert (values["ranks"], values["operation"], values["wrong"]) == (2, operation, 0)
@@ -151,7 +158,7 @@ def test_all_peers_deliver_the_same_results(operation: str, bench: Bench) -> Non
     pytest.importorskip("mpi4py")
     if not has_mpi():
         pytest.skip("there is no mpirun")
-    done = bench(operation, "-np", "2", *TINY, "--peers", "gloo,mpi", "--json", "-")
+    done = bench(operation, "-np", "2", *settings(operation), "--peers", "gloo,mpi", "--json", "-")
     assert done.returncode == 0, done.stdout + done.stderr
     values = json.loads(done.stdout)
     check_rows(values["rows"], operation)
@@ -206,3 +213,17 @@ def test_hosts(hosts: Callable[..., Path], bench: Bench) -> None:
     assert values["ranks"] == 2
     assert [row["wrong"] for row in values["rows"]] == [0, 0, 0]
     assert values["limit"].startswith("a plain copy")  # the stand-in is this machine
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("import time; time.sleep(60)", "the ranks have been silent for 0.5 s, and were ended"),
+        ("print('@sirtaki-bench {')", "a message of rank 0 cannot be read: "),
+        ("raise SystemExit(3)", "the ranks did not finish: their launcher ended with exit code 3"),
+    ],
+)
+def test_ranks_that_do_not_answer(program: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "SILENCE_SECONDS", 0.5 if "sleep" in program else FAILSAFE_SECONDS)
+    with pytest.raises(LaunchError, match=text):
+        list(ranks.messages([sys.executable, "-c", program], os.environ))
