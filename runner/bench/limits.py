@@ -57,6 +57,6 @@ class Limit:
     def _sent(self, size: int) -> float:
         """Returns the bytes that have to leave each host."""
         hosts = self._world.host_count
-        sent = size * self._operation.sent(hosts)
+        sent = size * self._operation.bus_factor(hosts)
         is_personal = self._operation.parts_in and self._operation.parts_out
         return sent * self._world.size / hosts if is_personal else sent

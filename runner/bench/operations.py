@@ -32,24 +32,20 @@ class Operation:
     Attributes:
         torch, mpi: its function of torch.distributed, and its method of mpi4py's communicators.
         parts_in, parts_out: whether a rank's input, and its output, consist of one part for each rank.
-        bus_factor: busbw as a multiple of algbw.
-        sent: the bytes that have to leave each host, as a multiple of the size, by the number of hosts; those
-            of an all-to-all for each rank of the host.
-        reads_more: whether a rank reads the whole size but writes a part of it only.
+        bus_factor: busbw as a multiple of algbw; of a number of hosts, also the bytes that have to leave each
+            host, as a multiple of the size (in an all-to-all, for each rank of the host).
     """
 
     name: str
     torch: str
     mpi: str
     bus_factor: Callable[[int], float]
-    sent: Callable[[int], float]
     parts_in: bool = False
     parts_out: bool = False
     reduces: bool = False
     is_in_place: bool = False
     has_size: bool = True
     root: int = NO_ROOT
-    reads_more: bool = False
 
     @property
     def redop(self) -> str:
@@ -74,24 +70,23 @@ class Operation:
 
         Ranks of one host have to read each rank's input at least once, and write each output once.
         """
-        return (n + 1) / (2 * n) if self.reads_more else 1.0
+        writes_less = self.parts_in and not self.parts_out
+        return (n + 1) / (2 * n) if writes_less else 1.0
 
 
 _ROWS = (
-    Operation("allreduce", "all_reduce", "Allreduce", _both_ways, _both_ways, reduces=True, is_in_place=True),
-    Operation("allgather", "all_gather_into_tensor", "Allgather", _others, _others, parts_out=True),
+    Operation("allreduce", "all_reduce", "Allreduce", _both_ways, reduces=True, is_in_place=True),
+    Operation("allgather", "all_gather_into_tensor", "Allgather", _others, parts_out=True),
     Operation(
         "reducescatter",
         "reduce_scatter_tensor",
         "Reduce_scatter_block",
         _others,
-        _others,
         parts_in=True,
         reduces=True,
-        reads_more=True,
     ),
-    Operation("broadcast", "broadcast", "Bcast", _once, _once, is_in_place=True, root=0),
-    Operation("alltoall", "all_to_all_single", "Alltoall", _others, _others, parts_in=True, parts_out=True),
-    Operation("barrier", "barrier", "Barrier", _once, _once, has_size=False),
+    Operation("broadcast", "broadcast", "Bcast", _once, is_in_place=True, root=0),
+    Operation("alltoall", "all_to_all_single", "Alltoall", _others, parts_in=True, parts_out=True),
+    Operation("barrier", "barrier", "Barrier", _once, has_size=False),
 )
 OPERATIONS = {row.name: row for row in _ROWS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import re
@@ -100,23 +99,25 @@ def messages(arguments: Sequence[str], variables: Mapping[str, str]) -> Generato
 
 
 def _read_output(output: IO[str], received: queue.Queue[Message | ValueError | None]) -> None:
-    for line in output:
-        try:
-            message: Message | ValueError | None = read(line)
-        except ValueError as error:
-            message = error
-        if message is None:
-            print(line, end="", file=sys.stderr)
-        else:
-            received.put(message)
+    with output:
+        for line in output:
+            try:
+                message: Message | ValueError | None = read(line)
+            except ValueError as error:
+                message = error
+            if message is None:
+                print(line, end="", file=sys.stderr)
+            else:
+                received.put(message)
     received.put(None)
 
 
 def _read_errors(errors: IO[str], verdicts: deque[str]) -> None:
-    for line in errors:
-        print(line, end="", file=sys.stderr)
-        if _VERDICT.match(line):
-            verdicts.append(line.strip().removeprefix("hvdrun: "))
+    with errors:
+        for line in errors:
+            print(line, end="", file=sys.stderr)
+            if _VERDICT.match(line):
+                verdicts.append(line.strip().removeprefix("hvdrun: "))
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -128,7 +129,3 @@ def _end(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError, ValueError):  # a thread may still read it
-                stream.close()
