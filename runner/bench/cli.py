@@ -54,6 +54,7 @@ def _parser() -> OptionParser:
     names = f"{', '.join(KINDS)} (allreduce)"
     add("operation", nargs="?", metavar="OPERATION", default="allreduce", help=names)
     add("-np", "-n", "--num-proc", dest="size", metavar="N", type=whole_number, help="number of ranks")
+    add("--oversubscribe", action="store_true", help="start more than 16 ranks per core")
     add_options_for_hosts(parser)
     add("-b", dest="first", metavar="SIZE", type=parse_size, help="the first size, in bytes (8)")
     add("-e", dest="last", metavar="SIZE", type=parse_size, help="the last size (64M)")

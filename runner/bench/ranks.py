@@ -51,7 +51,8 @@ def _launch_options(options: Namespace, plan: Plan) -> list[str]:
         "--network-interfaces": ",".join(options.network_interfaces),
     }
     words = [word for flag, value in given.items() if value for word in (flag, str(value))]
-    return [*words, *(["--torch-env"] if GLOO in plan.peers else [])]
+    switches = {"--torch-env": GLOO in plan.peers, "--oversubscribe": options.oversubscribe}
+    return [*words, *(flag for flag, is_on in switches.items() if is_on)]
 
 
 def environment(plan: Plan) -> dict[str, str]:
