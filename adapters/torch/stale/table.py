@@ -13,6 +13,7 @@ from torch import Tensor
 from sirtaki.bindings.request import SUM
 from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
+from sirtaki.common.ownership import owners_of
 from sirtaki.common.requests import ALLGATHER, ALLREDUCE_IN_PLACE, ALLTOALL, CollectiveOptions
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.stale.clock import WorkerClock
@@ -44,15 +45,6 @@ class Part:
             target.copy_(values.view(target.shape))
 
 
-def owners_of(parameters: Sequence[Tensor], size: int) -> list[int]:
-    """Returns the rank that serves each parameter, so that each rank serves about as many bytes."""
-    owners, loads = [0] * len(parameters), [0] * size
-    for place in sorted(range(len(parameters)), key=lambda one: -parameters[one].nbytes):
-        owners[place] = loads.index(min(loads))
-        loads[owners[place]] += parameters[place].nbytes
-    return owners
-
-
 def parts_of(parameters: Sequence[Tensor], owners: Sequence[int], size: int) -> list[Part]:
     """Returns the parameters of each dtype."""
     parts = []
@@ -82,7 +74,7 @@ class Table(Rounds):
         self._workers, self._size = clock, len(scope.ranks)
         self._values = [one.detach().clone(memory_format=torch.contiguous_format) for one in parameters]
         self._gradients: deque[list[Tensor | None]] = deque()
-        owners = owners_of(self._values, self._size)
+        owners = owners_of([one.nbytes for one in self._values], self._size)
         self._parts = parts_of(self._values, owners, self._size)
         own = [place for place, owner in enumerate(owners) if owner == self._place]
         self._served = {place: self._values[place].clone() for place in own}

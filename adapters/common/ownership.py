@@ -1,0 +1,18 @@
+"""The division of whole tensors among ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Returns the owner of each tensor, from 0 to `ranks` - 1, so that all own about as many bytes.
+
+    The largest tensor comes first, and each goes to the owner with the fewest bytes. Ranks that pass the
+    same sizes, in bytes, get the same owners.
+    """
+    owners, loads = [0] * len(sizes), [0] * ranks
+    for place in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
+        owners[place] = loads.index(min(loads))
+        loads[owners[place]] += sizes[place]
+    return owners
