@@ -24,6 +24,7 @@ from sirtaki.keras.operations import __all__ as _operations  # noqa: E402
 from sirtaki.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer  # noqa: E402
 from sirtaki.keras.progress import verbose  # noqa: E402
 from sirtaki.keras.saving import load_model  # noqa: E402
+from sirtaki.keras.sharded.full_state import full_state_dict, save_model  # noqa: E402
 from sirtaki.keras.sharding import shard, shard_arrays  # noqa: E402
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ __all__ = [
     "check_parameters",
     "broadcast_object",
     "allgather_object",
+    "full_state_dict",
     "load_model",
     "reduce_metrics",
+    "save_model",
     "shard",
     "shard_arrays",
     "verbose",

@@ -13,6 +13,7 @@ from sirtaki.common.private_api import Framework
 
 _KERAS = Framework("keras", keras.__version__, "3.15")
 _KERAS.symbol("keras.optimizers.Optimizer._clip_gradients")  # wrapping.Distributed extends it
+_KERAS.symbol("keras.optimizers.Optimizer._untrack_variable")
 _KERAS.symbol("keras.layers.Layer._flatten_layers")
 
 
@@ -24,6 +25,40 @@ def layers_of(model: Any) -> Sequence[Any]:
 def trainable_variables_of(optimizer: Any) -> Sequence[Any]:
     """Returns the variables that an optimizer was built for."""
     return _KERAS.attribute(optimizer, "_trainable_variables")
+
+
+def set_trainable_variables(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Stores the variables that an optimizer was built for, without making them variables of its own."""
+    object.__setattr__(optimizer, "_trainable_variables", list(variables))
+
+
+def slots_of(optimizer: Any) -> dict[str, list[Any]]:
+    """Returns the state of an optimizer by the names of its attributes.
+
+    Each is a list with one entry for each variable that the optimizer updates, in the order of
+    `_trainable_variables_indices`: a variable, or None.
+    """
+    count = len(_KERAS.attribute(optimizer, "_trainable_variables_indices"))
+    own = {id(one) for one in optimizer.variables}
+    return {
+        name: values
+        for name, values in vars(optimizer).items()
+        if name != "_variables" and isinstance(values, list) and len(values) == count
+        if any(id(one) in own for one in values)
+    }
+
+
+def keep_slots(optimizer: Any, places: Sequence[int]) -> None:
+    """Makes an optimizer forget the state of all variables but those at these places."""
+    indices = _KERAS.attribute(optimizer, "_trainable_variables_indices")
+    for values in slots_of(optimizer).values():
+        for place, one in enumerate(values):
+            if one is not None and place not in places:
+                optimizer._untrack_variable(one)
+        values[:] = [values[place] for place in places]
+    keys = list(indices)
+    indices.clear()
+    indices.update({keys[place]: index for index, place in enumerate(places)})
 
 
 def accumulators_of(optimizer: Any) -> Sequence[Any]:

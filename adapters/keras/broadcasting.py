@@ -10,6 +10,7 @@ import keras
 from sirtaki.common.objects import allgather_object
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras.operations import broadcast
+from sirtaki.keras.sharded.optimizer import Sharded, equal_variables
 
 
 def broadcast_variables(
@@ -42,7 +43,8 @@ def broadcast_model(
 
     Copied are the weights of all layers, with the statistics of normalisation, and all variables of the
     optimizer: momenta, the number of steps, the learning rate, the loss scale. Not copied are the state of
-    random number generators (dropout, augmentation), which should differ between ranks, and metrics.
+    random number generators (dropout, augmentation), which should differ between ranks, and metrics; with
+    shard="state", neither is a rank's part of the optimizer's state, which no other rank has.
 
     Args:
         model: a built model of Keras; its optimizer is included if it has been compiled with one.
@@ -51,15 +53,29 @@ def broadcast_model(
         local_variables: variables that are not changed.
 
     Raises:
-        ValueError: on all ranks, if their models do not match.
+        ValueError: on all ranks, if their models do not match, or if with shard="state" their optimizers are
+            at different steps.
         PeerLostError: a rank died.
     """
     kept = {id(variable) for variable in local_variables or ()}
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    variables = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
+    if isinstance(optimizer, Sharded):
+        _check_steps(optimizer)
+    variables = [*model.weights, *(equal_variables(optimizer) if optimizer is not None else ())]
     broadcast_variables([one for one in variables if id(one) not in kept], root_rank, process_set)
+
+
+def _check_steps(optimizer: Sharded) -> None:
+    """Raises ValueError, on all ranks, if the parts of an optimizer's state are from different steps."""
+    steps = allgather_object(int(keras.ops.convert_to_numpy(optimizer.iterations)))
+    for rank, count in enumerate(steps):
+        if count != steps[0]:
+            raise ValueError(
+                f"the optimizer has taken {count} steps on rank {rank}, and {steps[0]} on rank 0: with "
+                "shard= each rank has a part of its state, which no other can send. Load it on all ranks"
+            )
 
 
 def _check_alike(variables: Sequence[Any], process_set: ProcessSet) -> None:

@@ -15,6 +15,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.semantics import object_to
 from sirtaki.keras.gradient_reducer import Exchange, stable_path
+from sirtaki.keras.sharded.optimizer import Sharded, equal_variables
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
 from sirtaki.numpy.worlds import is_elastic
@@ -50,7 +51,8 @@ class OptimizerChecks:
     def __init__(self, optimizer: Any, exchange: Exchange) -> None:
         self._optimizer, self._exchange = ref(optimizer), exchange
         self._first_step = _steps_of(optimizer)
-        self._beside_steps = EagerChecks(f"check of {exchange.prefix}", _BROADCAST)
+        first = 1 if isinstance(optimizer, Sharded) else 2  # a divided one's step makes variables equal
+        self._beside_steps = EagerChecks(f"check of {exchange.prefix}", _BROADCAST, first)
         self._after_steps = EagerChecks(f"check after {exchange.prefix}", _BROADCAST, first_check=1)
 
     def around(self, gradients: Sequence[Any], variables: Sequence[Any]) -> AbstractContextManager[None]:
@@ -113,7 +115,7 @@ def _subject(optimizer: Any, variables: Sequence[Any]) -> Subject:
     def rate() -> tuple[float]:
         return (float(keras.ops.convert_to_numpy(optimizer.learning_rate)),)
 
-    return Subject(lambda: _named([*variables, *optimizer.variables]), rate, options)
+    return Subject(lambda: _named([*variables, *equal_variables(optimizer)]), rate, options)
 
 
 def _named(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,7 @@ from sirtaki.bindings.default_context import find
 from sirtaki.keras._private import trainable_variables_of
 from sirtaki.keras.consistency import OptimizerChecks
 from sirtaki.keras.gradient_reducer import Exchange
+from sirtaki.keras.sharded.optimizer import Sharded
 
 
 class Distributed(keras.optimizers.Optimizer):
@@ -106,10 +107,11 @@ def _is_leaving() -> bool:
     return context.failure is not None or sys.exc_info()[1] is not None
 
 
-def make_distributed(optimizer: Any, exchange: Exchange) -> Any:
+def make_distributed(optimizer: Any, exchange: Exchange, is_sharded: bool = False) -> Any:
     """Turns an optimizer into a distributed one, in place, and returns it.
 
     Its class keeps its name, and Keras saves it as the plain one: the files can be loaded without sirtaki.
+    If it is sharded, its state is divided among the ranks.
     """
     kind = type(optimizer)
     name = keras.saving.get_registered_name(kind)
@@ -117,9 +119,12 @@ def make_distributed(optimizer: Any, exchange: Exchange) -> Any:
     module = "keras.optimizers" if public in kind.__mro__ else kind.__module__
     members = {"__doc__": kind.__doc__, "__module__": module, "_plain": kind}
     # Keras and TensorFlow inspect every attribute that is set on an optimizer; this one must stay hidden.
-    object.__setattr__(optimizer, "__class__", type(name, (Distributed, kind), members))
+    abilities = (Distributed, Sharded) if is_sharded else (Distributed,)
+    object.__setattr__(optimizer, "__class__", type(name, (*abilities, kind), members))
     object.__setattr__(optimizer, "_exchange", exchange)
     object.__setattr__(optimizer, "_checks", OptimizerChecks(optimizer, exchange))
+    if is_sharded:
+        optimizer.begin_division()
     return optimizer
 
 

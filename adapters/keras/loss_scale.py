@@ -8,6 +8,8 @@ from typing import Any
 import keras
 
 from sirtaki.keras.distributed_optimizer import Distributed, make_distributed
+from sirtaki.keras.sharded.kinds import refuse_loss_scaling
+from sirtaki.keras.sharded.optimizer import Sharded
 
 
 def patch_loss_scale_optimizer() -> None:
@@ -24,6 +26,8 @@ def patch_loss_scale_optimizer() -> None:
 
     @functools.wraps(plain)
     def initialise(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(inner_optimizer, Sharded):
+            refuse_loss_scaling()
         plain(self, inner_optimizer, *args, **kwargs)
         if isinstance(inner_optimizer, Distributed) and not isinstance(self, Distributed):
             make_distributed(self, inner_optimizer._exchange)

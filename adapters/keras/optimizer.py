@@ -16,6 +16,7 @@ from sirtaki.keras.compression import Compression, Compressor
 from sirtaki.keras.distributed_optimizer import Distributed, make_distributed
 from sirtaki.keras.gradient_reducer import KIND, Exchange, LocalVariables, combination
 from sirtaki.keras.loss_scale import patch_loss_scale_optimizer
+from sirtaki.keras.sharded.kinds import check_shard
 from sirtaki.numpy.worlds import add_survivor
 
 _GROUP_RULES = GroupRules("variable", ", but it has to be 0 (all together) or the number of groups")
@@ -37,6 +38,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    shard: str | None = None,
 ) -> Any:
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
@@ -64,13 +66,17 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         process_set: the ranks that take part; on other ranks the optimizer stays plain.
         scale_local_gradients: whether gradients that stay on this rank (see `register_local_var`) are divided
             by the number of ranks.
+        shard: "state" to divide the optimizer's variables among the ranks: each keeps those of its part of
+            the model's variables, updates that part, and sends it to the others. Parameters have the same
+            bits as without. Save with `save_model`, or collect the state with `full_state_dict`.
 
     Returns:
         The optimizer, which now also has `register_local_var(variable)`.
 
     Raises:
         ValueError: wrong arguments, an object that is not an optimizer of Keras 3, or one that is already
-            distributed; a process set in an elastic job.
+            distributed; a process set in an elastic job; `shard` with an optimizer, an argument or a job that
+            it does not go with.
         UnsupportedError: Keras runs on a backend other than TensorFlow, torch or JAX.
         NotInitializedError: init() has not been called.
     """
@@ -78,6 +84,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     combined = combination(op, gradient_predivide_factor, process_set)
     groups = num_groups if groups is None else groups
     check_groups(groups, _GROUP_RULES)
+    check_shard(shard, optimizer, backward_passes_per_step, process_set)
     number = current().next_number(KIND.format(process_set.number(current())))
     exchange = Exchange(
         backends.find(),
@@ -92,7 +99,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     )
     add_survivor(exchange)
     patch_loss_scale_optimizer()
-    return make_distributed(optimizer, exchange)
+    return make_distributed(optimizer, exchange, is_sharded=shard is not None and current().size > 1)
 
 
 def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name

@@ -28,6 +28,9 @@ ON_JAX = (
     "keras_gradients.what_nobody_has",
     "keras_loss_scale.an_overflow_on_one_rank[by Keras]",
     "keras_periodic.",
+    "keras_sharding.same_bits_in_compiled_steps",
+    "keras_sharding.same_bits[momentum]",
+    "keras_sharding.a_file_and_back",
     "keras_training.compiled_fit",
 )
 

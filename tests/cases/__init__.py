@@ -87,6 +87,7 @@ KERAS_MODULES = (  # on the backend that KERAS_BACKEND names
     "keras_mistakes",
     "keras_periodic",
     "keras_saving",
+    "keras_sharding",
     "keras_training",
     "keras_values",
 )

@@ -80,6 +80,10 @@ class Backend(Protocol):
         """
         ...
 
+    def broadcast(self, name: str, variables: Sequence[Any], root: int) -> None:
+        """Overwrites variables of Keras with those of rank `root`; they complete together under the name."""
+        ...
+
 
 def find() -> Backend:
     """Returns the module for the backend that Keras has been started with.

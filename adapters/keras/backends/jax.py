@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sirtaki.jax import broadcast as broadcast_arrays
 from sirtaki.jax import grouped_allreduce
 from sirtaki.jax.programs import note_size
 from sirtaki.keras.backends import Combination, Gradient
@@ -56,3 +57,10 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
     )
     values = iter(reduced)
     return [None if one.is_absent else next(values) for one in gradients]
+
+
+def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
+    """Works like `Backend.broadcast`."""
+    values = broadcast_arrays([one.value for one in variables], root, name)
+    for one, value in zip(variables, values, strict=True):
+        one.assign(value)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sirtaki.keras.backends import Combination, Gradient
 from sirtaki.numpy.worlds import is_elastic
-from sirtaki.tensorflow import exchange, grouped_allreduce, size_op
+from sirtaki.tensorflow import broadcast_, exchange, grouped_allreduce, size_op
 
 
 def array(tensor: Any) -> Any:
@@ -67,3 +67,8 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
             for index, value in zip(indices, reduced, strict=True):
                 results[index] = value
     return results
+
+
+def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
+    """Works like `Backend.broadcast`."""
+    broadcast_([one.value for one in variables], root, name)

@@ -8,6 +8,7 @@ import keras
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.objects import broadcast_object
+from sirtaki.keras.sharded.full_state import saving_whole
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
@@ -36,6 +37,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if current().rank == 0:
-            super().on_epoch_end(epoch, logs)
+        with saving_whole(self.model):
+            if current().rank == 0:
+                super().on_epoch_end(epoch, logs)
         self.best: Any = broadcast_object(self.best)
