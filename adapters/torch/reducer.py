@@ -32,6 +32,7 @@ from sirtaki.torch.parameters import NamedParameter, trainable
 from sirtaki.torch.pass_end import PassEnd
 from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sparse_gradients import ExchangeOptions
+from sirtaki.torch.wrapping import Wrapped
 
 _EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
 _NEVER = 1 << 62
@@ -150,11 +151,19 @@ class GradientReducer:
             self._end_round()
         self._checks.report()
 
-    @property
-    def may_step_ahead(self) -> bool:
-        """Returns whether all gradients of a step are in flight, and its update may be made later."""
-        is_in_flight = self.flight is not None and self.flight.is_open and not self.flight.has_update
-        return is_in_flight and self._is_left_open and not self._fired
+    def step_ahead(self, optimizer: Wrapped) -> list[list[Tensor]] | None:
+        """Leaves the update of parameters in flight to their landing, if all gradients of the step are there.
+
+        Returns what the optimizer's groups had; None if it has to update all parameters now.
+
+        Raises:
+            ParametersDifferError: the ranks have diverged.
+        """
+        flight = self.flight
+        if flight is None or not flight.is_open or flight.has_update or self._fired or not self._is_left_open:
+            return None
+        self._checks.report()
+        return flight.step_ahead(optimizer)
 
     def finish_step(self) -> None:
         """Ends the round that is open, or due: after a step, only ranks on which one is open have to act.
@@ -167,14 +176,6 @@ class GradientReducer:
             self._checks.report()
         else:
             self.finish_round()
-
-    def report_last_round(self) -> None:
-        """Reports what the last round that has ended has found.
-
-        Raises:
-            ParametersDifferError: the ranks have diverged.
-        """
-        self._checks.report()
 
     def stepped(self) -> None:
         """Records that the optimizer has used the gradients: the next step needs a new round."""

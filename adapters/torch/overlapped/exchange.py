@@ -51,6 +51,8 @@ class UrgentGradients:
         self._names = [one.name for one in named]
         self._parameters = [one.parameter for one in named]
         self._part_bytes = self._context.setting_integer("partition_bytes")
+        empty = (torch.empty(0, dtype=one.dtype) for one in self._parameters)
+        self._samples = [compression.compress(one)[0] for one in empty]  # of the dtypes that are exchanged
         self._slots: list[range] = []  # by parameter, those of its parts
         self._elements: list[int] = []  # of a part
         self._batch = self._make_batch()
@@ -62,8 +64,7 @@ class UrgentGradients:
 
     def _make_batch(self) -> Batch:
         first = 0
-        for parameter in self._parameters:
-            sample, _ = self._compression.compress(torch.empty(0, dtype=parameter.dtype))
+        for parameter, sample in zip(self._parameters, self._samples, strict=True):
             elements = max(1, self._part_bytes // sample.element_size())
             if parameter.dim():  # parts of whole rows, if possible: the core compares their shapes
                 row = max(1, parameter.numel() // max(1, parameter.shape[0]))
@@ -83,14 +84,13 @@ class UrgentGradients:
         self._order = list(order)
         for place, number in enumerate(self._order):
             slots, shapes = self._slots[number], self._shapes(number)
-            sample, _ = self._compression.compress(torch.empty(0, dtype=self._parameters[number].dtype))
             for part, (slot, shape) in enumerate(zip(slots, shapes, strict=True)):
                 position = f"part {part + 1}" if len(slots) > 1 else ""
                 remarks = ", ".join(one for one in (position, "by use" if by_use else "") if one)
                 self._batch.set_request(
                     slot,
                     ALLREDUCE,
-                    code_of(sample, self._names[number]),
+                    code_of(self._samples[number], self._names[number]),
                     shape,
                     name=f"{self._names[number]} ({remarks})" if remarks else self._names[number],
                     reduce_op=self._how.op,

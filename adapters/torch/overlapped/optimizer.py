@@ -38,12 +38,9 @@ class Overlapped(Wrapped):
     def _begin_update(self) -> None:
         """Leaves the update of parameters that are in flight to their landing."""
         self._put_parameters_back()
-        flight = self._reducer.flight
-        if flight is None or not self._reducer.may_step_ahead:
+        self._replaced = self._reducer.step_ahead(self)
+        if self._replaced is None:
             super()._begin_update()  # type: ignore[misc]  # of the optimizer that exchanges the gradients
-            return
-        self._reducer.report_last_round()
-        self._replaced = flight.step_ahead(self)
 
     def _end_update(self) -> None:
         self._put_parameters_back()
