@@ -14,15 +14,10 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 from common.harness import Benchmark, Results
-from common.jobs import Job
-from common.measure import median
-from common.options import number, rounds
-from common.over_hosts import HOST_OPTIONS, hosts_of, ranks_on
-from common.report import Target, at_least, show_rows
+from common.host_steps import Blocks, measure_steps, show_steps, step_options
+from common.report import Target, at_least
 
 WORKER = "workers.compression_step"
-KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(8 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-PORT = 29_800
 PACE = ("linear", "powersgd(4)")  # the row that has a target
 LEAST_GAIN = 1.5  # times the uncompressed step's speed, on a link of 1 Gbit/s
 
@@ -50,39 +45,22 @@ COLUMNS = [
 
 
 def measure(options: Namespace) -> Results:
-    """Creates the hosts and measures all compressions in turns."""
-    with hosts_of(options) as (hosts, key):
-        launcher = ranks_on(hosts, 1, key, PORT)
-        with Job(launcher, options.hosts, WORKER, settings=KEEP_MEMORY) as job:
-            versions = job.ask("versions")[0]
-            choices = job.ask("choices")[0]
-            names = choices["compressions"]
-            rows = [row for model in choices["models"] for row in measure_model(job, model, names, options)]
-    facts = {"hosts": options.hosts, "rate": options.rate}
-    return {**facts, "versions": versions, "rows": rows}
+    """Measures all compressions in turns."""
+    return measure_steps(options, WORKER, make_rows)
 
 
-def measure_model(job: Job, model: str, names: list[str], options: Namespace) -> list[Row]:
-    times: dict[str, list[float]] = {name: [] for name in names}
-    shares, errors = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
-    for _ in range(options.rounds):
-        for name in names:
-            job.ask("prepare", model=model, compression=name)
-            ranks = job.ask("steps", calls=options.steps)
-            times[name] += [max(step) for step in zip(*(rank["times"] for rank in ranks), strict=True)]
-            if ranks[0]["exact"]:
-                shares[name] = ranks[0]["sent"] / ranks[0]["exact"]
-                errors[name] = ranks[0]["error"]
-    found = {name: median(steps) / 1e3 for name, steps in times.items()}
-    return [
-        Row(model, name, time, found["none"] / time, shares[name], errors[name])
-        for name, time in found.items()
-    ]
+def make_rows(model: str, found: dict[str, Blocks]) -> list[Row]:
+    rows = []
+    for name, blocks in found.items():
+        last = blocks.answers[-1][0]
+        share = last["sent"] / last["exact"] if last["exact"] else 0.0
+        gain = found["none"].milliseconds / blocks.milliseconds
+        rows.append(Row(model, name, blocks.milliseconds, gain, share, last["error"] if share else 0.0))
+    return rows
 
 
 def show(results: Results) -> None:
-    title = f"Training step, {results['hosts']} hosts × 1 rank, links of {results['rate']}"
-    show_rows(title, COLUMNS, results["rows"], text_columns=2, group=lambda row: row.model)
+    show_steps(results, COLUMNS)
 
 
 def judge(results: Results) -> list[Target]:
@@ -93,12 +71,7 @@ def judge(results: Results) -> list[Target]:
     return [at_least("speed of a step with powersgd(4), times that without", LEAST_GAIN, gains[0])]
 
 
-OPTIONS = [
-    rounds(2, "blocks of each"),
-    *HOST_OPTIONS,
-    number("--steps", 5, "steps of a block"),
-]
-BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)
+BENCHMARK = Benchmark(__doc__, step_options(2, 5), measure, show, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

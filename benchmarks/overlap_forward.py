@@ -15,15 +15,10 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 from common.harness import Benchmark, Results
-from common.jobs import Job
-from common.measure import median
-from common.options import number, rounds
-from common.over_hosts import HOST_OPTIONS, hosts_of, ranks_on
-from common.report import Target, at_least, show_rows
+from common.host_steps import Blocks, measure_steps, show_steps, step_options
+from common.report import Target, at_least
 
 WORKER = "workers.overlap_forward"
-KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(8 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-PORT = 29_840
 LEAST_GAIN = 1.3  # times the synchronous step's speed, on a link of 1 Gbit/s: P3's for ResNet-50 and Sockeye
 LEAST_ANYWHERE = 0.98
 
@@ -49,36 +44,25 @@ COLUMNS = [
 
 
 def measure(options: Namespace) -> Results:
-    """Creates the hosts and measures all ways in turns."""
-    with hosts_of(options) as (hosts, key):
-        launcher = ranks_on(hosts, 1, key, PORT)
-        with Job(launcher, options.hosts, WORKER, settings=KEEP_MEMORY) as job:
-            versions = job.ask("versions")[0]
-            choices = job.ask("choices")[0]
-            ways = choices["ways"]
-            rows = [row for model in choices["models"] for row in measure_model(job, model, ways, options)]
-    return {"hosts": options.hosts, "rate": options.rate, "versions": versions, "rows": rows}
+    """Measures all ways in turns."""
+    return measure_steps(options, WORKER, make_rows)
 
 
-def measure_model(job: Job, model: str, ways: list[str], options: Namespace) -> list[Row]:
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    difference = 0.0
-    for _ in range(options.rounds):
-        for way in ways:
-            job.ask("prepare", model=model, way=way)
-            ranks = job.ask("steps", calls=options.steps)
-            times[way] += [max(step) for step in zip(*(rank["times"] for rank in ranks), strict=True)]
-        difference = max(difference, *job.ask("deviation"))
-    found = {way: median(steps) / 1e3 for way, steps in times.items()}
+def make_rows(model: str, found: dict[str, Blocks]) -> list[Row]:
     return [
-        Row(model, way, time, found["synchronous"] / time, difference if way == "overlap_forward" else 0.0)
-        for way, time in found.items()
+        Row(
+            model,
+            way,
+            blocks.milliseconds,
+            found["synchronous"].milliseconds / blocks.milliseconds,
+            max(rank.get("deviation", 0.0) for ranks in blocks.answers for rank in ranks),
+        )
+        for way, blocks in found.items()
     ]
 
 
 def show(results: Results) -> None:
-    title = f"Training step, {results['hosts']} hosts × 1 rank, links of {results['rate']}"
-    show_rows(title, COLUMNS, results["rows"], text_columns=2, group=lambda row: row.model)
+    show_steps(results, COLUMNS)
 
 
 def judge(results: Results) -> list[Target]:
@@ -92,12 +76,7 @@ def judge(results: Results) -> list[Target]:
     return targets
 
 
-OPTIONS = [
-    rounds(3, "blocks of each"),
-    *HOST_OPTIONS,
-    number("--steps", 10, "steps of a block"),
-]
-BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)
+BENCHMARK = Benchmark(__doc__, step_options(3, 10), measure, show, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.harness import Benchmark, Results
-from common.jobs import Job, hvdrun
+from common.jobs import KEEP_MEMORY, Job, hvdrun
 from common.measure import Interval, ratio
 from common.options import RANKS, rounds
 from common.report import Target, at_most, show_rows
@@ -24,7 +24,6 @@ MODELS = [
     "TransformerEncoder 12 × 256, batch 4 × 64",
     "200 × Linear(64), batch 16",
 ]
-KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(8 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 ROUNDS_PER_ORDER = 5
 MOST_TIME = 1.05  # times the step without shard=
 MOST_STATE = 1.05  # times the whole state divided by the ranks

@@ -14,11 +14,11 @@ from typing import Any
 
 from common import native
 from common.harness import Benchmark, Results
-from common.jobs import Job, hvdrun
+from common.jobs import KEEP_MEMORY, Job, hvdrun
 from common.measure import median, ratio
 from common.options import rounds
 from common.report import Target, at_least, show_table
-from train_step import KEEP_MEMORY, MODELS, RANKS, measure_model, show_models
+from train_step import MODELS, RANKS, measure_model, show_models
 
 LEAST_DDP = 1.5  # times gloo's added time over sirtaki's
 LEAST_FSDP = 1.0  # times gloo's step over sirtaki's

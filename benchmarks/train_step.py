@@ -16,7 +16,7 @@ from typing import Any
 
 from common import native
 from common.harness import Benchmark, Results
-from common.jobs import Job, hvdrun
+from common.jobs import KEEP_MEMORY, Job, hvdrun
 from common.measure import alternate, difference, median
 from common.options import rounds
 from common.report import Target, at_most, show_rows, show_table
@@ -27,14 +27,6 @@ MODELS = [
     "200 × Linear(64), batch 16",
 ]
 RANKS = 2
-# glibc keeps freed memory in the process, up to its largest threshold of 32 MiB. By default it gives large
-# gradients back to the system, and the order then decides which kind of step pays for new pages: 40 ms for
-# 100 MB.
-KEEP_MEMORY = {
-    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TOP_PAD_": str(256 << 20),
-}
 ROUNDS_PER_ORDER = 5
 NO_EXCHANGES = ("sync", "memory bound")  # what is measured beside them
 MOST = 1.3  # times what the prototype adds

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,19 @@ def serve(path: str, rank: int, orders: object) -> None:
                 return
             received = json.loads(line)
             answer = getattr(orders, received["order"])(**received["arguments"])
+
+
+def serve_alone(orders: object) -> None:
+    """Runs a rank of sirtaki for torch until its job ends: one thread, and no garbage collection."""
+    import torch
+
+    import sirtaki.torch as hvd
+
+    hvd.init()
+    torch.set_num_threads(1)
+    gc.disable()
+    serve(sys.argv[1], hvd.rank(), orders)
+    hvd.shutdown()
 
 
 def join_group(backend: str, folder: Path, rank: int, size: int) -> None:

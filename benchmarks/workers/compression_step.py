@@ -5,22 +5,19 @@ Usage: python -m workers.compression_step SOCKET
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from common.measure import timed
-from common.models import Step, large_linear, transformer
-from common.serving import serve
+from common.models import large_linear, transformer
+from common.serving import serve_alone
+from common.step_rank import MakeOptimizer, StepRank
 from torch import nn
 
 import sirtaki.torch as hvd
 
-MODELS: dict[str, Callable[[], Step]] = {"linear": large_linear, "transformer": transformer}
-COMPRESSIONS: dict[str, Callable[[], Any] | None] = {
-    "alone": None,  # no exchange
+MODELS = {"linear": large_linear, "transformer": transformer}
+COMPRESSIONS = {
     "none": lambda: hvd.Compression.none,
     "fp16": lambda: hvd.Compression.fp16,
     "powersgd(1)": lambda: hvd.Compression.powersgd(1, start=0),
@@ -30,55 +27,37 @@ COMPRESSIONS: dict[str, Callable[[], Any] | None] = {
     "int8": lambda: hvd.Compression.int8(),
     "fp8": lambda: hvd.Compression.fp8(),
 }
-LEAST_WARM_UP = 2  # steps: the first one is exact
+WARM_UP = 2  # steps: the first one is exact
 
 
-class Rank:
+def plain(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-4)
+
+
+def compressed(name: str, model: nn.Module) -> Any:
+    return hvd.DistributedOptimizer(plain(model), compression=COMPRESSIONS[name]())
+
+
+WAYS: dict[str, MakeOptimizer] = {
+    "alone": plain,  # no exchange
+    **{name: partial(compressed, name) for name in COMPRESSIONS},
+}
+
+
+class Rank(StepRank):
     """The orders that a rank executes."""
 
     def __init__(self) -> None:
-        self._step: Callable[[], None] | None = None
-        self._model: nn.Module = nn.Module()
-        self._optimizer: Any = None
-
-    def versions(self) -> dict[str, str]:
-        """Returns the versions of what is measured."""
-        return {"torch": torch.__version__}
-
-    def choices(self) -> dict[str, list[str]]:
-        """Returns the models and compressions that `prepare` takes."""
-        return {"models": list(MODELS), "compressions": list(COMPRESSIONS)}
-
-    def prepare(self, model: str, compression: str) -> dict[str, Any]:
-        """Makes a model and its optimizer; returns the size of the model."""
-        self._step = self._optimizer = None  # the last one's optimizer releases its parameters
-        torch.manual_seed(0)
-        step = MODELS[model]()
-        self._model = step.make_model()
-        plain = torch.optim.SGD(self._model.parameters(), lr=1e-4)
-        make = COMPRESSIONS[compression]
-        self._optimizer = hvd.DistributedOptimizer(plain, compression=make()) if make else plain
-        self._step = lambda: step.train(self._model, self._optimizer)
-        return {"parameters": sum(one.numel() for one in self._model.parameters())}
+        super().__init__(MODELS, WAYS, WARM_UP)
 
     def steps(self, calls: int) -> dict[str, Any]:
-        """Returns the duration of each step in microseconds, and the bytes that one has sent."""
-        assert self._step is not None
-        timed(self._step, LEAST_WARM_UP)
+        """Works like `StepRank.steps`, and returns the bytes that a step has sent, too."""
         before = hvd.stats()["compression"]
-        times = timed(self._step, calls)
+        answer = super().steps(calls)
         after = hvd.stats()["compression"]
         sent, exact = ((after[key] - before[key]) / calls for key in ("sent_bytes", "exact_bytes"))
-        return {"times": times, "sent": sent, "exact": exact, "error": after["relative_error"]}
-
-
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    gc.disable()
-    serve(sys.argv[1], hvd.rank(), Rank())
-    hvd.shutdown()
+        return {**answer, "sent": sent, "exact": exact, "error": after["relative_error"]}
 
 
 if __name__ == "__main__":
-    main()
+    serve_alone(Rank())

@@ -5,8 +5,6 @@ Usage: python -m workers.local_steps SOCKET
 
 from __future__ import annotations
 
-import gc
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 from common.language_model import LanguageModel, batch_of, load, validation_loss
 from common.models import Step, large_linear, transformer
-from common.serving import serve
+from common.serving import serve_alone
 from torch import nn
 
 import sirtaki.torch as hvd
@@ -84,13 +82,5 @@ class Rank:
         return {"loss": validation_loss(model, validation)}
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    gc.disable()
-    serve(sys.argv[1], hvd.rank(), Rank())
-    hvd.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    serve_alone(Rank())

@@ -6,13 +6,12 @@ Usage: python -m workers.sharding SOCKET
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from typing import Any
 
 import torch
 from common.models import MODELS
-from common.serving import serve
+from common.serving import serve_alone
 from torch import Tensor, nn
 
 import sirtaki.torch as hvd
@@ -76,13 +75,5 @@ def _kept(model: nn.Module, optimizer: Any) -> dict[str, int]:
     return {"state": sum(map(_bytes, state)), "gradients": sum(map(_bytes, own))}
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    gc.disable()
-    serve(sys.argv[1], hvd.rank(), Rank())
-    hvd.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    serve_alone(Rank())
