@@ -53,14 +53,25 @@ class Sharded(keras.optimizers.Optimizer):
         self._assign_owners(variables)
         super().build([one for one in variables if self.is_own(one)])
         set_trainable_variables(self, variables)
+        self._check_slots()
 
     def begin_division(self) -> None:
         """Divides the state that the optimizer has, or will have once it is built."""
         # Keras and TensorFlow inspect every attribute that is set on an optimizer; this one must stay hidden.
         object.__setattr__(self, "_division", Division())
         if self.built:
+            self._check_slots()
             self._assign_owners(trainable_variables_of(self))
             keep_slots(self, self.own_places())
+
+    def _check_slots(self) -> None:
+        """Raises UnsupportedError if part of the state cannot be told from what all ranks have."""
+        for one in beside_slots(self):
+            if len(one.shape):
+                raise UnsupportedError(
+                    f"shard= cannot divide {one.path}, because Keras {keras.__version__} does not tell which "
+                    "variable of the model it belongs to: leave out shard, or install a newer Keras"
+                )
 
     def _assign_owners(self, variables: Sequence[Any]) -> None:
         sizes = [math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in variables]
