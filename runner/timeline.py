@@ -19,10 +19,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sirtaki.runner.timeline_events import EventFile, in_microseconds
 from sirtaki.runner.timeline_files import Part, describe_parts, describe_ranks, elastic_parts, rank_files
 
 _HEAD_LINES = 16  # a rank writes the difference of its clocks within these lines
-_ONE_HOST_NS = 20_000_000  # tolerated difference of two ranks of one host that have read the same two clocks
+ONE_HOST_NS = 20_000_000  # tolerated difference of two ranks of one host that have read the same two clocks
 _TIME = re.compile(rb'"ts": ?([0-9]+)\.([0-9]{3})')  # microseconds, as the core writes them
 _ROW = re.compile(rb'"(pid|sort_index)": ?[0-9]+')
 
@@ -81,12 +82,12 @@ def _merged_events(files: Sequence[Path], parts: Sequence[Part]) -> Iterator[byt
     first = next((clock for clock in clocks if clock is not None), None)
     for row, (file, clock) in enumerate(zip(files, clocks, strict=True)):
         offset = _clock_offset(first, clock)
-        for event in _events(file):
-            placed = _in_row(event, row, parts[row]) if parts else event
-            yield _shifted(placed, offset) if offset else placed
+        for event in EventFile(file):
+            placed = in_row(event, row, parts[row]) if parts else event
+            yield shifted(placed, offset) if offset else placed
 
 
-def _in_row(event: bytes, row: int, part: Part) -> bytes:
+def in_row(event: bytes, row: int, part: Part) -> bytes:
     """Returns the event in a row of its own, which is named after the part."""
     placed = _ROW.sub(rb'"\1": %d' % row, event)
     if not part.generation or b'"process_name"' not in placed:
@@ -101,24 +102,9 @@ def _in_row(event: bytes, row: int, part: Part) -> bytes:
         return placed
 
 
-def _events(file: Path) -> Iterator[bytes]:
-    """Yields the events of a file, which holds one per line."""
-    pending: bytes | None = None  # the last line may be incomplete
-    with open(file, "rb") as opened:
-        for line in opened:
-            event = line.strip().rstrip(b",")
-            if event in (b"", b"[", b"]"):
-                continue
-            if pending is not None:
-                yield pending
-            pending = event
-    if pending is not None and _is_complete(pending):
-        yield pending
-
-
 def _wall_minus_monotonic(file: Path) -> int | None:
     """Returns the difference of a host's clocks, in nanoseconds; None if the file does not state it."""
-    for event, _ in zip(_events(file), range(_HEAD_LINES), strict=False):
+    for event, _ in zip(EventFile(file), range(_HEAD_LINES), strict=False):
         if b'"clock"' in event:
             try:
                 return int(json.loads(event)["args"]["wall_minus_monotonic_ns"])
@@ -129,27 +115,19 @@ def _wall_minus_monotonic(file: Path) -> int | None:
 
 def _clock_offset(first: int | None, clock: int | None) -> int:
     """Returns how many nanoseconds to add to a rank's times to convert them to the first host's clock."""
-    if first is None or clock is None or abs(clock - first) < _ONE_HOST_NS:
+    if first is None or clock is None or abs(clock - first) < ONE_HOST_NS:
         return 0
     return clock - first
 
 
-def _shifted(event: bytes, offset: int) -> bytes:
+def shifted(event: bytes, offset: int) -> bytes:
     """Returns the event with all its times shifted by `offset` nanoseconds."""
 
     def shift(match: re.Match[bytes]) -> bytes:
         time = max(int(match[1] + match[2]) + offset, 0)
-        return b'"ts":%d.%03d' % divmod(time, 1000)
+        return f'"ts":{in_microseconds(time)}'.encode()
 
     return _TIME.sub(shift, event)
-
-
-def _is_complete(event: bytes) -> bool:
-    try:
-        json.loads(event)
-    except ValueError:
-        return False
-    return True
 
 
 def remove_timelines(path: Path) -> None:

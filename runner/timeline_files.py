@@ -54,6 +54,12 @@ def elastic_parts(timeline: Path) -> list[Part]:
     return sorted(found)
 
 
+def part_of(file: Path) -> Part | None:
+    """Returns the part of an elastic job that a file is by its name; None if it is none."""
+    match = re.search(f"{_PART.pattern}$", file.name)
+    return Part(int(match[1]), int(match[2] or 0)) if match else None
+
+
 def describe_ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 

@@ -1,0 +1,64 @@
+"""The events in a file of a timeline: one per line, plain or compressed by gzip."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+_GZIP = b"\x1f\x8b"
+_MAX_LINE = 1 << 20  # bytes; the core's longest event has less than 4 KiB
+
+
+class EventFile:
+    """The events of a file. A killed process leaves a file without its end, and perhaps half a line.
+
+    Attributes:
+        is_whole: after an iteration, whether the file had its end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_whole = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yields each event, without the comma behind it. Raises OSError."""
+        pending: bytes | None = None  # the last line may be incomplete
+        self.is_whole = False
+        for line in self._lines():
+            event = line.strip().rstrip(b",")
+            if event in (b"", b"[", b"]"):
+                self.is_whole = event == b"]" or (self.is_whole and not event)
+                continue
+            self.is_whole = False
+            if pending is not None:
+                yield pending
+            pending = event
+        if pending is not None and _is_complete(pending):
+            yield pending
+
+    def _lines(self) -> Iterator[bytes]:
+        with open(self.path, "rb") as raw:
+            is_compressed = raw.read(len(_GZIP)) == _GZIP
+            raw.seek(0)
+            with gzip.GzipFile(fileobj=raw) if is_compressed else raw as opened:
+                try:
+                    while line := opened.readline(_MAX_LINE):
+                        yield line
+                except (EOFError, zlib.error, gzip.BadGzipFile):  # it ends here
+                    return
+
+
+def in_microseconds(nanoseconds: int) -> str:
+    """Formats a time in the unit of the format, with nanosecond resolution."""
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
+
+
+def _is_complete(event: bytes) -> bool:
+    try:
+        json.loads(event)
+    except ValueError:
+        return False
+    return True
