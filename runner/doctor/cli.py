@@ -11,9 +11,9 @@ from pathlib import Path
 from sirtaki.runner.cli import named_hosts
 from sirtaki.runner.doctor.examination import OWN, examine
 from sirtaki.runner.doctor.facts import FRAMEWORKS
-from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Finding, Picture, judge
+from sirtaki.runner.doctor.findings import Finding, Picture, judge
 from sirtaki.runner.doctor.gathering import Choice
-from sirtaki.runner.doctor.report import as_json, as_lines, exit_code
+from sirtaki.runner.doctor.report import as_json, as_lines, exit_code, print_lines
 from sirtaki.runner.doctor.rules import RULES
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.hosts import Host, allocate
@@ -22,7 +22,6 @@ from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
 from sirtaki.runner.ssh import SshOptions
 from sirtaki.runner.terminal_status import terminal_status
 
-_COLOURS = {PROBLEM: "bold red", WARNING: "yellow", NOTE: "cyan"}
 _DESCRIPTION = (
     "Tries what a job needs on this host, or on the hosts of -H or --hostfile and between them, and prints "
     "a line with a remedy for each finding. Exits with 0 if all is well, 1 if there is a problem, 2 if it "
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(as_json(picture, findings))
     else:
-        _print(as_lines(picture, findings))
+        print_lines(as_lines(picture, findings))
     return exit_code(findings)
 
 
@@ -114,20 +113,3 @@ def _write_report(path: Path, picture: Picture, findings: Sequence[Finding]) -> 
             file.write(text)
     except OSError as error:
         raise LaunchError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _print(lines: Sequence[str]) -> None:
-    """Prints lines, with the levels in colours on a terminal."""
-    if not sys.stdout.isatty():
-        print("\n".join(lines))
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    for one in lines:
-        text = Text(one)
-        level = one.partition(":")[0]
-        if level in _COLOURS:
-            text.stylize(_COLOURS[level], 0, len(level))
-        console.print(text, soft_wrap=True)

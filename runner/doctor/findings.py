@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sirtaki.runner.doctor.facts import ClockOffset, HostFacts, JobFacts, LinkFacts
 from sirtaki.runner.ssh import Failure
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"  # a problem makes the exit code 1
 LEVELS = (PROBLEM, WARNING, NOTE)
+_P = TypeVar("_P")  # a picture: what rules judge
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class Evidence(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Generic[_P]):
     """A rule. `what` and `remedy` may have names in braces."""
 
     name: str
     level: str
     what: str
     remedy: str
-    find: Callable[[Picture], Iterable[Evidence]]
+    find: Callable[[_P], Iterable[Evidence]]
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,13 @@ class Finding:
         return f"{self.level}: {place}{self.what}{evidence}: {self.remedy} [{self.rule}]"
 
 
-def judge(picture: Picture, rules: Iterable[Rule]) -> list[Finding]:
+def judge(picture: _P, rules: Iterable[Rule[_P]]) -> list[Finding]:
     """Returns all findings, the most serious ones first; those of several hosts with one remedy are one."""
     found = [finding for rule in rules for finding in _apply(rule, picture)]
     return sorted(found, key=lambda one: LEVELS.index(one.level))
 
 
-def _apply(rule: Rule, picture: Picture) -> Iterator[Finding]:
+def _apply(rule: Rule[_P], picture: _P) -> Iterator[Finding]:
     texts: dict[tuple[str, str], list[Evidence]] = {}
     for evidence in rule.find(picture):
         key = rule.what.format(**evidence.values), rule.remedy.format(**evidence.values)

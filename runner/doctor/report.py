@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.doctor.cluster_rules import card_speed
 from sirtaki.runner.doctor.facts import HostFacts, LinkFacts
-from sirtaki.runner.doctor.findings import LEVELS, PROBLEM, Finding, Picture
+from sirtaki.runner.doctor.findings import LEVELS, NOTE, PROBLEM, WARNING, Finding, Picture
 from sirtaki.runner.doctor.redaction import redact, redact_all
 from sirtaki.runner.rendezvous.wire import printable
 
 SCHEMA = 1
+_COLOURS = {PROBLEM: "bold red", WARNING: "yellow", NOTE: "cyan"}
 _GIBIBYTE = 1 << 30
 _MAX_LINE = 4000
 
@@ -55,6 +57,23 @@ def as_lines(picture: Picture, findings: Sequence[Finding], with_variables: bool
         lines.append(f"  an all-reduce of {job.ranks} ranks with {job.framework}, one on each host: {result}")
     lines += ["", *map(str, findings), *([""] if findings else []), summary(findings)]
     return [redact(printable(one.replace("\n", " "), _MAX_LINE)) for one in lines]
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Prints lines, with the levels in colours on a terminal."""
+    if not sys.stdout.isatty():
+        print("\n".join(lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for one in lines:
+        text = Text(one)
+        level = one.partition(":")[0]
+        if level in _COLOURS:
+            text.stylize(_COLOURS[level], 0, len(level))
+        console.print(text, soft_wrap=True)
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 from sirtaki.runner.doctor.cluster_rules import CLUSTER_RULES
 from sirtaki.runner.doctor.findings import Rule
@@ -14,10 +16,10 @@ RULES: tuple[Rule, ...] = (*HOST_RULES, *CLUSTER_RULES)
 _FAILURES = {**SSH_FAILURES, **SESSION_FAILURES}
 
 
-def table() -> str:
-    """Returns the rules as a table in Markdown."""
+def table(rules: Iterable[Rule[Any]] = RULES) -> str:
+    """Returns rules as a table in Markdown."""
     lines = ["| finding | level | what | remedy |", "|---|---|---|---|"]
-    for rule in RULES:
+    for rule in rules:
         what, remedy = _FAILURES.get(rule.name, (rule.what, rule.remedy))
         lines.append(f"| `{rule.name}` | {rule.level} | {_in_capitals(what)} | {_in_capitals(remedy)} |")
     return "\n".join(lines) + "\n"
