@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": Command("sirtaki.runner.bench.cli", "measures collectives beside the machine's limit and peers"),
     "doctor": Command("sirtaki.runner.doctor.cli", "tries what a job needs on each host, and names remedies"),
     "top": Command("sirtaki.runner.top.cli", "shows the ranks of a running job, once a second"),
+    "trace": Command("sirtaki.runner.trace.cli", "finds the slow rank or exchange in the timelines of a job"),
 }
 
 

@@ -23,7 +23,7 @@ def check_trace(text: str) -> list[Event]:
         assert isinstance(event["pid"], int), event
         assert isinstance(event["tid"], int), event
         assert event["name"], event
-        assert event["ph"] in ("X", "M", "i"), event
+        assert event["ph"] in ("X", "M", "i", "s", "f"), event
         if event["ph"] == "X":
             assert event["dur"] >= 0, event
             slices[event["pid"], event["tid"]].append(event)
@@ -31,6 +31,7 @@ def check_trace(text: str) -> list[Event]:
             assert event["ts"] > 0, event
     for track in slices.values():
         _check_nesting(track)
+    _check_flows(events, slices)
     tracks = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert tracks.issuperset(slices), "a track without a name"
     return events
@@ -45,6 +46,23 @@ def _check_nesting(track: list[Event]) -> None:
         end = event["ts"] + event["dur"]
         assert not open_until or end <= open_until[-1], event
         open_until.append(end)
+
+
+def _check_flows(events: list[Event], slices: dict[tuple[int, int], list[Event]]) -> None:
+    """Checks that each flow leads from a slice to one on another track, and not back in time."""
+    ends: dict[str, dict[int, Event]] = {"s": {}, "f": {}}
+    for event in events:
+        if event["ph"] in ends:
+            assert event["id"] not in ends[event["ph"]], event
+            ends[event["ph"]][event["id"]] = event
+            track = slices[event["pid"], event["tid"]]
+            assert any(one["ts"] <= event["ts"] <= one["ts"] + one["dur"] for one in track), event
+    assert ends["s"].keys() == ends["f"].keys()
+    for number, begin in ends["s"].items():
+        end = ends["f"][number]
+        assert begin["ts"] <= end["ts"], (begin, end)
+        assert begin["pid"] != end["pid"], (begin, end)
+        assert (begin["name"], begin["cat"], end["bp"]) == (end["name"], end["cat"], "e"), (begin, end)
 
 
 def read_rows(path: Path) -> dict[str, list[Event]]:

@@ -1,0 +1,221 @@
+"""The measures of a trace: its steps, the ranks and the tensors."""
+
+from __future__ import annotations
+
+import statistics
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sirtaki.runner.trace.clocks import HostClock
+from sirtaki.runner.trace.exchanges import Exchange, exchanges
+from sirtaki.runner.trace.exposure import Exposure, exposures
+from sirtaki.runner.trace.steps import find_step_tensors, split_into_steps
+from sirtaki.runner.trace.trace import Row, Trace
+
+LATE, SLOW_DECISION, SLOW_TRANSFER = "late compute", "slow decision", "slow transfer"
+_CAUSE_SHARE = 0.1  # of a step's time: a smaller part is no cause
+_MOST = 0.8  # of the wait for a rank
+
+
+@dataclass
+class Step:
+    """A step, in nanoseconds. All but `wall` are means over ranks.
+
+    Attributes:
+        number: from 1, in each generation.
+        wall: from the end of the last exchange before the step, on any rank, to that of its own.
+        in_flight, exposed: time with exchanges in flight, and the part of it that nothing hides.
+        wait: exposed until the last rank has submitted; the mean over the ranks that wait for another one.
+        decision, transfer: exposed until all ranks know that all agree, and until the rank has the results.
+        rank: the critical rank, which was last to submit or to know; None if there is no such rank.
+        cause: the largest of the three, if it matters, else "".
+    """
+
+    generation: int
+    number: int
+    wall: int
+    in_flight: float = 0
+    exposed: float = 0
+    wait: float = 0
+    decision: float = 0
+    transfer: float = 0
+    rank: int | None = None
+    cause: str = ""
+
+
+class LateStep(NamedTuple):
+    """A step in which a rank was critical because it submitted late, and how long the others waited.
+
+    Attributes:
+        at_first: its first submission was late already.
+    """
+
+    number: int
+    wait: float
+    at_first: bool
+
+
+@dataclass
+class RankMeasures:
+    """A rank in all steps of a generation, in nanoseconds.
+
+    Attributes:
+        caused: how long the others waited for it, on average.
+        waited, exposed: its own wait for others, and all its exposed time.
+        times_last: the number of exchanges that it submitted after all others.
+        late_steps: the steps in which it was critical because it submitted late.
+    """
+
+    row: Row
+    caused: float = 0
+    waited: int = 0
+    exposed: int = 0
+    times_last: int = 0
+    late_steps: list[LateStep] = field(default_factory=list)
+
+    def worst_steps(self) -> list[LateStep]:
+        """Returns the fewest late steps that have most of their wait, in order."""
+        total, taken, found = sum(step.wait for step in self.late_steps), 0.0, list[LateStep]()
+        for step in sorted(self.late_steps, key=lambda step: -step.wait):
+            if taken >= _MOST * total:
+                break
+            found.append(step)
+            taken += step.wait
+        return sorted(found)
+
+
+@dataclass
+class TensorMeasures:
+    """All exchanges of a name: of each rank the wait (last submission - own one) and the transfer (end - last
+    submission), in nanoseconds.
+    """
+
+    name: int
+    kind: int
+    count: int = 0
+    bytes: int = 0
+    waits: array[int] = field(default_factory=lambda: array("q"))
+    transfers: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, exchange: Exchange) -> None:
+        arrived = exchange.parts[exchange.last].submitted
+        self.count += 1
+        for part in exchange.parts.values():
+            self.bytes = max(self.bytes, part.bytes)
+            self.waits.append(arrived - part.submitted)
+            self.transfers.append(max(part.ended - arrived, 0))
+
+
+@dataclass
+class Measures:
+    """All measures; `incomplete` counts the exchanges that the files do not have of all ranks."""
+
+    steps: list[Step] = field(default_factory=list)
+    ranks: list[RankMeasures] = field(default_factory=list)
+    tensors: dict[int, TensorMeasures] = field(default_factory=dict)
+    exchanges: int = 0
+    incomplete: int = 0
+
+    @property
+    def wall(self) -> int:
+        return sum(step.wall for step in self.steps)
+
+
+def measure(trace: Trace, clocks: Sequence[HostClock]) -> Measures:
+    """Measures all generations. Raises LaunchError if the rows are not of one job."""
+    offset_of = {id(row): clock.offset for clock in clocks for row in clock.rows}
+    found = Measures()
+    for rows in trace.generations():
+        _Generation(rows, [offset_of[id(row)] for row in rows], found).measure()
+    return found
+
+
+class _Generation:
+    """The rows of one generation, whose measures are added to those of the trace."""
+
+    def __init__(self, rows: Sequence[Row], offsets: Sequence[int], found: Measures) -> None:
+        self._rows, self._offsets, self._found = rows, offsets, found
+        self._ranks = [RankMeasures(row) for row in rows]
+
+    def measure(self) -> None:
+        tensors = find_step_tensors(self._complete()).tensors
+        end = 0  # of the exchanges before a step
+        for number, step in split_into_steps(self._complete(), tensors):
+            if number:
+                self._add_step(number, step, end)
+            for exchange in step:
+                self._add_exchange(exchange)
+            end = max(end, _last_end(step))
+        self._found.incomplete += sum(not one.is_complete for one in exchanges(self._rows))
+        self._found.ranks += self._ranks
+
+    def _complete(self) -> Iterator[Exchange]:
+        return (one for one in exchanges(self._rows, self._offsets) if one.is_complete)
+
+    def _add_exchange(self, exchange: Exchange) -> None:
+        parts, last = exchange.parts, exchange.last
+        others = [part.submitted for row, part in parts.items() if row != last]
+        if others and parts[last].submitted > max(others):
+            self._ranks[last].times_last += 1
+        kind = parts[last].kind
+        self._found.exchanges += 1
+        self._found.tensors.setdefault(exchange.name, TensorMeasures(exchange.name, kind)).add(exchange)
+
+    def _add_step(self, number: int, exchanged: Sequence[Exchange], previous_end: int) -> None:
+        by_row = exposures(exchanged)
+        first = {row: _first_submission(exchanged, row) for row in by_row}
+        begin = previous_end or min(first.values())
+        step = Step(self._rows[0].generation, number, max(_last_end(exchanged) - begin, 0))
+        step.in_flight = statistics.fmean(one.in_flight for one in by_row.values())
+        step.exposed = statistics.fmean(one.exposed for one in by_row.values())
+        step.decision = statistics.fmean(one.decision for one in by_row.values())
+        step.transfer = statistics.fmean(one.transfer for one in by_row.values())
+        waiting = max(len(by_row) - 1, 1)
+        step.wait = sum(one.wait for one in by_row.values()) / waiting
+        caused = _total(one.caused_by for one in by_row.values())
+        for row, one in by_row.items():
+            self._ranks[row].waited += one.wait
+            self._ranks[row].exposed += one.exposed
+            self._ranks[row].caused += caused[row] / waiting
+        critical = _critical_row(step, caused, by_row)
+        if critical is not None:
+            step.rank = self._rows[critical].rank
+            if step.cause == LATE:
+                self._note_late(critical, step, first)
+        self._found.steps.append(step)
+
+    def _note_late(self, row: int, step: Step, first: Mapping[int, int]) -> None:
+        others = [moment for other, moment in first.items() if other != row]
+        at_first = first[row] - statistics.median(others) >= step.wait / 2
+        self._ranks[row].late_steps.append(LateStep(step.number, step.wait, at_first))
+
+
+def _critical_row(step: Step, caused: Counter[int], by_row: Mapping[int, Exposure]) -> int | None:
+    """Sets the cause of a step; returns the position of its critical row, if there is one."""
+    parts = {LATE: step.wait, SLOW_DECISION: step.decision, SLOW_TRANSFER: step.transfer}
+    cause = max(parts, key=lambda name: parts[name])
+    if parts[cause] < _CAUSE_SHARE * step.wall or not parts[cause]:
+        return None
+    step.cause = cause
+    if cause == SLOW_TRANSFER:  # all ranks move the data, and no file tells which of them is slow
+        return None
+    blamed = caused if cause == LATE else _total(one.informed_by for one in by_row.values())
+    return max(blamed, key=lambda row: (blamed[row], -row))
+
+
+def _total(counters: Iterator[Counter[int]]) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
+
+
+def _first_submission(step: Sequence[Exchange], row: int) -> int:
+    return min(one.parts[row].submitted for one in step if row in one.parts)
+
+
+def _last_end(step: Sequence[Exchange]) -> int:
+    return max(part.ended for exchange in step for part in exchange.parts.values())

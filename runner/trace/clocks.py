@@ -1,0 +1,156 @@
+"""The offsets between the clocks of hosts, from the order that the negotiation gives to events on two hosts.
+
+No rank learns that all agree before the last of them has submitted, and no all-reduce ends on a rank before
+all have begun to move data. Each such pair of events on two hosts bounds the offset of their clocks on one
+side, as the two halves of a round trip do in the Network Time Protocol (RFC 5905,
+https://www.rfc-editor.org/rfc/rfc5905#section-8). Over a trace, the closest bounds remain.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.timeline import ONE_HOST_NS
+from sirtaki.runner.trace.exchanges import exchanges
+from sirtaki.runner.trace.operations import Operation
+from sirtaki.runner.trace.trace import Row, Trace
+
+_MAX_DRIFT_NS = 1_000_000_000  # clocks of one job that contradict each other by more are those of two jobs
+_ALL_REDUCE = "all-reduce"
+
+
+@dataclass
+class HostClock:
+    """A clock that some rows share. Times are in nanoseconds.
+
+    Attributes:
+        rows: those of one host, or of several hosts that run on one machine.
+        offset: what has to be added to their times in the files.
+        moved: what `sirtaki trace merge` has added to them, if it wrote the files.
+        error: the largest error of the offset; None if nothing bounds it.
+        exchanges: the number of exchanges that the bounds come from.
+    """
+
+    rows: list[Row]
+    offset: int = 0
+    moved: int = 0
+    error: int | None = None
+    exchanges: int = 0
+
+    @property
+    def hosts(self) -> list[str]:
+        return sorted({row.host for row in self.rows if row.host})
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({row.rank for row in self.rows if row.rank is not None})
+
+
+@dataclass
+class _Bounds:
+    """Bounds of the offset that has to be added to the times of a clock, where they are known."""
+
+    lower: int | None = None
+    upper: int | None = None
+    count: int = 0
+
+    def narrow(self, first: Sequence[Operation], other: Sequence[Operation], moves_data: bool) -> None:
+        """Takes the events of an exchange on the first clock and on the other one."""
+        self.count += 1
+        self._raise(_last(first, "submitted") - _first(other, "decided"))
+        self._lower(_first(first, "decided") - _last(other, "submitted"))
+        if moves_data and all(one.started for one in (*first, *other)):
+            self._raise(_last(first, "started") - _first(other, "ended"))
+            self._lower(_first(first, "ended") - _last(other, "started"))
+
+    def _raise(self, bound: int) -> None:
+        self.lower = bound if self.lower is None else max(self.lower, bound)
+
+    def _lower(self, bound: int) -> None:
+        self.upper = bound if self.upper is None else min(self.upper, bound)
+
+
+def align_clocks(trace: Trace) -> list[HostClock]:
+    """Returns the clocks of a trace; the first one is that of the first rank, with offset 0.
+
+    Raises LaunchError if the rows are not of one job.
+    """
+    clocks = _by_host(trace)
+    bounds = _bounds(trace, clocks)
+    _refuse_contradictions(bounds)
+    first = clocks[0]
+    for clock, found in zip(clocks, bounds, strict=True):
+        stated = clock.rows[0].clock
+        if stated.is_merged:
+            clock.moved, clock.error = stated.offset, stated.error
+        elif clock is first:
+            clock.error = 0
+        elif found.lower is None or found.upper is None:
+            clock.offset = _by_wall_clocks(first.rows[0], clock.rows[0])
+        else:
+            clock.offset = (found.lower + found.upper) // 2
+            clock.error = (abs(found.upper - found.lower) + 1) // 2
+        clock.exchanges = found.count
+    return clocks
+
+
+def _by_host(trace: Trace) -> list[HostClock]:
+    """Returns the clocks: rows with one difference of wall and monotonic clock share one."""
+    clocks: list[HostClock] = []
+    for row in sorted(trace.rows, key=lambda row: (row.rank is None, row.output_pid)):
+        own = row.clock.wall_minus_monotonic
+        for clock in clocks:
+            other = clock.rows[0].clock.wall_minus_monotonic
+            if own is None or other is None or abs(own - other) < ONE_HOST_NS:
+                clock.rows.append(row)
+                break
+        else:
+            clocks.append(HostClock([row]))
+    return clocks
+
+
+def _bounds(trace: Trace, clocks: Sequence[HostClock]) -> list[_Bounds]:
+    """Returns the bounds of each clock's offset; those of the first clock are about itself."""
+    bounds = [_Bounds() for _ in clocks]
+    number_of = {id(row): number for number, clock in enumerate(clocks) for row in clock.rows}
+    for rows in trace.generations():
+        for exchange in exchanges(rows):
+            on_clock = defaultdict(list)
+            for position, operation in exchange.parts.items():
+                on_clock[number_of[id(rows[position])]].append(operation)
+            moves_data = trace.texts[next(iter(exchange.parts.values())).kind] == _ALL_REDUCE
+            for number in on_clock.keys() if 0 in on_clock else ():
+                bounds[number].narrow(on_clock[0], on_clock[number], moves_data)
+    return bounds
+
+
+def _refuse_contradictions(bounds: Sequence[_Bounds]) -> None:
+    """Raises LaunchError if a rank has learnt of an agreement long before another one submitted."""
+    for number, found in enumerate(bounds):
+        if found.lower is None or found.upper is None:
+            continue
+        gap = found.lower - found.upper if number else found.lower  # the first clock has no offset to itself
+        if gap > _MAX_DRIFT_NS:
+            raise LaunchError(
+                "these files are not of one job: in one of them, exchanges had ended "
+                f"{gap / 1e9:.0f} s before another rank began them"
+            )
+
+
+def _by_wall_clocks(first: Row, row: Row) -> int:
+    """Returns the offset by the wall clocks. Within a file, hvdrun has moved the times by it already."""
+    own, other = row.clock.wall_minus_monotonic, first.clock.wall_minus_monotonic
+    if own is None or other is None or row.source == first.source:
+        return 0
+    return own - other
+
+
+def _first(operations: Sequence[Operation], event: str) -> int:
+    return min(getattr(one, event) for one in operations)
+
+
+def _last(operations: Sequence[Operation], event: str) -> int:
+    return max(getattr(one, event) for one in operations)

@@ -1,0 +1,110 @@
+"""Writes a trace of all ranks for Perfetto, in the JSON array form of the Trace Event Format.
+
+(https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU) Events are those of the
+files, moved to one clock. An arrow, a flow of that format, leads from each rank's call to that of the last
+rank.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from sirtaki.runner.timeline import in_row, merging_file, shifted
+from sirtaki.runner.timeline_events import EventFile, in_microseconds
+from sirtaki.runner.trace.clocks import HostClock
+from sirtaki.runner.trace.exchanges import exchanges
+from sirtaki.runner.trace.trace import Row, Trace
+
+_ARROW = "last arrival"
+
+
+def write_trace(trace: Trace, clocks: Sequence[HostClock], path: Path) -> int:
+    """Writes all events into `path`, compressed if that ends in .gz, and returns the number of arrows.
+
+    Raises OSError.
+    """
+    clock_of = {id(row): clock for clock in clocks for row in clock.rows}
+    growing = merging_file(path)
+    try:
+        arrows = _write(growing, path.suffix == ".gz", _events(trace, clock_of), _arrows(trace, clock_of))
+        os.replace(growing, path)
+    finally:
+        growing.unlink(missing_ok=True)
+    return arrows
+
+
+def _write(path: Path, is_compressed: bool, events: Iterable[bytes], arrows: Iterable[bytes]) -> int:
+    """Writes a file; returns the number of arrows."""
+    count = 0
+    with ExitStack() as stack:
+        out: IO[bytes] | gzip.GzipFile = stack.enter_context(open(path, "wb"))
+        if is_compressed:  # without a name and a time, so that equal traces have equal bytes
+            out = stack.enter_context(gzip.GzipFile("", "wb", 6, out, mtime=0))
+        out.write(b"[\n")
+        separator = b""
+        for event in events:
+            out.write(separator + event)
+            separator = b",\n"
+        for arrow in arrows:
+            out.write(separator + arrow)
+            count += 1
+        out.write(b"\n]\n")
+    return count
+
+
+def _events(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[bytes]:
+    by_source: dict[Path, dict[int, Row]] = {}
+    for row in trace.rows:
+        by_source.setdefault(row.source.path, {})[row.pid] = row
+    for path, rows in by_source.items():
+        for line in EventFile(path):
+            try:
+                event = json.loads(line)
+                row = rows[event["pid"]]
+            except (ValueError, KeyError, TypeError, RecursionError):  # read_trace has counted it
+                continue
+            if event.get("cat") != _ARROW:  # those of an earlier merge are made anew
+                yield _placed(line, row, clock_of[id(row)])
+
+
+def _placed(line: bytes, row: Row, clock: HostClock) -> bytes:
+    """Returns an event in its row and on the common clock."""
+    if row.source.part is not None:
+        line = in_row(line, row.output_pid, row.source.part)
+    if b'"clock"' in line:
+        event = json.loads(line)
+        if event["name"] == "clock":
+            event["args"] |= {"offset_ns": clock.moved + clock.offset, "error_ns": clock.error}
+            return json.dumps(event).encode()
+    return shifted(line, clock.offset) if clock.offset else line
+
+
+def _arrows(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[bytes]:
+    """Yields each arrow: the two events at its ends."""
+    number = itertools.count(1)
+    for rows in trace.generations():
+        for exchange in exchanges(rows, [clock_of[id(row)].offset for row in rows]):
+            if not exchange.is_complete:
+                continue
+            last = exchange.last
+            for position, operation in exchange.parts.items():
+                if position != last:
+                    identity = next(number)
+                    begin = _end("s", identity, rows[position], exchange.name, operation.submitted)
+                    end = _end("f", identity, rows[last], exchange.name, exchange.parts[last].submitted)
+                    yield begin + b",\n" + end
+
+
+def _end(phase: str, number: int, row: Row, name: int, moment: int) -> bytes:
+    binding = ', "bp": "e"' if phase == "f" else ""  # to the slice around it, not to the next one
+    return (
+        f'{{"ph": "{phase}", "name": "{_ARROW}", "cat": "{_ARROW}", "id": {number}, "pid": {row.output_pid}, '
+        f'"tid": {row.tracks[name]}, "ts": {in_microseconds(moment)}{binding}}}'
+    ).encode()

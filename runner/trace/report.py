@@ -1,0 +1,228 @@
+"""The output of `sirtaki trace report`: lines of text, and all measures as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sirtaki.bindings._version import VERSION
+from sirtaki.runner.doctor.findings import Finding
+from sirtaki.runner.doctor.report import exit_code, summary
+from sirtaki.runner.trace.analysis import Measures, RankMeasures, Step, TensorMeasures
+from sirtaki.runner.trace.clocks import HostClock
+from sirtaki.runner.trace.durations import percent, percentile, time
+from sirtaki.runner.trace.failures import failures
+from sirtaki.runner.trace.rules import TracePicture
+from sirtaki.runner.trace.trace import Trace
+
+SCHEMA = 1
+_ROWS = 10  # of the text's tables; JSON has all
+_MAX_NAME = 40
+_Cells = Sequence[str]
+
+
+def as_json(picture: TracePicture, findings: Sequence[Finding]) -> str:
+    """Returns all measures as a JSON object, in seconds; `schema` changes with the meaning of a field."""
+    trace, clocks, measures = picture
+    values: dict[str, Any] = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "exit_code": exit_code(findings),
+        "clocks": [_json_clock(one) for one in clocks],
+        "steps": [_json_step(one) for one in measures.steps],
+        "ranks": [_json_rank(one) for one in measures.ranks],
+        "tensors": [_json_tensor(trace, one) for one in _by_wait(measures)],
+        "failures": [_json_failure(one) for one in failures(trace)],
+        "findings": [
+            {name: one for name, one in asdict(found).items() if name != "hosts"} for found in findings
+        ],
+    }
+    return json.dumps(values, indent=2)
+
+
+def as_lines(picture: TracePicture, findings: Sequence[Finding]) -> list[str]:
+    """Returns the text."""
+    trace, clocks, measures = picture
+    lines = [*describe_trace(trace), *describe_clocks(clocks)]
+    for table in (_steps(measures), _ranks(measures), _tensors(trace, measures)):
+        lines += ["", *table]
+    return [*lines, "", *map(str, findings), *([""] if findings else []), summary(findings)]
+
+
+def describe_trace(trace: Trace) -> Iterator[str]:
+    """Yields the files' ranks and what they hold."""
+    for rows in trace.generations():
+        place = f"generation {rows[0].generation}: " if rows[0].generation else ""
+        count = sum(len(row.operations) for row in rows)
+        yield f"{place}{len(rows)} {'rank' if len(rows) == 1 else 'ranks'}, {count} operations"
+
+
+def describe_clocks(clocks: Sequence[HostClock]) -> Iterator[str]:
+    """Yields the offset of each clock, with its error."""
+    for number, clock in enumerate(clocks):
+        place = f"{', '.join(clock.hosts)} ({_ranks_text(clock.ranks)})"
+        moved = f"clock of {place}: moved by {_seconds(clock.moved + clock.offset):+.9f} s"
+        if number == 0:
+            yield f"clock: that of {place}"
+        elif clock.error is None:
+            yield f"{moved}, by the wall clocks; no exchange bounds the error"
+        else:
+            yield f"{moved} ± {time(clock.error)}, from {clock.exchanges} exchanges"
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    """Formats "ranks 0-3, 6"."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1][-1:] = [spans[-1][0], rank] if len(spans[-1]) == 1 else [rank]
+        else:
+            spans.append([rank])
+    text = ", ".join("-".join(map(str, dict.fromkeys(span))) for span in spans)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _steps(measures: Measures) -> Iterator[str]:
+    steps = measures.steps
+    if not steps:
+        yield "steps: none"
+        return
+    walls = [step.wall for step in steps]
+    exposed, in_flight = (sum(getattr(step, name) for step in steps) for name in ("exposed", "in_flight"))
+    causes = Counter(step.cause or "no single cause" for step in steps)
+    middle, long = (time(percentile(walls, share)) for share in (0.5, 0.99))
+    overlap = _share(in_flight - exposed, in_flight)
+    yield (
+        f"steps: {len(steps)}, wall p50 {middle}, p99 {long}; exposed {_share(exposed, measures.wall)} of "
+        f"the time; overlap {overlap} of the exchanges"
+    )
+    yield f"causes: {', '.join(f'{cause} {count}' for cause, count in causes.most_common())}"
+    slowest = sorted(steps, key=lambda step: -step.wall)[:_ROWS]
+    head = ("step", "wall", "exposed", "wait", "decision", "transfer", "overlap", "critical rank", "cause")
+    yield from _table(f"the slowest {len(slowest)} steps", head, map(_step_cells, slowest))
+
+
+def _step_cells(step: Step) -> _Cells:
+    times = map(time, (step.wall, step.exposed, step.wait, step.decision, step.transfer))
+    number = f"{step.generation}/{step.number}" if step.generation else f"{step.number}"
+    overlap = _share(step.in_flight - step.exposed, step.in_flight)
+    return number, *times, overlap, "-" if step.rank is None else f"{step.rank}", step.cause or "-"
+
+
+def _ranks(measures: Measures) -> Iterator[str]:
+    head = ("rank", "host", "caused wait", "own wait", "exposed", "times last", "late steps")
+    ranks = sorted(measures.ranks, key=lambda one: -one.caused)[:_ROWS]
+    yield from _table("ranks, by the wait that they caused to others", head, map(_rank_cells, ranks))
+
+
+def _rank_cells(one: RankMeasures) -> _Cells:
+    rank = f"{one.row.generation}/{one.row.rank}" if one.row.generation else f"{one.row.rank}"
+    times = map(time, (one.caused, one.waited, one.exposed))
+    return rank, one.row.host, *times, f"{one.times_last}", f"{len(one.late_steps)}"
+
+
+def _tensors(trace: Trace, measures: Measures) -> Iterator[str]:
+    head = ("tensor", "kind", "count", "bytes", "wait p50", "p99", "transfer p50", "p99")
+    tensors = _by_wait(measures)[:_ROWS]
+    yield from _table("tensors, by wait and transfer", head, (_tensor_cells(trace, one) for one in tensors))
+
+
+def _tensor_cells(trace: Trace, one: TensorMeasures) -> _Cells:
+    name = trace.texts[one.name]
+    short = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME // 2]}…{name[1 - _MAX_NAME // 2 :]}"
+    times = (
+        time(percentile(values, share)) for values in (one.waits, one.transfers) for share in (0.5, 0.99)
+    )
+    return short, trace.texts[one.kind], f"{one.count}", f"{one.bytes}", *times
+
+
+def _by_wait(measures: Measures) -> list[TensorMeasures]:
+    return sorted(measures.tensors.values(), key=lambda one: -(sum(one.waits) + sum(one.transfers)))
+
+
+def _table(title: str, head: _Cells, rows: Iterable[_Cells]) -> Iterator[str]:
+    """Yields a title and aligned columns, the first of them to the left."""
+    cells = [head, *rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    yield f"{title}:"
+    for row in cells:
+        aligned: list[Callable[[int], str]] = [
+            text.ljust if not at else text.rjust for at, text in enumerate(row)
+        ]
+        yield "  " + "  ".join(align(width) for align, width in zip(aligned, widths, strict=True)).rstrip()
+
+
+def _share(part: float, whole: float) -> str:
+    return percent(part / whole) if whole else "-"
+
+
+def _seconds(nanoseconds: float) -> float:
+    return nanoseconds / 1e9
+
+
+def _json_clock(clock: HostClock) -> dict[str, Any]:
+    return {
+        "hosts": clock.hosts,
+        "ranks": clock.ranks,
+        "offset_seconds": _seconds(clock.moved + clock.offset),
+        "error_seconds": None if clock.error is None else _seconds(clock.error),
+        "exchanges": clock.exchanges,
+    }
+
+
+def _json_step(step: Step) -> dict[str, Any]:
+    times = ("wall", "in_flight", "exposed", "wait", "decision", "transfer")
+    return {
+        "generation": step.generation,
+        "step": step.number,
+        **{f"{name}_seconds": _seconds(getattr(step, name)) for name in times},
+        "critical_rank": step.rank,
+        "cause": step.cause or None,
+    }
+
+
+def _json_rank(one: RankMeasures) -> dict[str, Any]:
+    return {
+        "generation": one.row.generation,
+        "rank": one.row.rank,
+        "host": one.row.host,
+        "operations": len(one.row.operations),
+        "caused_wait_seconds": _seconds(one.caused),
+        "own_wait_seconds": _seconds(one.waited),
+        "exposed_seconds": _seconds(one.exposed),
+        "times_last": one.times_last,
+        "late_steps": [
+            {"step": step.number, "wait_seconds": _seconds(step.wait), "at_first_submission": step.at_first}
+            for step in one.late_steps
+        ],
+    }
+
+
+def _json_tensor(trace: Trace, one: TensorMeasures) -> dict[str, Any]:
+    measured = {"wait": one.waits, "transfer": one.transfers}
+    return {
+        "name": trace.texts[one.name],
+        "kind": trace.texts[one.kind],
+        "count": one.count,
+        "bytes": one.bytes,
+        **{
+            f"{name}_p{share}_seconds": _seconds(percentile(values, share / 100))
+            for name, values in measured.items()
+            for share in (50, 99)
+        },
+    }
+
+
+def _json_failure(one: Any) -> dict[str, Any]:
+    submitted = [
+        {"rank": rank, "kind": kind, "bytes": size} for rank, (kind, size) in sorted(one.submitted.items())
+    ]
+    return {
+        "name": one.name,
+        "generation": one.generation,
+        "statuses": sorted(one.statuses),
+        "submitted": submitted,
+    }

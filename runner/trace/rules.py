@@ -1,0 +1,180 @@
+"""The rules that judge a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Rule
+from sirtaki.runner.trace.analysis import SLOW_DECISION, Measures, RankMeasures
+from sirtaki.runner.trace.clocks import HostClock
+from sirtaki.runner.trace.durations import percent, time
+from sirtaki.runner.trace.failures import Disagreement, failures
+from sirtaki.runner.trace.trace import Trace
+
+_LATE_SHARE = 0.05  # of all steps' time, that the others wait for a rank
+_TRANSFER_SHARE, _DECISION_SHARE = 0.2, 0.1  # of all steps' time, exposed
+_MAX_STEPS = 5  # that a line names
+
+
+class TracePicture(NamedTuple):
+    """A trace with its clocks and measures: what rules judge."""
+
+    trace: Trace
+    clocks: Sequence[HostClock]
+    measures: Measures
+
+
+def _mismatches(picture: TracePicture) -> Iterator[Evidence]:
+    for one in failures(picture.trace):
+        if one.is_mismatch:
+            yield Evidence("", _submitted(one), {"name": one.name})
+
+
+def _submitted(one: Disagreement) -> str:
+    each = [f"rank {rank} {kind} of {size} bytes" for rank, (kind, size) in sorted(one.submitted.items())]
+    same = len(set(one.submitted.values())) == 1
+    return ", ".join(each) + (
+        "; the same kind and size, so the dtype, shape or operation differs" if same else ""
+    )
+
+
+def _failed(picture: TracePicture) -> Iterator[Evidence]:
+    failed = [one for one in failures(picture.trace) if not one.is_mismatch]
+    for status in sorted({status for one in failed for status in one.statuses}):
+        names = list(dict.fromkeys(one.name for one in failed if status in one.statuses))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield Evidence("", f"{names[0]!r}{more}", {"status": status})
+
+
+def _late_ranks(picture: TracePicture) -> Iterator[Evidence]:
+    wall, steps = picture.measures.wall, len(picture.measures.steps)
+    for one in sorted(picture.measures.ranks, key=lambda one: -one.caused):
+        if wall and one.caused >= _LATE_SHARE * wall and one.late_steps:
+            waited = f"they waited {time(one.caused)}, {percent(one.caused / wall)} of the time"
+            yield Evidence(
+                "",
+                f"{waited}; {_late_steps(one, steps)}",
+                {"rank": one.row.rank, "reason": _reason(one, steps)},
+            )
+
+
+def _late_steps(one: RankMeasures, steps: int) -> str:
+    worst = one.worst_steps()
+    is_rare = len(worst) <= _MAX_STEPS and 2 * len(worst) < steps
+    named = f": {', '.join(str(step.number) for step in worst)}" if is_rare else ""
+    return f"mostly in {len(worst)} of {steps} {'step' if steps == 1 else 'steps'}{named}"
+
+
+def _reason(one: RankMeasures, steps: int) -> str:
+    """Returns where to look: the times tell how often a rank was late, and in which part of a step."""
+    worst = one.worst_steps()
+    is_early = 2 * sum(step.at_first for step in worst) >= len(worst)
+    part = "before its first submission of the step, as by loading data" if is_early else "during backward"
+    if 2 * len(worst) >= steps:
+        return (
+            f"it is slow in most steps, {part}: look at its share of the data and at what else its cores do"
+        )
+    return f"it is slow in some steps, {part}: look for garbage collection, checkpoints and logging"
+
+
+def _slow_transfers(picture: TracePicture) -> Iterator[Evidence]:
+    wall, steps = picture.measures.wall, picture.measures.steps
+    exposed = sum(step.transfer for step in steps)
+    if wall and exposed >= _TRANSFER_SHARE * wall:
+        yield Evidence("", f"{time(exposed)} of {time(wall)}, {percent(exposed / wall)}")
+
+
+def _slow_decisions(picture: TracePicture) -> Iterator[Evidence]:
+    wall, steps = picture.measures.wall, picture.measures.steps
+    exposed = sum(step.decision for step in steps)
+    if wall and exposed >= _DECISION_SHARE * wall:
+        ranks = [step.rank for step in steps if step.cause == SLOW_DECISION]
+        last = max(set(ranks), key=ranks.count, default=None)
+        most = f"; most often rank {last} was informed last" if last is not None else ""
+        yield Evidence("", f"{time(exposed)} of {time(wall)}, {percent(exposed / wall)}{most}")
+
+
+def _lacking(picture: TracePicture) -> Iterator[Evidence]:
+    for text in picture.trace.lacks:
+        yield Evidence("", text)
+
+
+def _incomplete(picture: TracePicture) -> Iterator[Evidence]:
+    count = picture.measures.incomplete
+    if count:
+        yield Evidence("", f"{count} of {count + picture.measures.exchanges}")
+
+
+def _unknown_clocks(picture: TracePicture) -> Iterator[Evidence]:
+    for clock in picture.clocks:
+        if clock.error is None:
+            yield Evidence("", ", ".join(clock.hosts))
+
+
+def _no_steps(picture: TracePicture) -> Iterator[Evidence]:
+    if len(picture.measures.steps) < 2 and picture.measures.exchanges:
+        yield Evidence("", "")
+
+
+TRACE_RULES: tuple[Rule[TracePicture], ...] = (
+    Rule(
+        "mismatch",
+        PROBLEM,
+        "the ranks disagree about '{name}'",
+        "make the same call with the same shape, dtype and operation on all ranks; the error that they "
+        "raised has both values",
+        _mismatches,
+    ),
+    Rule(
+        "operations-failed",
+        PROBLEM,
+        "operations ended with {status}",
+        "see the error of the job; `hvdrun --dump-directory DIR` keeps what each rank was doing",
+        _failed,
+    ),
+    Rule("late-rank", WARNING, "the others wait for rank {rank}", "{reason}", _late_ranks),
+    Rule(
+        "slow-transfer",
+        WARNING,
+        "the ranks wait for data to move",
+        "exchange less (docs/compression.md) or less often (docs/local_sgd.md), and measure the network with "
+        "`sirtaki doctor -H HOSTS`",
+        _slow_transfers,
+    ),
+    Rule(
+        "slow-decision",
+        WARNING,
+        "the ranks wait to learn that all agree",
+        "start no more ranks than cores (`sirtaki doctor -np N` counts them), and fuse small tensors",
+        _slow_decisions,
+    ),
+    Rule(
+        "files-lack",
+        WARNING,
+        "the files are not complete",
+        "the measures are those of what there is; name all files of the job",
+        _lacking,
+    ),
+    Rule(
+        "exchanges-lack",
+        NOTE,
+        "exchanges are left out, because the files do not have the parts of all ranks",
+        "nothing, if a rank ended earlier, joined, or began its timeline later",
+        _incomplete,
+    ),
+    Rule(
+        "clock-unknown",
+        WARNING,
+        "the times of some hosts are moved by their wall clocks, and may be wrong by any amount",
+        "synchronise the clocks (chrony, systemd-timesyncd); ranks that exchange nothing give no bounds",
+        _unknown_clocks,
+    ),
+    Rule(
+        "no-steps",
+        NOTE,
+        "there are no steps, because no tensor is exchanged twice under one name",
+        "give the tensors of a step names that recur",
+        _no_steps,
+    ),
+)

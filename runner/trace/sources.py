@@ -1,0 +1,52 @@
+"""The files that a user names: timelines of ranks, the result of hvdrun, or that of `sirtaki trace merge`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.timeline_events import EventFile
+from sirtaki.runner.timeline_files import Part, elastic_parts, part_of, rank_files
+
+_HEAD = b'{"ph": "M", "name": "process_name"'  # how the file of a rank begins
+
+
+class Source(NamedTuple):
+    """A file. `part` is what its name says of an elastic job, None for other jobs and for merged files."""
+
+    path: Path
+    part: Part | None
+
+
+def find_sources(paths: Sequence[Path]) -> list[Source]:
+    """Returns the files of folders, and those of other ranks beside a named file.
+
+    Raises LaunchError if there is none.
+    """
+    found = {file: Source(file, part_of(file)) for path in paths for file in _files(path)}
+    return sorted(found.values(), key=_order)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    try:
+        if path.is_dir():
+            files = [file for file in sorted(path.iterdir()) if file.is_file() and _is_timeline(file)]
+        else:
+            files = [part.file(path) for part in elastic_parts(path)] or rank_files(path)
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}: {error.strerror}") from None
+    if not files and path.is_dir():
+        raise LaunchError(f"{path} has no timelines: `hvdrun --timeline-filename FILE` writes one")
+    if not files:
+        raise LaunchError(f"there is no file {path}")
+    yield from files
+
+
+def _is_timeline(file: Path) -> bool:
+    return next(iter(EventFile(file)), b"").startswith(_HEAD)
+
+
+def _order(source: Source) -> tuple[Part, Path]:
+    return source.part or Part(0, 0), source.path
