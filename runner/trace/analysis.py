@@ -26,7 +26,8 @@ class Step:
 
     Attributes:
         number: from 1, in each generation.
-        wall: from the end of the last exchange before the step, on any rank, to that of its own.
+        wall: from the end of the step before, which is that of its last exchange on any rank, to its own end;
+            the first one begins with its first submission.
         in_flight, exposed: time with exchanges in flight, and the part of it that nothing hides.
         wait: exposed until the last rank has submitted; the mean over the ranks that wait for another one.
         decision, transfer: exposed until all ranks know that all agree, and until the rank has the results.
@@ -142,13 +143,13 @@ class _Generation:
 
     def measure(self) -> None:
         tensors = find_step_tensors(self._complete()).tensors
-        end = 0  # of the exchanges before a step
+        end = 0  # of the step before
         for number, step in split_into_steps(self._complete(), tensors):
-            if number:
-                self._add_step(number, step, end)
             for exchange in step:
                 self._add_exchange(exchange)
-            end = max(end, _last_end(step))
+            if number:
+                self._add_step(number, step, end)
+                end = max(end, _last_end(step))
         self._found.incomplete += sum(not one.is_complete for one in exchanges(self._rows))
         self._found.ranks += self._ranks
 

@@ -4,7 +4,7 @@ No file records when a program waits. But a program that submits another operati
 exchanges of a rank in a step are taken in *bursts*, in each of which at least one is in flight at any time.
 A burst is *exposed* from the last submission in it to its end. That time has three parts: until the last rank
 has submitted (wait), until all ranks know that all agree (decision), and until the rank has all results
-(transfer).
+(transfer). While data of the burst moves, no decision is waited for.
 """
 
 from __future__ import annotations
@@ -73,12 +73,24 @@ def _exposure(parts: Iterable[_Part]) -> Exposure:
         arrived = min(max(slowest.arrived, begin), end)
         last_decided = max(burst, key=lambda part: part.decided)
         decided = min(max(last_decided.decided, arrived), end)
+        moving = _moving(burst, arrived, decided)
         found.in_flight += end - burst[0].submitted
         found.exposed += end - begin
         found.caused_by[slowest.last] += arrived - begin
-        found.informed_by[last_decided.last_informed] += decided - arrived
-        found.transfer += end - decided
+        found.informed_by[last_decided.last_informed] += decided - arrived - moving
+        found.transfer += end - decided + moving
     return found
+
+
+def _moving(burst: Iterable[_Part], begin: int, end: int) -> int:
+    """Returns how long data moves between two moments: later plans may be decided when earlier ones end."""
+    total, until = 0, begin
+    for part in sorted(burst, key=lambda part: part.decided):
+        first, last = max(part.decided, until), min(part.ended, end)
+        if last > first:
+            total += last - first
+            until = last
+    return total
 
 
 def _bursts(parts: Iterable[_Part]) -> Iterator[Sequence[_Part]]:

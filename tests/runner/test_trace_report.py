@@ -135,9 +135,19 @@ def test_steps_are_found_among_other_exchanges(tmp_path: Path, capsys: pytest.Ca
         for plan, name in enumerate(names, 1)
     ]
     found = report(write_job(tmp_path, [calls, calls]), capsys)
-    # Each step ends with the last exchange before the next step tensor.
-    assert [micro(step, "wall") for step in found["steps"]] == [[300], [200], [300], [500]]
+    # Each step ends with the last exchange before the next step tensor; the first begins with "a".
+    assert [micro(step, "wall") for step in found["steps"]] == [[220], [200], [300], [500]]
     assert "no-steps" in rules(report(write_job(tmp_path, [calls[:2], calls[:2]]), capsys))
+
+
+def test_data_that_moves_hides_a_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [(Call("a", 2 * n - 1, n * 1000, n * 1000 + 20, n * 1000 + 500),) for n in (1, 2)]
+    later = [(Call("b", 2 * n, n * 1000 + 10, n * 1000 + 530, n * 1000 + 600),) for n in (1, 2)]
+    calls = [call for one, two in zip(steps, later, strict=True) for call in (*one, *two)]
+    found = report(write_job(tmp_path, [calls, calls]), capsys)
+    # "b" is decided when "a" has ended: 10 + 30 µs without any transfer, and 480 + 70 µs with one.
+    times = ("exposed", "wait", "decision", "transfer")
+    assert [micro(step, *times) for step in found["steps"]] == [[590, 0, 40, 550]] * 2
 
 
 def test_files_that_end_early_blame_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
