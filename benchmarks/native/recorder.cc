@@ -37,7 +37,7 @@ void step(Observer& observer, const std::vector<std::string>& names, uint64_t pl
 
 double nanoseconds_an_operation(int operations_a_step) {
   const Log log(-1);
-  Timeline timeline(0, "rank 0", log);
+  Timeline timeline(0, 1, "rank 0", log);
   Observer observer(2, 4'096, timeline);
   std::vector<std::string> names;
   for (int i = 0; i < operations_a_step; ++i) names.push_back("allreduce.model.layer." + std::to_string(i) + ".weight");

@@ -59,7 +59,7 @@ Context::Context(const Config& config, const srt_topology& topology)
     : config_(config), topology_(topology), rank_(topology.rank), size_(topology.size),
       log_(static_cast<int>(config.integer(Knob::log_descriptor))), links_(topology.size),
       kernels_(choose_kernels(config.text(Knob::kernel))),
-      timeline_(rank_, name_of(rank_, location_of(topology.peers[rank_])), log_), gpu_(config_),
+      timeline_(rank_, size_, name_of(rank_, location_of(topology.peers[rank_])), log_), gpu_(config_),
       state_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_, signals_) {
   topology_.peers = nullptr;
   for (int32_t rank = 0; rank < size_; ++rank) {

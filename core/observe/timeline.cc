@@ -143,6 +143,7 @@ void Timeline::write_head() {
   describe("process_name", decisions_track, "name", name_);
   describe("process_sort_index", decisions_track, "sort_index", rank_);
   describe("thread_name", decisions_track, "name", "Decisions");
+  describe("world", decisions_track, "size", world_size_);  // tells a reader whose files are missing
   // All ranks of a host share the monotonic clock; between hosts this value gives the offset of their clocks.
   describe("clock", decisions_track, "wall_minus_monotonic_ns", wall_clock() - now());
   flush();

@@ -23,8 +23,9 @@ namespace sirtaki {
 
 class Timeline {
  public:
-  // Creates a timeline. `name` is how messages name this rank.
-  Timeline(int32_t rank, std::string name, const Log& log) : rank_(rank), name_(std::move(name)), log_(log) {}
+  // Creates a timeline of one of `world_size` ranks. `name` is how messages name this rank.
+  Timeline(int32_t rank, int32_t world_size, std::string name, const Log& log)
+      : rank_(rank), world_size_(world_size), name_(std::move(name)), log_(log) {}
   ~Timeline();
 
   // Begins a new file; a file that is being written is completed first.
@@ -66,7 +67,7 @@ class Timeline {
   void flush();
   Track& track_of(std::string_view name);
 
-  const int32_t rank_;
+  const int32_t rank_, world_size_;
   const std::string name_;
   const Log& log_;
   Mutex control_;  // serializes start and stop

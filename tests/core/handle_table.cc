@@ -8,7 +8,7 @@ using namespace sirtaki;
 // Threads that fail, wait and shut down may all end the same handle.
 TEST(a_handle_keeps_its_first_ending) {
   const Log log(-1);
-  Timeline timeline(0, "rank 0", log);
+  Timeline timeline(0, 1, "rank 0", log);
   Observer observer(1, 8, timeline);
   HandleSignals signals;
   HandleTable table(observer, signals);
@@ -27,7 +27,7 @@ TEST(a_handle_keeps_its_first_ending) {
 
 TEST(watched_operations_are_reported_once) {
   const Log log(-1);
-  Timeline timeline(0, "rank 0", log);
+  Timeline timeline(0, 1, "rank 0", log);
   Observer observer(1, 8, timeline);
   HandleSignals signals;
   HandleTable table(observer, signals);

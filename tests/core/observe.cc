@@ -20,7 +20,7 @@ namespace {
 struct Quiet {
   explicit Quiet(int32_t size, size_t capacity) : observer(size, capacity, timeline) {}
   Log log{-1};
-  Timeline timeline{0, "rank 0", log};
+  Timeline timeline{0, 1, "rank 0", log};
   Observer observer;
 };
 
