@@ -39,12 +39,13 @@ class Clock(NamedTuple):
 HERE = Clock()
 
 
-def timeline(rank: int, calls: Sequence[Call], clock: Clock = HERE) -> str:
-    """Returns the file of a rank."""
+def timeline(rank: int, calls: Sequence[Call], clock: Clock = HERE, size: int = 0) -> str:
+    """Returns the file of a rank, of `size` ranks; by default it is the last one."""
     tracks = {name: number for number, name in enumerate(dict.fromkeys(call.name for call in calls), 1)}
     title = f"rank {rank} (pid {100 + rank} on {clock.host})"
     head = [("process_name", 0, {"name": title}), ("process_sort_index", 0, {"sort_index": rank})]
     head.append(("thread_name", 0, {"name": "Decisions"}))
+    head.append(("world", 0, {"size": size or rank + 1}))
     head.append(("clock", 0, {"wall_minus_monotonic_ns": WALL_CLOCK - clock.ahead}))
     head += [("thread_name", number, {"name": name}) for name, number in tracks.items()]
     events = [
@@ -71,7 +72,7 @@ def write_job(folder: Path, ranks: Sequence[Sequence[Call]], clocks: Sequence[Cl
     path = folder / "t.json"
     for rank, calls in enumerate(ranks):
         file = path.with_name(f"t.json.rank{rank}") if rank else path
-        file.write_text(timeline(rank, calls, clocks[rank] if clocks else HERE))
+        file.write_text(timeline(rank, calls, clocks[rank] if clocks else HERE, len(ranks)))
     return path
 
 

@@ -140,6 +140,7 @@ class _Generation:
     def __init__(self, rows: Sequence[Row], offsets: Sequence[int], found: Measures) -> None:
         self._rows, self._offsets, self._found = rows, offsets, found
         self._ranks = [RankMeasures(row) for row in rows]
+        self._incomplete = 0  # exchanges, counted anew in each pass
 
     def measure(self) -> None:
         tensors = find_step_tensors(self._complete()).tensors
@@ -150,11 +151,16 @@ class _Generation:
             if number:
                 self._add_step(number, step, end)
                 end = max(end, _last_end(step))
-        self._found.incomplete += sum(not one.is_complete for one in exchanges(self._rows))
+        self._found.incomplete += self._incomplete
         self._found.ranks += self._ranks
 
     def _complete(self) -> Iterator[Exchange]:
-        return (one for one in exchanges(self._rows, self._offsets) if one.is_complete)
+        self._incomplete = 0
+        for one in exchanges(self._rows, self._offsets):
+            if one.is_complete:
+                yield one
+            else:
+                self._incomplete += 1
 
     def _add_exchange(self, exchange: Exchange) -> None:
         parts, last = exchange.parts, exchange.last

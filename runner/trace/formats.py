@@ -1,9 +1,10 @@
-"""Durations and shares as text, and percentiles."""
+"""Durations, shares and ranks as text, and percentiles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 
 def time(nanoseconds: float) -> str:
@@ -18,6 +19,15 @@ def time(nanoseconds: float) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Formats "ranks 0-3, 6" for ascending ranks."""
+    spans = []
+    for _, found in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0]):
+        span = [rank for _, rank in found]
+        spans.append(f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{span[0]}")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(spans)}"
 
 
 def percentile(values: Iterable[float], share: float) -> float:

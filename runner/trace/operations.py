@@ -72,5 +72,6 @@ class Operations:
     def in_order(self) -> Iterator[Operation]:
         """Yields the operations by plan, then by name."""
         plans, names = self._plans, self._names
-        for index in sorted(range(len(plans)), key=lambda index: (plans[index], names[index])):
+        order = array("q", sorted(range(len(plans)), key=lambda index: (plans[index], names[index])))
+        for index in order:
             yield Operation(*(column[index] for column in self._columns))

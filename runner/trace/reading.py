@@ -12,13 +12,14 @@ from typing import Any
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.timeline_events import EventFile
+from sirtaki.runner.trace.formats import ranks_text
 from sirtaki.runner.trace.operations import Operation
 from sirtaki.runner.trace.sources import Source
 from sirtaki.runner.trace.trace import Failed, Row, StatedClock, Trace
 
 _RANK = re.compile(r"(?:worker \d+, generation (\d+): )?rank (\d+) \(pid \d+ on (.*)\)")
 _CHANGES = re.compile(r"worker \d+: changes of the ranks")
-_MAX_STATUS, _MAX_NUMBER = 100, 1 << 62
+_MAX_RANKS, _MAX_STATUS, _MAX_NUMBER = 1 << 16, 100, 1 << 62
 _MOVING = ("PACK", "TRANSFER", "UNPACK")  # the slices of an operation's transfer
 
 
@@ -71,15 +72,12 @@ def _numbered(rows: list[Row]) -> list[Row]:
 
 def _missing_ranks(trace: Trace) -> Iterator[str]:
     for rows in trace.generations():
-        missing = sorted({*range(rows[-1].rank or 0)} - {row.rank for row in rows if row.rank is not None})
+        size = max((rows[-1].rank or 0) + 1, *(row.world_size for row in rows))
+        missing = sorted({*range(size)} - {row.rank for row in rows if row.rank is not None})
         if missing:
-            text = ", ".join(map(str, missing))
+            files, verb = ("file", "is") if len(missing) == 1 else ("files", "are")
             place = f" in generation {rows[0].generation}" if rows[0].generation else ""
-            yield (
-                f"the file of rank {text} is missing{place}"
-                if len(missing) == 1
-                else f"the files of ranks {text} are missing{place}"
-            )
+            yield f"the {files} of {ranks_text(missing)} {verb} missing{place}"
 
 
 class _Reader:
@@ -124,6 +122,8 @@ class _Reader:
         row = self.rows[pid]
         if phase == "M" and name == "thread_name":
             self._tracks[pid][event["tid"]] = self._number(str(args["name"]))
+        elif phase == "M" and name == "world":
+            row.world_size = min(int(args["size"]), _MAX_RANKS)
         elif phase == "M" and name == "clock":
             row.clock = _stated_clock(args)
         elif phase == "X" and "plan" in args:
@@ -140,6 +140,8 @@ class _Reader:
         if of_rank is not None:
             row.rank, row.host = int(of_rank[2]), printable(of_rank[3])
             row.generation = int(of_rank[1] or 0) or (part.generation if part else 0)
+            if row.rank >= _MAX_RANKS:
+                raise ValueError("no rank")
         return row
 
     def _number(self, text: str) -> int:

@@ -13,8 +13,8 @@ from sirtaki.runner.doctor.findings import Finding
 from sirtaki.runner.doctor.report import exit_code, summary
 from sirtaki.runner.trace.analysis import Measures, RankMeasures, Step, TensorMeasures
 from sirtaki.runner.trace.clocks import HostClock
-from sirtaki.runner.trace.durations import percent, percentile, time
 from sirtaki.runner.trace.failures import failures
+from sirtaki.runner.trace.formats import percent, percentile, ranks_text, time
 from sirtaki.runner.trace.rules import TracePicture
 from sirtaki.runner.trace.trace import Trace
 
@@ -63,7 +63,7 @@ def describe_trace(trace: Trace) -> Iterator[str]:
 def describe_clocks(clocks: Sequence[HostClock]) -> Iterator[str]:
     """Yields the offset of each clock, with its error."""
     for number, clock in enumerate(clocks):
-        place = f"{', '.join(clock.hosts)} ({_ranks_text(clock.ranks)})"
+        place = f"{', '.join(clock.hosts)} ({ranks_text(clock.ranks)})"
         moved = f"clock of {place}: moved by {_seconds(clock.moved + clock.offset):+.9f} s"
         if number == 0:
             yield f"clock: that of {place}"
@@ -71,18 +71,6 @@ def describe_clocks(clocks: Sequence[HostClock]) -> Iterator[str]:
             yield f"{moved}, by the wall clocks; no exchange bounds the error"
         else:
             yield f"{moved} ± {time(clock.error)}, from {clock.exchanges} exchanges"
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    """Formats "ranks 0-3, 6"."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1][-1:] = [spans[-1][0], rank] if len(spans[-1]) == 1 else [rank]
-        else:
-            spans.append([rank])
-    text = ", ".join("-".join(map(str, dict.fromkeys(span))) for span in spans)
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
 def _steps(measures: Measures) -> Iterator[str]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Rule
-from sirtaki.runner.trace.analysis import SLOW_DECISION, Measures, RankMeasures
+from sirtaki.runner.trace.analysis import SLOW_DECISION, Measures
 from sirtaki.runner.trace.clocks import HostClock
-from sirtaki.runner.trace.durations import percent, time
 from sirtaki.runner.trace.failures import Disagreement, failures
+from sirtaki.runner.trace.formats import percent, time
 from sirtaki.runner.trace.trace import Trace
 
 _LATE_SHARE = 0.05  # of all steps' time, that the others wait for a rank
@@ -47,35 +47,30 @@ def _failed(picture: TracePicture) -> Iterator[Evidence]:
         yield Evidence("", f"{names[0]!r}{more}", {"status": status})
 
 
-def _late_ranks(picture: TracePicture) -> Iterator[Evidence]:
+def _often_late(picture: TracePicture) -> Iterator[Evidence]:
+    return _late_ranks(picture, is_often=True)
+
+
+def _pausing(picture: TracePicture) -> Iterator[Evidence]:
+    return _late_ranks(picture, is_often=False)
+
+
+def _late_ranks(picture: TracePicture, is_often: bool) -> Iterator[Evidence]:
+    """Yields the ranks that are late in at least half of the steps, or those that are so in fewer."""
     wall, steps = picture.measures.wall, len(picture.measures.steps)
     for one in sorted(picture.measures.ranks, key=lambda one: -one.caused):
-        if wall and one.caused >= _LATE_SHARE * wall and one.late_steps:
-            waited = f"they waited {time(one.caused)}, {percent(one.caused / wall)} of the time"
-            yield Evidence(
-                "",
-                f"{waited}; {_late_steps(one, steps)}",
-                {"rank": one.row.rank, "reason": _reason(one, steps)},
-            )
-
-
-def _late_steps(one: RankMeasures, steps: int) -> str:
-    worst = one.worst_steps()
-    is_rare = len(worst) <= _MAX_STEPS and 2 * len(worst) < steps
-    named = f": {', '.join(str(step.number) for step in worst)}" if is_rare else ""
-    return f"mostly in {len(worst)} of {steps} {'step' if steps == 1 else 'steps'}{named}"
-
-
-def _reason(one: RankMeasures, steps: int) -> str:
-    """Returns where to look: the times tell how often a rank was late, and in which part of a step."""
-    worst = one.worst_steps()
-    is_early = 2 * sum(step.at_first for step in worst) >= len(worst)
-    part = "before its first submission of the step, as by loading data" if is_early else "during backward"
-    if 2 * len(worst) >= steps:
-        return (
-            f"it is slow in most steps, {part}: look at its share of the data and at what else its cores do"
-        )
-    return f"it is slow in some steps, {part}: look for garbage collection, checkpoints and logging"
+        worst = one.worst_steps()
+        if not worst or not wall or one.caused < _LATE_SHARE * wall or (2 * len(worst) >= steps) != is_often:
+            continue
+        at_first = 2 * sum(step.at_first for step in worst) >= len(worst)
+        waited = f"they waited {time(one.caused)}, {percent(one.caused / wall)} of the time"
+        named = f": {', '.join(str(step.number) for step in worst)}" if len(worst) <= _MAX_STEPS else ""
+        text = f"{waited}; mostly in {len(worst)} of {steps} {'step' if steps == 1 else 'steps'}"
+        values = {
+            "rank": one.row.rank,
+            "part": "before its first exchange" if at_first else "between exchanges",
+        }
+        yield Evidence("", text + ("" if is_often else named), values)
 
 
 def _slow_transfers(picture: TracePicture) -> Iterator[Evidence]:
@@ -133,7 +128,21 @@ TRACE_RULES: tuple[Rule[TracePicture], ...] = (
         "see the error of the job; `hvdrun --dump-directory DIR` keeps what each rank was doing",
         _failed,
     ),
-    Rule("late-rank", WARNING, "the others wait for rank {rank}", "{reason}", _late_ranks),
+    Rule(
+        "late-rank",
+        WARNING,
+        "the others wait for rank {rank} in most steps",
+        "it is slow {part} of a step: look at its share of the data and at what else its cores do",
+        _often_late,
+    ),
+    Rule(
+        "pausing-rank",
+        WARNING,
+        "the others wait for rank {rank} in some steps",
+        "it pauses {part} of these steps: look for garbage collection, loading of data, checkpoints and "
+        "logging",
+        _pausing,
+    ),
     Rule(
         "slow-transfer",
         WARNING,

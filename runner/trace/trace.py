@@ -44,6 +44,7 @@ class Row:
         pid: its process id in the file.
         rank: None for the changes of a worker.
         generation: that of an elastic job; 0 in other jobs.
+        world_size: the number of ranks; 0 if the file does not say it.
         tracks: the track of each tensor, by the number of its name.
         output_pid: its process id in a merged trace; the rank, unless the job is elastic.
     """
@@ -54,6 +55,7 @@ class Row:
     host: str = ""
     rank: int | None = None
     generation: int = 0
+    world_size: int = 0
     clock: StatedClock = field(default_factory=StatedClock)
     operations: Operations = field(default_factory=Operations)
     failed: list[Failed] = field(default_factory=list)

@@ -69,7 +69,7 @@ def report(trace: Command, path: Path, code: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("place", "text"), [("before", "before its first submission"), ("between", "during backward")]
+    ("place", "text"), [("before", "before its first exchange"), ("between", "between exchanges")]
 )
 def test_a_slow_rank_is_named_with_the_part_of_its_step(
     timeline_of: Callable[..., Path], trace: Command, place: str, text: str
@@ -79,8 +79,7 @@ def test_a_slow_rank_is_named_with_the_part_of_its_step(
     causes = [(step["critical_rank"], step["cause"]) for step in found["steps"]]
     assert causes.count((1, "late compute")) > STEPS / 2, causes
     assert found["ranks"][1]["caused_wait_seconds"] > 0.1 * STEPS
-    warning = next(one for one in found["findings"] if one["rule"] == "late-rank")
-    assert warning["what"] == "the others wait for rank 1"
+    warning = next(one for one in found["findings"] if one["what"].startswith("the others wait for rank 1 "))
     assert text in warning["remedy"]
 
 

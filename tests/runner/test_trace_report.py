@@ -104,9 +104,9 @@ def test_the_text_names_the_rank_and_where_it_is_slow(
     )
     assert lines[4] == "causes: late compute 6"
     assert lines[-3] == (
-        "warning: the others wait for rank 1 (they waited 2.40 ms, 44 % of the time; mostly in 5 of 6 "
-        "steps): it is slow in most steps, before its first submission of the step, as by loading data: look "
-        "at its share of the data and at what else its cores do [late-rank]"
+        "warning: the others wait for rank 1 in most steps (they waited 2.40 ms, 44 % of the time; mostly in "
+        "5 of 6 steps): it is slow before its first exchange of a step: look at its share of the data and at "
+        "what else its cores do [late-rank]"
     )
     assert lines[-1] == "1 warning"
 
@@ -122,10 +122,10 @@ def test_a_rank_that_is_late_now_and_then_during_backward(
             ranks[rank].append(Call("a", 2 * n - 1, begin, begin + 5, begin + 8))
             ranks[rank].append(Call("b", 2 * n, second, begin + 15 + late, begin + 20 + late))
     found = report(write_job(tmp_path, ranks), capsys)
-    (warning,) = (one for one in found["findings"] if one["rule"] == "late-rank")
-    assert warning["what"] == "the others wait for rank 0"
+    (warning,) = (one for one in found["findings"] if one["rule"] == "pausing-rank")
+    assert warning["what"] == "the others wait for rank 0 in some steps"
     assert warning["evidence"].endswith("; mostly in 1 of 8 steps: 4")
-    assert warning["remedy"].startswith("it is slow in some steps, during backward")
+    assert warning["remedy"].startswith("it pauses between exchanges of these steps: ")
 
 
 def test_steps_are_found_among_other_exchanges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
