@@ -14,12 +14,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from sirtaki.runner.timeline import in_row, merging_file, shifted
 from sirtaki.runner.timeline_events import EventFile, in_microseconds
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.exchanges import exchanges
+from sirtaki.runner.trace.operations import Operation
 from sirtaki.runner.trace.trace import Row, Trace
 
 _ARROW = "last arrival"
@@ -68,21 +69,27 @@ def _events(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[bytes]:
             try:
                 event = json.loads(line)
                 row = rows[event["pid"]]
-            except (ValueError, KeyError, TypeError, RecursionError):  # read_trace has counted it
+                if _is_whole(event):
+                    yield _placed(line, event, row, clock_of[id(row)])
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # a damaged line
                 continue
-            if event.get("cat") != _ARROW:  # those of an earlier merge are made anew
-                yield _placed(line, row, clock_of[id(row)])
 
 
-def _placed(line: bytes, row: Row, clock: HostClock) -> bytes:
+def _is_whole(event: dict[str, Any]) -> bool:
+    """Returns whether an event has what Perfetto needs. Arrows of an earlier merge are made anew."""
+    times = [event[name] for name in {"X": ("ts", "dur"), "i": ("ts",), "M": ()}.get(event["ph"], ("ts",))]
+    is_placed = all(isinstance(event[name], int) for name in ("pid", "tid"))
+    is_timed = all(isinstance(time, int | float) and time >= 0 for time in times)
+    return is_placed and is_timed and isinstance(event["name"], str) and event.get("cat") != _ARROW
+
+
+def _placed(line: bytes, event: dict[str, Any], row: Row, clock: HostClock) -> bytes:
     """Returns an event in its row and on the common clock."""
+    if event["name"] == "clock":
+        event["args"] |= {"offset_ns": clock.moved + clock.offset, "error_ns": clock.error}
+        line = json.dumps(event).encode()
     if row.source.part is not None:
         line = in_row(line, row.output_pid, row.source.part)
-    if b'"clock"' in line:
-        event = json.loads(line)
-        if event["name"] == "clock":
-            event["args"] |= {"offset_ns": clock.moved + clock.offset, "error_ns": clock.error}
-            return json.dumps(event).encode()
     return shifted(line, clock.offset) if clock.offset else line
 
 
@@ -97,14 +104,14 @@ def _arrows(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[bytes]:
             for position, operation in exchange.parts.items():
                 if position != last:
                     identity = next(number)
-                    begin = _end("s", identity, rows[position], exchange.name, operation.submitted)
-                    end = _end("f", identity, rows[last], exchange.name, exchange.parts[last].submitted)
+                    begin = _end("s", identity, rows[position], operation)
+                    end = _end("f", identity, rows[last], exchange.parts[last])
                     yield begin + b",\n" + end
 
 
-def _end(phase: str, number: int, row: Row, name: int, moment: int) -> bytes:
+def _end(phase: str, number: int, row: Row, operation: Operation) -> bytes:
     binding = ', "bp": "e"' if phase == "f" else ""  # to the slice around it, not to the next one
     return (
         f'{{"ph": "{phase}", "name": "{_ARROW}", "cat": "{_ARROW}", "id": {number}, "pid": {row.output_pid}, '
-        f'"tid": {row.tracks[name]}, "ts": {in_microseconds(moment)}{binding}}}'
+        f'"tid": {operation.track}, "ts": {in_microseconds(operation.submitted)}{binding}}}'
     ).encode()

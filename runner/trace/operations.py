@@ -16,6 +16,7 @@ class Operation(NamedTuple):
         process_set: its number.
         fused: the number of tensors in the plan.
         bytes: the size of this rank's tensor.
+        track: that of its slices in the file.
         submitted: the rank's call.
         decided: the rank has learnt that all ranks agree.
         started: the rank has begun to move data; 0 if nothing moved.
@@ -28,6 +29,7 @@ class Operation(NamedTuple):
     process_set: int
     fused: int
     bytes: int
+    track: int
     submitted: int
     decided: int
     started: int
@@ -46,7 +48,7 @@ class Operation(NamedTuple):
 
 
 class Operations:
-    """Operations, 80 bytes each."""
+    """Operations, 88 bytes each."""
 
     def __init__(self) -> None:
         self._columns = [array("q") for _ in Operation._fields]

@@ -18,6 +18,7 @@ from sirtaki.runner.trace.sources import Source
 from sirtaki.runner.trace.trace import Failed, Row, StatedClock, Trace
 
 _RANK = re.compile(r"(?:worker \d+, generation (\d+): )?rank (\d+) \(pid \d+ on (.*)\)")
+_ROUND = re.compile(r" \(round \d+\)$")  # of an operation with a deadline; plans tell rounds apart
 _CHANGES = re.compile(r"worker \d+: changes of the ranks")
 _MAX_RANKS, _MAX_STATUS, _MAX_NUMBER = 1 << 16, 100, 1 << 62
 _MOVING = ("PACK", "TRANSFER", "UNPACK")  # the slices of an operation's transfer
@@ -121,7 +122,7 @@ class _Reader:
             self.rows[pid] = self._row(pid, str(args["name"]))
         row = self.rows[pid]
         if phase == "M" and name == "thread_name":
-            self._tracks[pid][event["tid"]] = self._number(str(args["name"]))
+            self._tracks[pid][event["tid"]] = self._number(_ROUND.sub("", str(args["name"])))
         elif phase == "M" and name == "world":
             row.world_size = min(int(args["size"]), _MAX_RANKS)
         elif phase == "M" and name == "clock":
@@ -155,7 +156,6 @@ class _Reader:
         if read.status != "ok":
             row.failed.append(Failed(operation.name, operation.kind, operation.bytes, read.status))
         elif operation.plan and read.is_whole:
-            row.tracks[operation.name] = read.track
             row.operations.append(operation)
 
 
@@ -164,7 +164,6 @@ class _OpenOperation:
     """An operation whose slices follow it in the file."""
 
     operation: Operation
-    track: int
     status: str
     has_slices: bool = False
 
@@ -176,7 +175,7 @@ class _OpenOperation:
     def add_slice(self, event: dict[str, Any]) -> None:
         begin, name = _nanoseconds(event["ts"]), event["name"]
         end = begin + _nanoseconds(event["dur"])
-        if event["tid"] != self.track:
+        if event["tid"] != self.operation.track:
             return
         self.has_slices = True
         if name == "NEGOTIATE":
@@ -195,6 +194,7 @@ def _opened(event: dict[str, Any], name: int, kind: int) -> _OpenOperation:
         process_set=int(args["process_set"]),
         fused=int(args["fused"]),
         bytes=int(args["bytes"]),
+        track=int(event["tid"]),
         submitted=begin,
         decided=begin,
         started=0,
@@ -202,7 +202,7 @@ def _opened(event: dict[str, Any], name: int, kind: int) -> _OpenOperation:
     )
     if not all(0 <= number < _MAX_NUMBER for number in operation):
         raise OverflowError
-    return _OpenOperation(operation, event["tid"], printable(str(args["status"]), _MAX_STATUS))
+    return _OpenOperation(operation, printable(str(args["status"]), _MAX_STATUS))
 
 
 def _stated_clock(args: dict[str, Any]) -> StatedClock:

@@ -45,7 +45,6 @@ class Row:
         rank: None for the changes of a worker.
         generation: that of an elastic job; 0 in other jobs.
         world_size: the number of ranks; 0 if the file does not say it.
-        tracks: the track of each tensor, by the number of its name.
         output_pid: its process id in a merged trace; the rank, unless the job is elastic.
     """
 
@@ -59,7 +58,6 @@ class Row:
     clock: StatedClock = field(default_factory=StatedClock)
     operations: Operations = field(default_factory=Operations)
     failed: list[Failed] = field(default_factory=list)
-    tracks: dict[int, int] = field(default_factory=dict)
     output_pid: int = 0
 
 

@@ -166,14 +166,16 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
         "[1,",
         '{"ph": "X", "pid": 0, "name": "x", "args": {"plan": 1}},',
         "\0,",
+        '{"pid": 0},',
     ]
     lines[at:at] = [
         '{"ph": "X", "pid": 0, "tid": 1, "name": "x", "ts": 1e400, "dur": 1, "args": {"plan": 2}},'
     ]
     path.write_text("\n".join(lines))
     trace = opened(path)
-    assert trace.lacks == ["5 lines are damaged in t.json, and left out"]
+    assert trace.lacks == ["6 lines are damaged in t.json, and left out"]
     assert [len(row.operations) for row in trace.rows] == [8, 8, 8]
+    merged(path, into=tmp_path / "job.json")
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from synthetic_timelines import TWO_HOSTS, Call, gradients, three_ranks, write_job
+from timelines import read_trace
 
 from sirtaki.runner import commands
 
@@ -148,6 +149,16 @@ def test_data_that_moves_hides_a_decision(tmp_path: Path, capsys: pytest.Capture
     # "b" is decided when "a" has ended: 10 + 30 µs without any transfer, and 480 + 70 µs with one.
     times = ("exposed", "wait", "decision", "transfer")
     assert [micro(step, *times) for step in found["steps"]] == [[590, 0, 40, 550]] * 2
+
+
+def test_rounds_of_a_name_are_one_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = [Call(f"a (round {n})", n, n * 100, n * 100 + 10, n * 100 + 20) for n in range(1, 6)]
+    path, job = write_job(tmp_path, [calls, calls]), tmp_path / "job.json"
+    found = report(path, capsys)
+    assert [(one["name"], one["count"]) for one in found["tensors"]] == [("a", 5)]
+    assert len(found["steps"]) == 5
+    assert commands.main(["trace", "merge", str(path), "-o", str(job)]) == 0
+    assert len(read_trace(job)) == len(read_trace(path)) * 2 + 2 * 5
 
 
 def test_files_that_end_early_blame_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
