@@ -12,6 +12,7 @@ from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.trace.operations import Operation
 from sirtaki.runner.trace.trace import Row
 
+_WORLD = 0  # the process set of all ranks
 _Part = tuple[int, int, int, Operation]  # plan, name, position of the row, operation
 
 
@@ -35,7 +36,7 @@ def exchanges(rows: Sequence[Row], offsets: Sequence[int] | None = None) -> Iter
 
     Raises LaunchError where the rows are not of one job.
     """
-    members = defaultdict(set)
+    members = defaultdict(set, {_WORLD: {*range(len(rows))}})
     for position, row in enumerate(rows):
         for process_set in row.operations.process_sets:
             members[process_set].add(position)

@@ -73,12 +73,14 @@ def _numbered(rows: list[Row]) -> list[Row]:
 
 def _missing_ranks(trace: Trace) -> Iterator[str]:
     for rows in trace.generations():
+        place = f" in generation {rows[0].generation}" if rows[0].generation else ""
         size = max((rows[-1].rank or 0) + 1, *(row.world_size for row in rows))
         missing = sorted({*range(size)} - {row.rank for row in rows if row.rank is not None})
         if missing:
             files, verb = ("file", "is") if len(missing) == 1 else ("files", "are")
-            place = f" in generation {rows[0].generation}" if rows[0].generation else ""
             yield f"the {files} of {ranks_text(missing)} {verb} missing{place}"
+        if empty := [row.rank or 0 for row in rows if not (row.operations or row.failed)]:
+            yield f"there are no operations of {ranks_text(empty)}{place}"
 
 
 class _Reader:

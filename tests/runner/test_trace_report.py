@@ -176,6 +176,15 @@ def test_files_that_end_early_blame_nobody(tmp_path: Path, capsys: pytest.Captur
     assert rules(report(path, capsys))["files-lack"] == "the file of rank 1 is missing"
 
 
+def test_a_rank_that_has_written_nothing_leaves_all_exchanges_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zero, _, two = three_ranks()
+    found = report(write_job(tmp_path, [zero, [], two]), capsys)
+    assert rules(found) == {"files-lack": "there are no operations of rank 1", "exchanges-lack": "8 of 8"}
+    assert found["steps"] == []
+
+
 def failed(calls: Sequence[tuple[str, int, str]]) -> list[Call]:
     return [
         Call("loss", 0, 100, 200, 200, kind=kind, bytes=size, fused=0, status=status)
