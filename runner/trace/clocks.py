@@ -1,9 +1,12 @@
-"""The offsets between the clocks of hosts, from the order that the negotiation gives to events on two hosts.
+"""The offsets between the clocks of hosts, from the order that exchanges give to events on two hosts.
 
-No rank learns that all agree before the last of them has submitted, and no all-reduce ends on a rank before
-all have begun to move data. Each such pair of events on two hosts bounds the offset of their clocks on one
-side, as the two halves of a round trip do in the Network Time Protocol (RFC 5905,
+No rank has a result before the last of them has submitted, and none that of an all-reduce before all have
+begun to move data. Each such pair of events on two hosts bounds the offset of their clocks on one side, as
+the two halves of a round trip do in the Network Time Protocol (RFC 5905,
 https://www.rfc-editor.org/rfc/rfc5905#section-8). Over a trace, the closest bounds remain.
+
+The bounds hold because the core reads the clock before a submission and a beginning, and after an end. The
+time of a decision is that of an earlier moment of the same iteration, so it bounds nothing.
 """
 
 from __future__ import annotations
@@ -57,20 +60,16 @@ class _Bounds:
     upper: int | None = None
     count: int = 0
 
-    def narrow(self, first: Sequence[Operation], other: Sequence[Operation], moves_data: bool) -> None:
-        """Takes the events of an exchange on the first clock and on the other one."""
+    def narrow(self, first: Sequence[Operation], other: Sequence[Operation], is_reduced: bool) -> None:
+        """Takes the events of an exchange on the first clock and on the other one, if data moved."""
+        if not all(one.started for one in (*first, *other)):
+            return
+        begin = "started" if is_reduced else "submitted"
+        lower = _last(first, begin) - _first(other, "ended")
+        upper = _first(first, "ended") - _last(other, begin)
+        self.lower = lower if self.lower is None else max(self.lower, lower)
+        self.upper = upper if self.upper is None else min(self.upper, upper)
         self.count += 1
-        self._raise(_last(first, "submitted") - _first(other, "decided"))
-        self._lower(_first(first, "decided") - _last(other, "submitted"))
-        if moves_data and all(one.started for one in (*first, *other)):
-            self._raise(_last(first, "started") - _first(other, "ended"))
-            self._lower(_first(first, "ended") - _last(other, "started"))
-
-    def _raise(self, bound: int) -> None:
-        self.lower = bound if self.lower is None else max(self.lower, bound)
-
-    def _lower(self, bound: int) -> None:
-        self.upper = bound if self.upper is None else min(self.upper, bound)
 
 
 def align_clocks(trace: Trace) -> list[HostClock]:
@@ -80,7 +79,6 @@ def align_clocks(trace: Trace) -> list[HostClock]:
     """
     clocks = _by_host(trace)
     bounds = _bounds(trace, clocks)
-    _refuse_contradictions(bounds)
     first = clocks[0]
     for clock, found in zip(clocks, bounds, strict=True):
         stated = clock.rows[0].clock
@@ -91,6 +89,7 @@ def align_clocks(trace: Trace) -> list[HostClock]:
         elif found.lower is None or found.upper is None:
             clock.offset = _by_wall_clocks(first.rows[0], clock.rows[0])
         else:
+            _refuse(found.lower - found.upper)
             clock.offset = (found.lower + found.upper) // 2
             clock.error = (abs(found.upper - found.lower) + 1) // 2
         clock.exchanges = found.count
@@ -113,7 +112,7 @@ def _by_host(trace: Trace) -> list[HostClock]:
 
 
 def _bounds(trace: Trace, clocks: Sequence[HostClock]) -> list[_Bounds]:
-    """Returns the bounds of each clock's offset; those of the first clock are about itself."""
+    """Returns the bounds of each clock's offset to the first one. Raises as `align_clocks`."""
     bounds = [_Bounds() for _ in clocks]
     number_of = {id(row): number for number, clock in enumerate(clocks) for row in clock.rows}
     for rows in trace.generations():
@@ -121,23 +120,21 @@ def _bounds(trace: Trace, clocks: Sequence[HostClock]) -> list[_Bounds]:
             on_clock = defaultdict(list)
             for position, operation in exchange.parts.items():
                 on_clock[number_of[id(rows[position])]].append(operation)
-            moves_data = trace.texts[next(iter(exchange.parts.values())).kind] == _ALL_REDUCE
-            for number in on_clock.keys() if 0 in on_clock else ():
-                bounds[number].narrow(on_clock[0], on_clock[number], moves_data)
+            is_reduced = trace.texts[next(iter(exchange.parts.values())).kind] == _ALL_REDUCE
+            for number, operations in on_clock.items():
+                _refuse(_last(operations, "submitted") - _first(operations, "ended"))
+                if number and 0 in on_clock:
+                    bounds[number].narrow(on_clock[0], operations, is_reduced)
     return bounds
 
 
-def _refuse_contradictions(bounds: Sequence[_Bounds]) -> None:
-    """Raises LaunchError if a rank has learnt of an agreement long before another one submitted."""
-    for number, found in enumerate(bounds):
-        if found.lower is None or found.upper is None:
-            continue
-        gap = found.lower - found.upper if number else found.lower  # the first clock has no offset to itself
-        if gap > _MAX_DRIFT_NS:
-            raise LaunchError(
-                "these files are not of one job: in one of them, exchanges had ended "
-                f"{gap / 1e9:.0f} s before another rank began them"
-            )
+def _refuse(gap: int) -> None:
+    """Raises LaunchError if a rank had a result so long before another one submitted."""
+    if gap > _MAX_DRIFT_NS:
+        raise LaunchError(
+            "these files are not of one job: in one of them, exchanges had ended "
+            f"{gap / 1e9:.0f} s before another rank began them"
+        )
 
 
 def _by_wall_clocks(first: Row, row: Row) -> int:

@@ -107,15 +107,29 @@ def test_the_file_of_hvdrun_is_moved_by_what_the_wall_clocks_left(tmp_path: Path
 
 def test_offsets_are_bounded_by_round_trips(tmp_path: Path) -> None:
     calls = [
-        [Call("a", 1, 1000, 1900, 2100, 1900), Call("b", 2, 3000, 3050, 3100)],
-        [Call("a", 1, 1800, 1950, 2000, 1950), Call("b", 2, 2500, 3120, 3120)],
+        [
+            Call("a", 1, 1000, 1900, 2070, 1900),
+            Call("b", 2, 3000, 3050, 3100),
+            Call("c", 3, 4000, 4010, 4020),
+        ],
+        [
+            Call("a", 1, 1800, 1950, 2000, 1950),
+            Call("b", 2, 2500, 3120, 3120),
+            Call("c", 3, 4000, 4010, 4020),
+        ],
     ]
     path = write_job(tmp_path, calls, [TWO_HOSTS[0], TWO_HOSTS[2]])
     _, clock = align_clocks(opened(path))
-    # Later by at most 1900 - 1800, since rank 0 is informed after rank 1 submits; earlier by at most
-    # 2000 - 1900, since rank 1 ends after rank 0 starts, which is closer than 3120 - 3000.
-    assert (clock.offset + TWO_HOSTS[2].ahead, clock.error) == (0, 100_000)
-    assert clock.exchanges == 2
+    # Later by at most 2070 - 1950, since rank 0 ends after rank 1 starts, and earlier by at most 2000 - 1900.
+    # No data moved in the others, so their ends are times of decisions.
+    assert (clock.offset + TWO_HOSTS[2].ahead, clock.error, clock.exchanges) == (10_000, 110_000, 1)
+    calls[0][1], calls[1][1] = (
+        Call("b", 2, 3000, 3001, 3100, 3001, "broadcast"),
+        calls[1][1]._replace(started=3001, decided=3001, ended=3050, kind="broadcast"),
+    )
+    _, clock = align_clocks(opened(write_job(tmp_path, calls, [TWO_HOSTS[0], TWO_HOSTS[2]])))
+    # The end of a broadcast depends on submissions: earlier by at most 3050 - 3000.
+    assert (clock.offset + TWO_HOSTS[2].ahead, clock.error, clock.exchanges) == (35_000, 85_000, 2)
 
 
 def test_without_exchanges_the_wall_clocks_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
