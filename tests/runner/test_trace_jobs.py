@@ -115,6 +115,7 @@ def test_a_merged_trace_keeps_the_rules_of_the_format(
     events = check_trace(job.read_text())
     assert {event["pid"] for event in events} == {0, 1, 2}
     assert sum(event["ph"] == "s" for event in events) == 2 * 2 * STEPS  # two ranks to the last one
+    assert {event["args"]["size"] for event in events if event["name"] == "world"} == {3}
     assert {event["args"]["error_ns"] for event in events if event["name"] == "clock"} == {0}
 
 
