@@ -75,8 +75,9 @@ class _Bounds:
 def align_clocks(trace: Trace) -> list[HostClock]:
     """Returns the clocks of a trace; the first one is that of the first rank, with offset 0.
 
-    Raises LaunchError if the rows are not of one job.
+    Raises LaunchError if the rows are not of one job, or some have been merged without the others.
     """
+    _refuse_mixtures(trace)
     clocks = _by_host(trace)
     bounds = _bounds(trace, clocks)
     first = clocks[0]
@@ -94,6 +95,16 @@ def align_clocks(trace: Trace) -> list[HostClock]:
             clock.error = (abs(found.upper - found.lower) + 1) // 2
         clock.exchanges = found.count
     return clocks
+
+
+def _refuse_mixtures(trace: Trace) -> None:
+    """Raises LaunchError if some rows have been moved to a common clock, and others have not."""
+    merged = [row for row in trace.rows if row.clock.is_merged]
+    if merged and len(merged) < len(trace.rows):
+        raise LaunchError(
+            f"{merged[0].source.path} has been merged without the other files: name the files that it was "
+            "made of instead"
+        )
 
 
 def _by_host(trace: Trace) -> list[HostClock]:

@@ -232,6 +232,14 @@ def test_files_of_two_jobs_are_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_merged_trace_of_some_ranks_is_refused_beside_others(tmp_path: Path) -> None:
+    path, job = write_job(tmp_path, three_ranks(), TWO_HOSTS), tmp_path / "job.json"
+    (other := tmp_path / "t.json.rank2").rename(moved := tmp_path / "later.json")
+    merged(path, into=job)
+    assert not other.exists()
+    assert "has been merged without the other files" in refused(job, moved)
+
+
 def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     assert refused(path) == f"there is no file {path}"
