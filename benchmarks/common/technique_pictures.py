@@ -255,32 +255,43 @@ def draw_overlap(measured: Measured, path: Path) -> Path:
 
 
 def draw_local_steps(measured: Measured, path: Path) -> Path:
-    """Draws the speed of steps that rarely exchange, and the losses that they lead to."""
-    steps, losses = measured["steps"], measured["losses"]
-    figure, (left, right) = new_axes(f"Local steps, {place_of(measured)}; losses on one host", 2)
+    """Draws the speed of steps that rarely exchange, and the losses that they lead to, if measured."""
+    losses: list[Row] = measured["losses"]
+    title = f"Local steps, {place_of(measured)}"
+    figure, found = new_axes(f"{title}; losses on one host" if losses else title, 2 if losses else 1)
+    columns = found if losses else [found]
+    _draw_local_speeds(columns[0], measured["steps"])
+    if losses:
+        _draw_losses(columns[1], losses)
+    for axes in columns:
+        axes.tick_params(axis="x", labelrotation=90 if losses else 0, labelsize=8)
+    show_legend(figure, columns[0], columns=2)
+    return finish(figure, measured["machine"], path, legend_lines=1)
+
+
+def _draw_local_speeds(axes: Any, steps: list[Row]) -> None:
     ways = list(dict.fromkeys((row["method"], row["every"]) for row in steps))
     series, colors = {}, {}
     for model, (label, color) in MODELS.items():
         gains = {(row["method"], row["every"]): row["gain"] for row in steps if row["model"] == model}
         series[label] = [Bar(gains[way], text=f"{gains[way]:.1f}") for way in ways]
         colors[label] = color
-    draw_groups(left, [_short_name(*way) for way in ways], series, colors)
-    left.set_ylabel("speed of a step,\ntimes that of synchronous training")
-    names = [_short_name(row["method"], row["every"]) for row in losses]
+    draw_groups(axes, [_short_name(*way) for way in ways], series, colors)
+    axes.set_ylabel("speed of a step,\ntimes that of synchronous training")
+
+
+def _draw_losses(axes: Any, losses: list[Row]) -> None:
+    """Draws the loss of each seed, and a band from the least to the largest one of synchronous training."""
     for place, row in enumerate(losses):
-        right.plot([place] * len(row["losses"]), row["losses"], "o", color=BLUE, markersize=4)
-    right.axhspan(min(losses[0]["losses"]), max(losses[0]["losses"]), color=PLAIN, alpha=0.3)
-    right.set_xticks(range(len(names)), names)
-    right.set_ylabel("loss of the language model, by seed\n(band: synchronous training)")
-    right.grid(axis="y", color="#dddddd", linewidth=0.7)
-    for axes in (left, right):
-        axes.tick_params(axis="x", labelrotation=90, labelsize=8)
-    show_legend(figure, left, columns=2)
-    return finish(figure, measured["machine"], path, legend_lines=1)
+        axes.plot([place] * len(row["losses"]), row["losses"], "o", color=BLUE, markersize=4)
+    axes.axhspan(min(losses[0]["losses"]), max(losses[0]["losses"]), color=PLAIN, alpha=0.3)
+    axes.set_xticks(range(len(losses)), [_short_name(row["method"], row["every"]) for row in losses])
+    axes.set_ylabel("loss of the language model, by seed\n(band: synchronous training)")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
 
 
 def _short_name(method: str, every: int) -> str:
-    return f"{method}, {every}" if "Local" in method or "DiLoCo" in method else method
+    return f"{method},\nevery={every}" if "Local" in method or "DiLoCo" in method else method
 
 
 def place_of(measured: Measured) -> str:
