@@ -41,6 +41,7 @@ class StateWriter:
     """The thread of one process, and its file."""
 
     def __init__(self, folder: Path) -> None:
+        self._pid = os.getpid()
         self._folder = folder
         self._file = folder / f"{os.getpid()}.json"
         self._last: dict[str, Any] = {}
@@ -51,7 +52,9 @@ class StateWriter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread before the interpreter does."""
+        """Ends the thread before the interpreter does. A forked child has none."""
+        if os.getpid() != self._pid:
+            return
         self._end.set()
         self._thread.join(_JOIN_SECONDS)
 
@@ -65,11 +68,13 @@ class StateWriter:
     def _write(self) -> None:
         context = default_context.process.context
         is_member = context is not None and not context.is_provisional
+        begin = time.time()
         if context is not None and is_member:
             self._last = _values_of(context)
         elif not self._last:
             return  # this process was not a rank yet
-        text = json.dumps({**self._last, "is_member": is_member, "time": time.time()})
+        times = {"time": begin, "look_seconds": time.time() - begin}
+        text = json.dumps({**self._last, "is_member": is_member, **times})
         fresh = self._file.with_suffix(".new")
         fresh.write_text(text)
         fresh.replace(self._file)

@@ -40,10 +40,10 @@ def main(arguments: Sequence[str]) -> int:
         report = _measure(options, plan, note)
     if options.json != _STDOUT:
         print("\n".join(report.foot_lines()))
-    if options.plot is not None and isinstance(report, CollectiveReport):
-        draw(report, options.plot)
     if options.json is not None:
         _write_json(options.json, report)
+    if options.plot is not None and isinstance(report, CollectiveReport):
+        draw(report, options.plot)
     return report.exit_code
 
 

@@ -50,7 +50,7 @@ def check_peers(names: Sequence[str], dtype: str) -> None:
             raise LaunchError(f"the peer {name} ({peer.title}) needs the module {peer.module}: {peer.remedy}")
         if dtype in peer.lacks:
             raise LaunchError(
-                f"the peer {name} ({peer.title}) cannot reduce {dtype}: leave it out, or choose another -d"
+                f"the peer {name} ({peer.title}) cannot exchange {dtype}: leave it out, or choose another -d"
             )
     if MPI in names:
         mpirun()

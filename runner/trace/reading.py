@@ -68,6 +68,8 @@ def _numbered(rows: list[Row]) -> list[Row]:
         rows = sorted(rows, key=lambda row: row.rank or 0)
     for index, row in enumerate(rows):
         row.output_pid = index if is_elastic or row.rank is None else row.rank
+        if is_elastic and row.source.part is None:  # of a merged file, whose events keep their rows
+            row.output_pid = row.pid
     return rows
 
 
@@ -179,6 +181,8 @@ class _OpenOperation:
         end = begin + _nanoseconds(event["dur"])
         if event["tid"] != self.operation.track:
             return
+        if not begin <= end < _MAX_NUMBER:
+            raise OverflowError
         self.has_slices = True
         if name == "NEGOTIATE":
             self.operation = self.operation._replace(decided=end)

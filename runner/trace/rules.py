@@ -33,7 +33,7 @@ def _mismatches(picture: TracePicture) -> Iterator[Evidence]:
 
 def _submitted(one: Disagreement) -> str:
     each = [f"rank {rank} {kind} of {size} bytes" for rank, (kind, size) in sorted(one.submitted.items())]
-    same = len(set(one.submitted.values())) == 1
+    same = len(one.submitted) > 1 and len(set(one.submitted.values())) == 1
     return ", ".join(each) + (
         "; the same kind and size, so the dtype, shape or operation differs" if same else ""
     )

@@ -134,6 +134,14 @@ def some_variables_without_a_gradient() -> None:
 
 
 @case()
+def a_step_without_any_gradient_is_refused() -> None:
+    model = make_model()
+    model.compile(divided("Adam"), "mse")
+    with pytest.raises(ValueError, match="no rank has computed a gradient"):
+        model.optimizer.apply([None] * len(model.trainable_weights), model.trainable_weights)
+
+
+@case()
 def fewer_variables_than_ranks() -> None:
     models = []
     for optimizer in (divided("momentum"), whole("momentum")):

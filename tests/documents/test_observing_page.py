@@ -24,8 +24,10 @@ VALUES = {
     "size": 1,
     "generation": 1,
     "recoveries": {"detect": [0.3]},
+    **{key: {"bounds": [0.1], "counts": [1, 0], "total_seconds": 0.05} for key in ("wait", "transfer")},
     **dict.fromkeys(("operations", "failed", "plans", "bytes", "cache_hits", "cache_misses"), 0),
-    **dict.fromkeys(("waiting_seconds", "moving_seconds", "late_times", "late_seconds", "ranks_lost"), 0),
+    **dict.fromkeys(("waiting_seconds", "moving_seconds", "late_times", "late_seconds"), 0),
+    **dict.fromkeys(("ranks_lost", "stalls"), 0),
 }
 
 

@@ -104,9 +104,10 @@ def test_a_stall_counts_on_the_rank_that_others_wait_for(transport: str) -> None
         if hvd.rank() == 1:
             wait_until(lambda: hvd.stats()["stalls"] > 0, "the stall has been reported")
         hvd.allreduce(1.0, name="loss")
-        assert (hvd.stats()["stalls"] > 0) == (hvd.rank() == 1)
+        if hvd.rank() == 0:
+            assert hvd.stats()["stalls"] == 0
 
-    with world(3, transport, stall_report="0.05", log_descriptor="-1") as ranks:
+    with world(2, transport, stall_report="0.5", log_descriptor="-1") as ranks:
         ranks.run(body)
 
 

@@ -319,7 +319,7 @@ def test_a_dtype_that_a_peer_lacks(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())
     assert commands.main(["bench", "-np", "2", "--peers", "mpi", "-d", "float16"]) == commands.CANNOT_RUN
-    assert "cannot reduce float16" in capsys.readouterr().err
+    assert "cannot exchange float16" in capsys.readouterr().err
     monkeypatch.setattr(peers_module.shutil, "which", lambda *_, **__: None)
     monkeypatch.setattr(peers_module.sys, "executable", "/no/such/python")
     assert commands.main(["bench", "-np", "2", "--peers", "mpi"]) == commands.CANNOT_RUN

@@ -101,7 +101,8 @@ class Sharded(keras.optimizers.Optimizer):
         """Works like the optimizer's own, with gradients that are equal on all ranks. All must call it.
 
         Raises:
-            ValueError: variables that the optimizer was not built for, or that are local to a rank.
+            ValueError: variables that the optimizer was not built for, or that are local to a rank, or no
+                gradient for any of them.
         """
         refuse_local_variables(bool(self._exchange.local.numbers()))
         known = trainable_variables_of(self)
@@ -109,6 +110,8 @@ class Sharded(keras.optimizers.Optimizer):
         gradients = list(grads)
         if len(gradients) != len(variables):
             raise ValueError(f"there are {len(gradients)} gradients for {len(variables)} variables")
+        if all(one is None for one in gradients):
+            raise ValueError("no rank has computed a gradient for any variable")
         if trainable_variables is not None:
             self.build(variables)
         own = [index for index, one in enumerate(variables) if self.is_own(one)]
