@@ -156,7 +156,8 @@ class Statistics(TypedDict):
             that a rank has to send at least, divided by `moving_seconds`. 0 if nothing has moved.
         wire_bytes: what this rank has sent in a wire format, and how much less that was than without one.
         wait: how long each ended operation had to wait until all ranks had submitted it and agreed on it.
-            Operations that failed before are left out.
+            Left out are operations that failed before, and those that `--recorder-operations` others have
+            overtaken.
         transfer: how long the same operations took from then on.
         stalls: the number of reports of stalls, such as "rank 1 has not submitted 'loss'", that named this
             rank.

@@ -9,20 +9,12 @@ import secrets
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.reaper import Reaper
 
-PREFIX = "sirtaki-"
-
-
-def parents() -> list[str]:
-    """Returns the folders that may have jobs' own folders, the preferred one first."""
-    found = filter(None, (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", os.getcwd()))
-    return list(dict.fromkeys(map(os.path.abspath, found)))
-
 
 def make_job_directory(reaper: Reaper) -> str:
     """Creates a folder and returns its path. Raises LaunchError if none can be created."""
-    name = f"{PREFIX}{secrets.token_hex(8)}"
-    for parent in parents():
-        path = os.path.join(parent, name)
+    name = f"sirtaki-{secrets.token_hex(8)}"
+    for parent in filter(None, (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", os.getcwd())):
+        path = os.path.join(os.path.abspath(parent), name)
         reaper.watch_directory(path)
         with contextlib.suppress(OSError):
             os.mkdir(path, 0o700)

@@ -24,8 +24,8 @@ _PLAIN_WIDTH = 200  # columns of a table that no terminal shows
 _DESCRIPTION = (
     "Shows the ranks of a job on this host, once a second: what each does, for whom it waits, and its rates. "
     "JOB is the process number of hvdrun or of a rank, or the job's folder; without it, the only job of "
-    "yours. If the output is no terminal, one table is printed, with --json a line a second. Exits with 0 if "
-    "all is well at the end, 1 if a rank is lost, silent or stuck, 2 if it could not run."
+    "yours. If the output is no terminal, one table is printed, with --json a line a second. Exits with 2 if "
+    "it could not run; after one table, or --once, with 1 if a rank is lost, silent or stuck; else with 0."
 )
 
 
@@ -61,7 +61,7 @@ def _parser() -> OptionParser:
 def _watched(name: str | None) -> Iterator[Snapshot]:
     """Yields a job's snapshots, one a second, until it is over."""
     job = find_job(name)
-    snapshot = job.first_snapshot()
+    snapshot = job.next_snapshot(None)
     if not snapshot.ranks:
         raise LaunchError(
             f"no rank of {job.folder} has written its state: they have not called init() yet, or are stopped"
@@ -71,7 +71,7 @@ def _watched(name: str | None) -> Iterator[Snapshot]:
         time.sleep(INTERVAL_SECONDS)
         with contextlib.suppress(LaunchError):  # it has ended meanwhile
             job.watch()
-        snapshot = job.snapshot()
+        snapshot = job.next_snapshot(snapshot)
 
 
 def _recorded(file: Path) -> Iterator[Snapshot]:
@@ -114,7 +114,7 @@ def _print_lines(snapshots: Iterator[Snapshot], is_once: bool) -> int:
         print(snapshot.as_line(), flush=True)
         if is_once and number:
             break
-    return _exit_code(before, last)
+    return _exit_code(before, last) if is_once else 0
 
 
 def _print_table(snapshots: Iterator[Snapshot], is_once: bool) -> int:
@@ -127,7 +127,7 @@ def _print_table(snapshots: Iterator[Snapshot], is_once: bool) -> int:
     if last is not None:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
         console.print(render(last, rows_of(before, last)))
-    return _exit_code(before, last)
+    return _exit_code(before, last) if is_once else 0
 
 
 def _show(snapshots: Iterator[Snapshot]) -> int:
@@ -137,8 +137,8 @@ def _show(snapshots: Iterator[Snapshot]) -> int:
             before, last = last, snapshot
             live.update(render(snapshot, rows_of(before, snapshot)), refresh=True)
     if last is not None:
-        Console(highlight=False).print(render(last, rows_of(before, last)), "the job has ended")
-    return _exit_code(before, last)
+        Console(highlight=False).print(render(last, rows_of(before, last)), "this was the last look")
+    return 0
 
 
 def _exit_code(before: Snapshot | None, last: Snapshot | None) -> int:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 from sirtaki.bindings.state_file import FOLDER, FOR_NOW
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.job_directory import PREFIX, parents
 from sirtaki.runner.states import RankState, read_states
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
-_FIRST_SECONDS = 3.0  # in which every rank that can write its state has written it
+_FIRST_SECONDS = 5.0  # in which every rank that can write its state has written it
+_NEXT_SECONDS = 3.0
 _LOOK_SECONDS = 0.05
 
 
@@ -24,9 +24,15 @@ class Job:
     """A job with ranks on this host, whose states are written from now on, for as long as it is watched."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises LaunchError if the folder has gone, or cannot be written to."""
+        """Raises LaunchError if the folder has gone, is another user's, or cannot be written to."""
         self.folder = folder
         self._states = folder / FOLDER
+        self._since = time.time()
+        try:
+            if (folder / "key").stat().st_uid != os.getuid():  # its ranks could not write to a folder of ours
+                raise LaunchError(f"the job of {folder} belongs to another user: watch it as that user")
+        except OSError as error:
+            raise LaunchError(f"the job of {folder} cannot be watched: {error.strerror}") from None
         self.watch()
 
     def watch(self) -> None:
@@ -48,14 +54,17 @@ class Job:
         found = [_sample_of(state) for state in read_states(self._states)]
         newest = max((one.generation for one in found), default=0)
         ranks = tuple(one for one in found if one.is_up or one.generation == newest)
-        return Snapshot(time.time(), self.folder.name, ranks)
+        return Snapshot(time.time(), self._since, self.folder.name, ranks)
 
-    def first_snapshot(self) -> Snapshot:
-        """Waits until all ranks have written their states, or some seconds have passed."""
-        end = time.monotonic() + _FIRST_SECONDS
+    def next_snapshot(self, before: Snapshot | None) -> Snapshot:
+        """Waits until all ranks that can have written states after those of the snapshot before, or some
+        seconds have passed.
+        """
+        moments = {} if before is None else {one.pid: one.time for one in before.ranks}
+        end = time.monotonic() + (_FIRST_SECONDS if before is None else _NEXT_SECONDS)
         while True:
             found = self.snapshot()
-            if found.is_complete or time.monotonic() > end or self.is_over:
+            if found.is_newer_than(moments) or time.monotonic() > end or self.is_over:
                 return found
             time.sleep(_LOOK_SECONDS)
 
@@ -66,46 +75,47 @@ def find_job(text: str | None) -> Job:
     Without a text it is the only job. Raises LaunchError if there is none, or several.
     """
     if text is not None and not text.isdecimal():
-        folder = Path(text)
-        if not (folder / "key").is_file():
-            raise LaunchError(f"{text} is no folder of a job that runs on this host: {_advice(_folders())}")
-        return Job(folder.absolute())
-    folders = list(_folders())
+        if not (Path(text) / "key").is_file():
+            raise LaunchError(f"{text} is no folder of a job that runs on this host: {_advice()}")
+        return Job(Path(text).absolute())
     if text is not None:
-        folders = [folder for folder in folders if _belongs_to(int(text), folder)]
-    if len(folders) == 1:
+        folders = _folders_of(_with_children(int(text)))
+        if not folders:
+            raise LaunchError(f"process {text} has no ranks of a job on this host: {_advice()}")
         return Job(folders[0])
-    if text is not None:
-        raise LaunchError(f"process {text} is no rank of a job on this host: {_advice(_folders())}")
+    folders = _folders_of(psutil.process_iter())
     if not folders:
         raise LaunchError("no job of yours has ranks on this host. Start one with hvdrun, then look again")
-    raise LaunchError(f"several jobs have ranks on this host: {_advice(folders)}")
+    if len(folders) > 1:
+        raise LaunchError(f"several jobs have ranks on this host: {_advice()}")
+    return Job(folders[0])
 
 
-def _folders() -> Iterator[Path]:
-    """Yields the private folders of this user's jobs on this host."""
-    for parent in parents():
-        for folder in sorted(Path(parent).glob(f"{PREFIX}*")):
-            with contextlib.suppress(OSError):
-                if (folder / "key").stat().st_uid == os.getuid():
-                    yield folder
+def _folders_of(processes: Iterable[psutil.Process]) -> list[Path]:
+    """Returns the private folders of the jobs to which processes of this user belong, as ranks of hvdrun."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            if process.uids().real != os.getuid():
+                continue
+            variables = process.environ()
+            if variables.get("SIRTAKI_LAUNCHER") == "hvdrun" and (key := variables.get("SIRTAKI_KEY_FILE")):
+                found.add(Path(key).parent)
+    return sorted(folder for folder in found if (folder / "key").is_file())
 
 
-def _advice(folders: Iterator[Path] | Sequence[Path]) -> str:
-    found = [f"sirtaki top {folder}" for folder in folders]
-    return f"choose one: {'; '.join(found)}" if found else "there is none"
-
-
-def _belongs_to(pid: int, folder: Path) -> bool:
-    """Returns whether a process is a rank of a folder's job, or its hvdrun: their environment, or their
-    children's, names the folder's key.
-    """
-    wanted = str(folder / "key")
+def _with_children(pid: int) -> list[psutil.Process]:
+    """Returns a process and its children; nothing if it has ended."""
     try:
         process = psutil.Process(pid)
-        return any(one.environ().get("SIRTAKI_KEY_FILE") == wanted for one in (process, *process.children()))
+        return [process, *process.children()]
     except psutil.Error:
-        return False
+        return []
+
+
+def _advice() -> str:
+    found = [f"sirtaki top {folder}" for folder in _folders_of(psutil.process_iter())]
+    return f"choose one: {'; '.join(found)}" if found else "there is none"
 
 
 def _sample_of(state: RankState) -> RankSample:

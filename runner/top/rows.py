@@ -22,7 +22,7 @@ class Row:
         state: what it does, for people: "runs", "waits 3.2 s for rank 1 to submit 'loss'".
         level: FINE; NOTE if others wait for it; PROBLEM if it is not in the world or silent, or if it waits,
             or others wait for it, for long.
-        operations, bytes: a second.
+        operations, bytes: a second. 0 if it has written no state since the snapshot before.
         waiting, moving, late: shares of the time in which it waited for others, moved data, and all others
             waited for it alone; from 0 to 1.
         cores: processor time divided by the time.
@@ -46,13 +46,19 @@ class Row:
 def rows_of(before: Snapshot | None, now: Snapshot) -> list[Row]:
     """Returns a row for each rank of a snapshot. Rates are 0 for ranks that the one before does not have."""
     earlier = {one.pid: one for one in before.ranks} if before is not None else {}
+    elapsed = now.time - before.time if before is not None else 0.0
     missing = {one.rank: missing_ranks(one, now.ranks, earlier) for one in now.ranks}
     wanted: dict[int, float] = {}  # how long others have waited for a rank
     for one in now.ranks:
         for rank in missing[one.rank]:
             wanted[rank] = max(wanted.get(rank, 0.0), one.activity["seconds"])
     return [
-        _row(one, earlier.get(one.pid), *_state(one, now.time, missing[one.rank], wanted.get(one.rank, 0.0)))
+        _row(
+            one,
+            earlier.get(one.pid),
+            elapsed,
+            *_state(one, now, missing[one.rank], wanted.get(one.rank, 0.0)),
+        )
         for one in now.ranks
     ]
 
@@ -70,25 +76,31 @@ def missing_ranks(
         return []
     if pending["kind"] == "send" or pending["seconds"] < LONG_SECONDS:
         return []
-    begin, end = waiting.time - pending["seconds"], waiting.time
+    begin = waiting.time + waiting.look_seconds - pending["seconds"]
     return [
         one.rank
         for one in ranks
         if one.is_up
+        and not one.activity["operations"]  # or it may have submitted this one meanwhile
         and any(
-            begin <= seen.time <= end and not seen.activity["operations"]
+            begin <= seen.time
+            and seen.time + seen.look_seconds <= waiting.time
+            and not seen.activity["operations"]
             for seen in (one, earlier.get(one.pid))
             if seen is not None
         )
     ]
 
 
-def _row(one: RankSample, before: RankSample | None, state: str, level: str) -> Row:
+def _row(one: RankSample, before: RankSample | None, elapsed: float, state: str, level: str) -> Row:
+    """Returns a row. Counters are as old as the rank's state; its processor time is that of the snapshot."""
     seconds = one.time - before.time if before is not None else 0.0
 
+    def grown(counter: str) -> float:
+        return max(0.0, getattr(one, counter) - getattr(before, counter)) if before is not None else 0.0
+
     def rate(counter: str) -> float:
-        grown = getattr(one, counter) - getattr(before, counter) if before is not None else 0.0
-        return max(0.0, grown / seconds) if seconds > 0 else 0.0
+        return grown(counter) / seconds if seconds > 0 else 0.0
 
     return Row(
         rank=one.rank,
@@ -101,20 +113,23 @@ def _row(one: RankSample, before: RankSample | None, state: str, level: str) -> 
         waiting=min(1.0, rate("waiting_seconds")),
         moving=min(1.0, rate("moving_seconds")),
         late=min(1.0, rate("late_seconds")),
-        cores=rate("cpu_seconds"),
+        cores=grown("cpu_seconds") / elapsed if elapsed > 0 else 0.0,
         memory=one.memory_bytes,
     )
 
 
-def _state(one: RankSample, now: float, missing: list[int], wanted: float) -> tuple[str, str]:
+def _state(one: RankSample, now: Snapshot, missing: list[int], wanted: float) -> tuple[str, str]:
     """Returns what a rank does, and the level; others have waited for it for `wanted` seconds."""
-    silence, pending = now - one.time, one.activity
+    silence, pending = now.time - max(one.time, now.since), one.activity
     if not one.is_up:
         return "has ended, or left its world", PROBLEM
     if one.is_stopped:
         return "is stopped: continue it with `kill -CONT`", PROBLEM
     if silence > SILENT_SECONDS:
-        return f"silent for {silence:.0f} s: in code that holds Python's GIL, or without a core", PROBLEM
+        return (
+            f"silent for {silence:.0f} s: in code that holds Python's GIL, without a core, or ending",
+            PROBLEM,
+        )
     if not pending["operations"]:
         return (f"computes; others wait {wanted:.1f} s", _level(wanted, NOTE)) if wanted else ("runs", FINE)
     age = pending["seconds"]
@@ -123,7 +138,8 @@ def _state(one: RankSample, now: float, missing: list[int], wanted: float) -> tu
     if pending["is_agreed"]:
         return f"in {pending['kind']} '{pending['name']}' for {age:.1f} s", _level(age, FINE)
     who = join_names([f"rank {rank}" for rank in missing]) if missing else "other ranks"
-    return f"waits {age:.1f} s for {who} to submit '{pending['name']}'", _level(age, FINE)
+    level = FINE if missing else _level(age, FINE)  # the problem is where the named ranks are
+    return f"waits {age:.1f} s for {who} to submit '{pending['name']}'", level
 
 
 def _level(seconds: float, below: str) -> str:

@@ -15,7 +15,8 @@ class RankSample:
     """The state of a rank. Counters and their units are those of `hvd.stats()`.
 
     Attributes:
-        time: when the rank has written it, in Unix time.
+        time: when the rank began to read its counters for it, in Unix time.
+        look_seconds: how long it took to read them.
         is_up: whether the rank belongs to the job's world.
         is_stopped: whether its process is stopped, as by Ctrl-Z.
         activity: its operations that have not ended (`bindings.observe.Activity`).
@@ -24,6 +25,7 @@ class RankSample:
     """
 
     time: float
+    look_seconds: float
     rank: int
     size: int
     host: str
@@ -47,9 +49,17 @@ class RankSample:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A job at one moment, in Unix time: its name, and the ranks that have written states, ascending."""
+    """A job at one moment.
+
+    Attributes:
+        time: that moment, in Unix time.
+        since: when its ranks were asked to write their states; older states were written for somebody else.
+        job: its name.
+        ranks: those that have written states, ascending.
+    """
 
     time: float
+    since: float
     job: str
     ranks: tuple[RankSample, ...]
 
@@ -59,10 +69,14 @@ class Snapshot:
         newest = max(self.ranks, key=lambda one: one.generation, default=None)
         return newest.size if newest is not None else 0
 
-    @property
-    def is_complete(self) -> bool:
-        """Returns whether each rank of the job has written its state."""
-        return 0 < self.size <= len(self.ranks)
+    def is_newer_than(self, moments: Mapping[int, float]) -> bool:
+        """Returns whether each rank of the job that can has written a state after its moment, or after
+        `since` if it has none there. A stopped rank, and one that has ended, cannot.
+        """
+        able = [one for one in self.ranks if one.is_up and not one.is_stopped]
+        return 0 < self.size <= len(self.ranks) and all(
+            one.time > moments.get(one.pid, self.since) for one in able
+        )
 
     def as_line(self) -> str:
         """Returns a line of JSON, from which `from_line` makes the same snapshot."""
@@ -76,6 +90,6 @@ def from_line(line: str) -> Snapshot:
         if values["schema"] != SCHEMA:
             raise ValueError(f"it has the schema {values['schema']}, not {SCHEMA}")
         ranks = tuple(RankSample(**one) for one in values["ranks"])
-        return Snapshot(float(values["time"]), str(values["job"]), ranks)
+        return Snapshot(float(values["time"]), float(values["since"]), str(values["job"]), ranks)
     except (KeyError, TypeError) as error:
         raise ValueError(f"it is no snapshot ({error})") from None

@@ -12,10 +12,11 @@ from sirtaki.runner.top.rows import FINE, NOTE, PROBLEM, Row, rows_of
 from sirtaki.runner.top.snapshot import RankSample, Snapshot, from_line
 from sirtaki.runner.top.table import LEGEND, head_of, readable
 
-NOW = 1000.0
+NOW, SINCE = 1000.0, 900.0
 IDLE = Activity(operations=0, name="", kind="", process_set=0, is_agreed=False, seconds=0.0)
 BASE = RankSample(
     time=NOW,
+    look_seconds=0.0,
     rank=0,
     size=3,
     host="hostA",
@@ -48,8 +49,8 @@ def pending(seconds: float, **changes: Any) -> dict[str, Any]:
 
 
 def rows(*ranks: RankSample, before: tuple[RankSample, ...] = (), now: float = NOW) -> list[Row]:
-    earlier = Snapshot(now - 1, "sirtaki-x", before) if before else None
-    return rows_of(earlier, Snapshot(now, "sirtaki-x", ranks))
+    earlier = Snapshot(now - 1, SINCE, "sirtaki-x", before) if before else None
+    return rows_of(earlier, Snapshot(now, SINCE, "sirtaki-x", ranks))
 
 
 def test_rates_are_differences_divided_by_the_time_between_two_states() -> None:
@@ -63,7 +64,8 @@ def test_rates_are_differences_divided_by_the_time_between_two_states() -> None:
         cpu_seconds=8.0,
     )
     (row,) = rows(later, before=(sample(time=NOW - 2),))
-    assert (row.operations, row.bytes, row.cores) == (10.0, 2000.0, 1.5)
+    assert (row.operations, row.bytes) == (10.0, 2000.0)
+    assert row.cores == 3.0  # the processor time is that of the snapshots, which are 1 s apart
     assert (row.waiting, row.moving, row.late) == (0.5, 0.25, 0.25)
     assert (row.state, row.level, row.memory) == ("runs", FINE, 1 << 20)
 
@@ -87,7 +89,7 @@ def test_the_rank_that_computes_while_another_waits_is_named() -> None:
 
 def test_a_wait_becomes_a_problem_after_ten_seconds() -> None:
     found = rows(sample(0, activity=pending(11.0)), sample(1))
-    assert [row.level for row in found] == [PROBLEM, PROBLEM]
+    assert [row.level for row in found] == [FINE, PROBLEM]  # it is where the named rank is
 
 
 @pytest.mark.parametrize(
@@ -130,16 +132,58 @@ def test_the_state_before_counts_if_it_was_within_the_wait() -> None:
     assert other.level == NOTE
 
 
+def test_a_rank_that_has_submitted_since_is_not_blamed() -> None:
+    busy = pending(0.2)
+    waiting, other, idle = rows(
+        sample(0, activity=pending(5.0)),
+        sample(1, activity=busy),
+        sample(2),
+        before=(sample(1, time=NOW - 1), sample(2, time=NOW - 1)),
+    )
+    assert "for rank 2 to submit 'loss'" in waiting.state
+    assert (other.level, idle.level) == (FINE, NOTE)
+
+
+def test_a_look_that_took_long_blames_nobody() -> None:
+    waiting, other = rows(sample(0, activity=pending(1.5)), sample(1, time=NOW - 1.6, look_seconds=1.7))
+    assert "for other ranks" in waiting.state
+    assert other.level == FINE
+
+
+def test_a_state_that_was_written_for_another_watcher_is_not_silence() -> None:
+    (row,) = rows_of(None, Snapshot(NOW, NOW - 1, "sirtaki-x", (sample(time=NOW - 60),)))
+    assert row.level == FINE
+
+
+def test_a_snapshot_is_new_once_each_rank_that_can_has_written() -> None:
+    first, second = sample(0, size=2), sample(1, size=2)
+
+    def is_new(*ranks: RankSample) -> bool:
+        return Snapshot(NOW, NOW - 1, "sirtaki-x", ranks).is_newer_than({100: NOW - 1})
+
+    assert is_new(first, second)
+    assert not is_new(first)  # rank 1 has written nothing
+    assert not is_new(replace(first, time=NOW - 1), second)
+    assert is_new(first, replace(second, time=NOW - 60, is_stopped=True))
+    assert is_new(first, replace(second, time=NOW - 60, is_up=False))
+    assert not is_new(first, replace(second, time=NOW - 60))
+
+
 @pytest.mark.parametrize(
     ("changes", "state", "level"),
     [
         ({"is_up": False}, "has ended, or left its world", PROBLEM),
         ({"is_stopped": True}, "is stopped: continue it with `kill -CONT`", PROBLEM),
-        ({"time": NOW - 7}, "silent for 7 s: in code that holds Python's GIL, or without a core", PROBLEM),
+        (
+            {"time": NOW - 7},
+            "silent for 7 s: in code that holds Python's GIL, without a core, or ending",
+            PROBLEM,
+        ),
         ({"activity": pending(0.2)}, "runs", FINE),
         ({"activity": pending(2.5, is_agreed=True)}, "in all-reduce 'loss' for 2.5 s", FINE),
         ({"activity": pending(12.0, is_agreed=True)}, "in all-reduce 'loss' for 12.0 s", PROBLEM),
         ({"activity": pending(2.0)}, "waits 2.0 s for other ranks to submit 'loss'", FINE),
+        ({"activity": pending(12.0)}, "waits 12.0 s for other ranks to submit 'loss'", PROBLEM),
     ],
 )
 def test_states(changes: dict[str, Any], state: str, level: str) -> None:
@@ -148,7 +192,7 @@ def test_states(changes: dict[str, Any], state: str, level: str) -> None:
 
 
 def test_a_recorded_snapshot_is_the_same_when_it_is_read() -> None:
-    snapshot = Snapshot(NOW, "sirtaki-x", (sample(0), sample(1, activity=pending(2.0))))
+    snapshot = Snapshot(NOW, SINCE, "sirtaki-x", (sample(0), sample(1, activity=pending(2.0))))
     assert from_line(snapshot.as_line()) == snapshot
 
 
@@ -161,7 +205,7 @@ def test_a_line_that_is_no_snapshot_is_refused(line: str) -> None:
 def test_the_head_names_missing_ranks_and_the_last_change() -> None:
     lost = "rank 2 (pid 7) was lost"
     first, change, away = head_of(
-        Snapshot(NOW, "sirtaki-x", (sample(0, generation=2, last_change=lost), sample(1, is_up=False)))
+        Snapshot(NOW, SINCE, "sirtaki-x", (sample(0, generation=2, last_change=lost), sample(1, is_up=False)))
     )
     assert first == "sirtaki-x: 1 of 3 ranks are up on hostA"
     assert change == f"generation 2: {lost}"
