@@ -17,7 +17,7 @@ from sirtaki.runner.bench.messages import Message, Plan, read
 from sirtaki.runner.bench.peers import GLOO, MPI, mpirun
 from sirtaki.runner.errors import LaunchError
 
-SILENCE_SECONDS = 300.0  # between two messages, which come at least once for each block
+SILENCE_SECONDS = 300.0  # for a block of calls: the longest time in which rank 0 prints nothing
 _END_SECONDS = 20.0
 _LAST_LINES = 40
 _WORKER = "sirtaki.bench.worker"
@@ -61,11 +61,15 @@ def environment(plan: Plan) -> dict[str, str]:
     return inherited if plan.operation == "step" else {"OMP_NUM_THREADS": "1", **inherited}
 
 
-def messages(arguments: Sequence[str], variables: Mapping[str, str]) -> Generator[Message, None, None]:
+def messages(
+    arguments: Sequence[str], variables: Mapping[str, str], blocks: int = 1
+) -> Generator[Message, None, None]:
     """Runs ranks; yields rank 0's messages as they come, and shows the rest of the output.
 
-    Raises LaunchError if the ranks fail, or are silent for too long; it names the rank if one is known.
+    Up to so many `blocks` of calls may lie between two messages. Raises LaunchError if the ranks fail, or are
+    silent for too long; it names the rank if one is known.
     """
+    silence = SILENCE_SECONDS * blocks
     process = subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
@@ -84,14 +88,14 @@ def messages(arguments: Sequence[str], variables: Mapping[str, str]) -> Generato
     try:
         output.start()
         errors.start()
-        while (message := received.get(timeout=SILENCE_SECONDS)) is not None:
+        while (message := received.get(timeout=silence)) is not None:
             if isinstance(message, ValueError):
                 raise LaunchError(f"a message of rank 0 cannot be read: {message}")
             yield message
         code = process.wait(_END_SECONDS)
         errors.join(_END_SECONDS)
     except (queue.Empty, subprocess.TimeoutExpired):
-        raise LaunchError(f"the ranks have been silent for {SILENCE_SECONDS:g} s, and were ended") from None
+        raise LaunchError(f"the ranks have been silent for {silence:g} s, and were ended") from None
     finally:
         _end(process)
     if code:

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sirtaki.runner.errors import LaunchError
@@ -34,6 +35,9 @@ def read_trace(sources: Sequence[Source]) -> Trace:
     rows: list[Row] = []
     lacks: list[str] = []
     for source in sources:
+        if len(sources) > 1 and _is_empty(source.path):
+            lacks.append(f"{source.path.name} is empty: its process was killed early, or the disk was full")
+            continue
         reader = _Reader(source, texts)
         try:
             reader.read()
@@ -45,6 +49,14 @@ def read_trace(sources: Sequence[Source]) -> Trace:
     trace = Trace(_numbered(rows), list(texts), lacks)
     trace.lacks += _missing_ranks(trace)
     return trace
+
+
+def _is_empty(file: Path) -> bool:
+    """Returns whether a file has no more than the beginning of a list."""
+    try:
+        return file.stat().st_size <= len("[\n")
+    except OSError:
+        return False  # the error is that of reading it
 
 
 def _refuse_twins(rows: Sequence[Row]) -> None:

@@ -218,7 +218,7 @@ def test_hosts(hosts: Callable[..., Path], bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("program", "text"),
     [
-        ("import time; time.sleep(60)", "the ranks have been silent for 0.5 s, and were ended"),
+        ("import time; time.sleep(60)", "the ranks have been silent for 1 s, and were ended"),
         ("print('@sirtaki-bench {')", "a message of rank 0 cannot be read: "),
         ("raise SystemExit(3)", "the ranks did not finish: their launcher ended with exit code 3"),
     ],
@@ -226,4 +226,4 @@ def test_hosts(hosts: Callable[..., Path], bench: Bench) -> None:
 def test_ranks_that_do_not_answer(program: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "SILENCE_SECONDS", 0.5 if "sleep" in program else FAILSAFE_SECONDS)
     with pytest.raises(LaunchError, match=text):
-        list(ranks.messages([sys.executable, "-c", program], os.environ))
+        list(ranks.messages([sys.executable, "-c", program], os.environ, blocks=2))

@@ -287,3 +287,26 @@ def test_each_generation_of_an_elastic_job_has_rows_of_its_own(tmp_path: Path) -
     assert merge_timelines(path) == "2 workers in 2 generations"
     assert [[row.rank for row in rows] for rows in opened(path).generations()] == [[0, 1], [0]]
     assert json.loads(path.read_text())
+
+
+def test_an_empty_file_beside_others_is_left_out(tmp_path: Path) -> None:
+    path = write_job(tmp_path, three_ranks())
+    (tmp_path / "t.json.rank1").write_text("[\n")
+    assert lacking(path) == [
+        "t.json.rank1 is empty: its process was killed early, or the disk was full",
+        "the file of rank 1 is missing",
+    ]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_slice_of_an_impossible_length_is_left_out(tmp_path: Path, is_last: bool) -> None:
+    path = write_job(tmp_path, three_ranks())
+    lines = path.read_text().splitlines()
+    places = [number for number, line in enumerate(lines) if '"TRANSFER"' in line]
+    at = places[-1 if is_last else 0]
+    lines[at] = re.sub(r'"dur": \d+', f'"dur": {"9" * 25}', lines[at])
+    path.write_text("\n".join(lines))
+    trace = opened(path)
+    assert trace.lacks == ["1 line is damaged in t.json, and left out"]
+    for row in trace.rows:
+        assert [operation.plan for operation in row.operations.in_order()] == [1, 1, 2, 2, 3, 3, 4, 4]

@@ -232,3 +232,10 @@ def test_mistakes_end_with_2(
     error = capsys.readouterr().err
     assert error.startswith("sirtaki trace: ")
     assert message in error
+
+
+def test_a_mismatch_of_which_one_rank_has_a_record_says_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_job(tmp_path, [failed([("all-reduce", 24, "mismatch")]), []])
+    assert rules(report(path, capsys, code=1))["mismatch"] == "rank 0 all-reduce of 24 bytes"
