@@ -15,6 +15,8 @@ constexpr Nanoseconds milliseconds(int64_t n) { return n * 1'000'000; }
 constexpr Nanoseconds seconds(int64_t n) { return n * 1'000'000'000; }
 constexpr Nanoseconds never = INT64_MAX;
 
+constexpr double in_seconds(Nanoseconds time) { return static_cast<double>(time) * 1e-9; }
+
 inline Nanoseconds now() {
   timespec moment;
   clock_gettime(CLOCK_MONOTONIC, &moment);

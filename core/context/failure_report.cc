@@ -18,8 +18,6 @@ namespace {
 constexpr size_t most_finished = 256;  // finished operations that are reported
 constexpr size_t most_unfinished = 1'000;
 
-double in_seconds(Nanoseconds time) { return static_cast<double>(time) * 1e-9; }
-
 const char* state_of(const OperationRecord& operation) {
   if (operation.finished) return StatusTable::name(operation.status);
   if (operation.transfer.started) return "moving";

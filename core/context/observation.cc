@@ -7,8 +7,6 @@
 namespace sirtaki {
 namespace {
 
-double in_seconds(Nanoseconds time) { return static_cast<double>(time) * 1e-9; }
-
 srt_histogram describe(const Histogram& histogram) {
   srt_histogram out{.total = in_seconds(histogram.total())};
   static_assert(std::size(decltype(out.bounds){}) == Histogram::bounds.size());
