@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,6 +63,25 @@ def hvdrun(environment: dict[str, str]) -> Callable[..., subprocess.CompletedPro
             "timeout": FAILSAFE_SECONDS,
         }
         return subprocess.run([*HVDRUN, *arguments], **(defaults | options))
+
+    return run
+
+
+@pytest.fixture
+def sirtaki(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Returns a function that runs a command of `sirtaki`, with more variables, and returns its output."""
+
+    def run(
+        *arguments: object, prefix: tuple[str, ...] = (), **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*prefix, sys.executable, "-m", "sirtaki", *map(str, arguments)],
+            env={**environment, **more},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=FAILSAFE_SECONDS,
+        )
 
     return run
 

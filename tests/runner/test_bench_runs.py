@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -32,20 +33,9 @@ def has_mpi() -> bool:
 
 
 @pytest.fixture
-def bench(environment: dict[str, str]) -> Bench:
+def bench(sirtaki: Bench) -> Bench:
     """Returns a function that runs the program, with more variables, and returns its output."""
-
-    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "sirtaki", "bench", *arguments],
-            env={**environment, **more},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=FAILSAFE_SECONDS,
-        )
-
-    return run
+    return functools.partial(sirtaki, "bench")
 
 
 def in_ranks(folder: Path, text: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -29,20 +30,9 @@ QUICK = ("--quick", "--frameworks", "numpy")
 
 
 @pytest.fixture
-def doctor(environment: dict[str, str]) -> Doctor:
+def doctor(sirtaki: Doctor) -> Doctor:
     """Returns a function that runs the doctor, with more variables, and returns its output."""
-
-    def run(*arguments: str, prefix: tuple[str, ...] = (), **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*prefix, sys.executable, "-m", "sirtaki", "doctor", *arguments],
-            env={**environment, **more},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=FAILSAFE_SECONDS,
-        )
-
-    return run
+    return functools.partial(sirtaki, "doctor")
 
 
 def levels(done: subprocess.CompletedProcess[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import FAILSAFE_SECONDS, is_running, read_pids, read_terminal, script_writer, wait_until
+from launching import is_running, read_pids, read_terminal, script_writer, wait_until
 
 from sirtaki.bindings import state_file
 from sirtaki.runner.errors import LaunchError
@@ -40,20 +41,9 @@ while hvd.allreduce(numpy.float32(not (folder / "end").exists()), name="loss") >
 
 
 @pytest.fixture
-def top(environment: dict[str, str]) -> Top:
+def top(sirtaki: Top) -> Top:
     """Returns a function that runs `sirtaki top`, and returns its output."""
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "sirtaki", "top", *map(str, arguments)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=FAILSAFE_SECONDS,
-        )
-
-    return run
+    return functools.partial(sirtaki, "top")
 
 
 @pytest.fixture

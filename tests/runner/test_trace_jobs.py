@@ -51,12 +51,11 @@ def timeline_of(tmp_path: Path, hvdrun: Command, environment: dict[str, str]) ->
 
 
 @pytest.fixture
-def trace(environment: dict[str, str]) -> Command:
+def trace(sirtaki: Command) -> Command:
     """Returns a function that runs `sirtaki trace` as a user does."""
 
     def run(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sirtaki", "trace", *map(str, arguments)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = sirtaki("trace", *arguments)
         assert (done.returncode, done.stderr) == (code, ""), done
         return done
 
