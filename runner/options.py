@@ -6,7 +6,7 @@ import argparse
 import difflib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -222,11 +222,19 @@ def _metrics_address(text: str) -> str:
     return text
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"it takes a number of seconds above 0, not '{text}'")
-    return seconds
+def number_above(least: float, what: str) -> Callable[[str], float]:
+    """Returns a parser of finite numbers above `least`, which raises ArgumentTypeError for other texts."""
+
+    def parse_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least < value < math.inf:
+            raise argparse.ArgumentTypeError(f"it takes {what} above {least:g}, not '{text}'")
+        return value
+
+    return parse_number
+
+
+_seconds = number_above(0, "a number of seconds")

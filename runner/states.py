@@ -35,7 +35,7 @@ def read_states(folder: Path) -> list[RankState]:
     for file in sorted(folder.glob("*.json"), key=_age_order):
         with contextlib.suppress(OSError, ValueError):
             values = json.loads(file.read_text())
-            rank = RankState(values, running_process(values["pid"]))
+            rank = RankState(values, _running_process(values["pid"]))
             before = found.get(values["rank"])
             if before is None or rank.is_up or not before.is_up:
                 found[values["rank"]] = rank
@@ -50,7 +50,7 @@ def _age_order(file: Path) -> float:
         return 0.0
 
 
-def running_process(pid: int) -> psutil.Process | None:
+def _running_process(pid: int) -> psutil.Process | None:
     """Returns a process unless it has ended: hvdrun keeps a zombie of each rank until the job ends."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)

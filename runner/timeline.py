@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sirtaki.runner.timeline_events import EventFile, in_microseconds
+from sirtaki.runner.timeline_events import EventFile, in_microseconds, write_events
 from sirtaki.runner.timeline_files import Part, describe_parts, describe_ranks, elastic_parts, rank_files
 
 _HEAD_LINES = 16  # a rank writes the difference of its clocks within these lines
@@ -49,12 +49,7 @@ def merge_timelines(path: Path) -> str:
         return ""
     merged = merging_file(path)
     with open(merged, "wb") as out:
-        out.write(b"[\n")
-        separator = b""
-        for event in _merged_events(files, parts):
-            out.write(separator + event)
-            separator = b",\n"
-        out.write(b"\n]\n")
+        write_events(out, _merged_events(files, parts))
     os.replace(merged, path)
     for file in files:
         if file != path:

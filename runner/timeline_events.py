@@ -1,12 +1,13 @@
-"""The events in a file of a timeline: one per line, plain or compressed by gzip."""
+"""The events in the file of a timeline: one per line, plain or compressed by gzip."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 _GZIP = b"\x1f\x8b"
 _MAX_LINE = 1 << 20  # bytes; the core's longest event has less than 4 KiB
@@ -49,6 +50,16 @@ class EventFile:
                         yield line
                 except (EOFError, zlib.error, gzip.BadGzipFile):  # it ends here
                     return
+
+
+def write_events(out: IO[bytes], events: Iterable[bytes]) -> None:
+    """Writes a whole list of events, one per line."""
+    out.write(b"[\n")
+    separator = b""
+    for event in events:
+        out.write(separator + event)
+        separator = b",\n"
+    out.write(b"\n]\n")
 
 
 def in_microseconds(nanoseconds: int) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from sirtaki.runner.bench.collective_report import CollectiveReport
 from sirtaki.runner.bench.kinds import KINDS, SETTINGS
 from sirtaki.runner.bench.messages import Plan, World
-from sirtaki.runner.bench.operations import OPERATIONS
 from sirtaki.runner.bench.peers import PEERS
 from sirtaki.runner.bench.planning import make_plan
 from sirtaki.runner.bench.plot import SUFFIXES, draw
@@ -83,13 +82,14 @@ def _measure(options: argparse.Namespace, plan: Plan, note: Callable[[str], None
 
     load = Load(os.getloadavg()[0], usable_cores())
     report: Report | None = None
-    blocks = 1 if plan.operation in OPERATIONS else 1 + plan.rounds  # others tell when all rounds are over
+    kind = KINDS[plan.operation]
+    blocks = 1 if kind.tells_each_block else 1 + plan.rounds
     with contextlib.closing(messages(command(options, plan), environment(plan), blocks)) as received:
         for message in received:
             if isinstance(message, str):
                 note(message)
             elif isinstance(message, World):
-                report = KINDS[plan.operation].report(plan, message, load)
+                report = kind.report(plan, message, load)
                 show(report.head_lines())
             elif report is not None:
                 show(report.take(message))

@@ -22,12 +22,14 @@ class Kind(NamedTuple):
         peers: the libraries that offer it.
         settings: those of SETTINGS that it has.
         extra: the extra of sirtaki's package that its ranks need.
+        tells_each_block: whether rank 0 sends a message for each block of calls, and not one for all rounds.
     """
 
     report: Callable[[Plan, World, Load], Report]
     peers: Sequence[str]
     settings: Collection[str] = ()
     extra: str = "numpy"
+    tells_each_block: bool = False
 
 
 class Setting(NamedTuple):
@@ -46,7 +48,7 @@ SETTINGS = {
 }
 KINDS = {
     **{
-        name: Kind(CollectiveReport, tuple(PEERS), SETTINGS if one.has_size else ())
+        name: Kind(CollectiveReport, tuple(PEERS), SETTINGS if one.has_size else (), tells_each_block=True)
         for name, one in OPERATIONS.items()
     },
     "step": Kind(StepReport, (GLOO,), extra="torch"),

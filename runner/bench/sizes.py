@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from sirtaki.runner.bench.operations import Operation
 from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.options import number_above
 
 ITEMSIZES = {
     "float32": 4,
@@ -22,6 +23,7 @@ ITEMSIZES = {
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d{1,15})([KMG]?)", re.IGNORECASE | re.ASCII)
 _MOST_SIZES = 200
+parse_factor = number_above(1, "a factor")  # between two sizes
 
 
 def parse_size(text: str) -> int:
@@ -30,17 +32,6 @@ def parse_size(text: str) -> int:
     if found is None or not int(found[1]):
         raise argparse.ArgumentTypeError(f"it takes a size such as 8, 64K, 16M or 1G, not '{text}'")
     return int(found[1]) * _UNITS[found[2].upper()]
-
-
-def parse_factor(text: str) -> float:
-    """Returns the factor between two sizes. Raises ArgumentTypeError."""
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = math.nan
-    if not 1 < factor < math.inf:
-        raise argparse.ArgumentTypeError(f"it takes a factor above 1, not '{text}'")
-    return factor
 
 
 def counts(

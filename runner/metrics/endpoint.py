@@ -43,16 +43,16 @@ def find_problem(address: str) -> str:
 
 
 class MetricsEndpoint:
-    """The endpoint of this host: the process that serves it, and the folder to which the ranks write."""
+    """The endpoint of this host: a process, and the mark for which the ranks write their states."""
 
     def __init__(self, address: str, job_folder: Path, reaper: Reaper) -> None:
         """Starts the endpoint. Raises LaunchError if that is impossible."""
-        self._folder = job_folder / FOLDER
+        folder = job_folder / FOLDER
         with _listen(address) as listener:
             self._address = listener.getsockname()
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            (self._folder / ALWAYS).touch()
-            self._process = _start(listener, self._folder, reaper)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            (folder / ALWAYS).touch()
+            self._process = _start(listener, folder, reaper)
 
     def describe(self) -> str:
         """Returns a line with the address, and a warning if other machines may reach it."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.options import OptionParser
 from sirtaki.runner.top.jobs import find_job
-from sirtaki.runner.top.rows import PROBLEM, rows_of
+from sirtaki.runner.top.rows import PROBLEM, Row, rows_of
 from sirtaki.runner.top.snapshot import Snapshot, from_line
 from sirtaki.runner.top.table import render
 
@@ -107,39 +107,49 @@ def _recording(snapshots: Iterator[Snapshot], file: TextIO) -> Iterator[Snapshot
         yield snapshot
 
 
+def _pairs(snapshots: Iterable[Snapshot]) -> Iterator[tuple[Snapshot | None, Snapshot]]:
+    """Yields each snapshot with the one before it."""
+    before = None
+    for snapshot in snapshots:
+        yield before, snapshot
+        before = snapshot
+
+
 def _print_lines(snapshots: Iterator[Snapshot], is_once: bool) -> int:
-    before, last = None, None
-    for number, snapshot in enumerate(snapshots):
-        before, last = last, snapshot
+    rows: Sequence[Row] = ()
+    for before, snapshot in _pairs(snapshots):
         print(snapshot.as_line(), flush=True)
-        if is_once and number:
-            break
-    return _exit_code(before, last) if is_once else 0
+        if is_once:
+            rows = rows_of(before, snapshot)
+            if before is not None:
+                break
+    return _exit_code(rows)
 
 
 def _print_table(snapshots: Iterator[Snapshot], is_once: bool) -> int:
     """Prints the table of the second snapshot, which has rates, or that of the last one."""
-    before, last = None, None
-    for snapshot in snapshots:
-        before, last = last, snapshot
-        if is_once and before is not None:
+    last: tuple[Snapshot | None, Snapshot] | None = None
+    for last in _pairs(snapshots):
+        if is_once and last[0] is not None:
             break
-    if last is not None:
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-        console.print(render(last, rows_of(before, last)))
-    return _exit_code(before, last) if is_once else 0
+    if last is None:
+        return 0
+    rows = rows_of(*last)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console.print(render(last[1], rows))
+    return _exit_code(rows) if is_once else 0
 
 
 def _show(snapshots: Iterator[Snapshot]) -> int:
-    before, last = None, None
+    table: RenderableType | None = None
     with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
-        for snapshot in snapshots:
-            before, last = last, snapshot
-            live.update(render(snapshot, rows_of(before, snapshot)), refresh=True)
-    if last is not None:
-        Console(highlight=False).print(render(last, rows_of(before, last)), "this was the last look")
+        for before, snapshot in _pairs(snapshots):
+            table = render(snapshot, rows_of(before, snapshot))
+            live.update(table, refresh=True)
+    if table is not None:
+        Console(highlight=False).print(table, "this was the last look")
     return 0
 
 
-def _exit_code(before: Snapshot | None, last: Snapshot | None) -> int:
-    return int(last is not None and any(row.level == PROBLEM for row in rows_of(before, last)))
+def _exit_code(rows: Sequence[Row]) -> int:
+    return int(any(row.level == PROBLEM for row in rows))

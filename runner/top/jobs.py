@@ -76,18 +76,20 @@ def find_job(text: str | None) -> Job:
     """
     if text is not None and not text.isdecimal():
         if not (Path(text) / "key").is_file():
-            raise LaunchError(f"{text} is no folder of a job that runs on this host: {_advice()}")
+            advice = _advice(_folders_of(psutil.process_iter()))
+            raise LaunchError(f"{text} is no folder of a job that runs on this host: {advice}")
         return Job(Path(text).absolute())
     if text is not None:
         folders = _folders_of(_with_children(int(text)))
         if not folders:
-            raise LaunchError(f"process {text} has no ranks of a job on this host: {_advice()}")
+            advice = _advice(_folders_of(psutil.process_iter()))
+            raise LaunchError(f"process {text} has no ranks of a job on this host: {advice}")
         return Job(folders[0])
     folders = _folders_of(psutil.process_iter())
     if not folders:
         raise LaunchError("no job of yours has ranks on this host. Start one with hvdrun, then look again")
     if len(folders) > 1:
-        raise LaunchError(f"several jobs have ranks on this host: {_advice()}")
+        raise LaunchError(f"several jobs have ranks on this host: {_advice(folders)}")
     return Job(folders[0])
 
 
@@ -113,8 +115,8 @@ def _with_children(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _advice() -> str:
-    found = [f"sirtaki top {folder}" for folder in _folders_of(psutil.process_iter())]
+def _advice(folders: Iterable[Path]) -> str:
+    found = [f"sirtaki top {folder}" for folder in folders]
     return f"choose one: {'; '.join(found)}" if found else "there is none"
 
 

@@ -64,10 +64,14 @@ class Snapshot:
     ranks: tuple[RankSample, ...]
 
     @property
+    def newest(self) -> RankSample | None:
+        """Returns a rank of the newest world, if there is any."""
+        return max(self.ranks, key=lambda one: one.generation, default=None)
+
+    @property
     def size(self) -> int:
         """Returns the number of ranks of the job, as its newest world has them."""
-        newest = max(self.ranks, key=lambda one: one.generation, default=None)
-        return newest.size if newest is not None else 0
+        return self.newest.size if self.newest is not None else 0
 
     def is_newer_than(self, moments: Mapping[int, float]) -> bool:
         """Returns whether each rank of the job that can has written a state after its moment, or after

@@ -47,7 +47,7 @@ def head_of(snapshot: Snapshot) -> list[str]:
     up = [one for one in snapshot.ranks if one.is_up]
     hosts = sorted({one.host for one in snapshot.ranks})
     lines = [f"{snapshot.job}: {len(up)} of {snapshot.size} ranks are up on {', '.join(hosts) or 'no host'}"]
-    newest = max(snapshot.ranks, key=lambda one: one.generation, default=None)
+    newest = snapshot.newest
     if newest is not None and newest.last_change:
         lines.append(f"generation {newest.generation}: {newest.last_change}")
     if away := snapshot.size - len(snapshot.ranks):

@@ -14,10 +14,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from sirtaki.runner.timeline import in_row, merging_file, shifted
-from sirtaki.runner.timeline_events import EventFile, in_microseconds
+from sirtaki.runner.timeline_events import EventFile, in_microseconds, write_events
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.exchanges import exchanges
 from sirtaki.runner.trace.operations import Operation
@@ -43,21 +43,14 @@ def write_trace(trace: Trace, clocks: Sequence[HostClock], path: Path) -> int:
 
 def _write(path: Path, is_compressed: bool, events: Iterable[bytes], arrows: Iterable[bytes]) -> int:
     """Writes a file; returns the number of arrows."""
-    count = 0
+    count = itertools.count()  # of the arrows that have been written
+    counted = (arrow for arrow, _ in zip(arrows, count, strict=False))
     with ExitStack() as stack:
         out: IO[bytes] | gzip.GzipFile = stack.enter_context(open(path, "wb"))
         if is_compressed:  # without a name and a time, so that equal traces have equal bytes
             out = stack.enter_context(gzip.GzipFile("", "wb", 6, out, mtime=0))
-        out.write(b"[\n")
-        separator = b""
-        for event in events:
-            out.write(separator + event)
-            separator = b",\n"
-        for arrow in arrows:
-            out.write(separator + arrow)
-            count += 1
-        out.write(b"\n]\n")
-    return count
+        write_events(cast(IO[bytes], out), itertools.chain(events, counted))
+    return next(count)
 
 
 def _events(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[bytes]:

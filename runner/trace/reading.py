@@ -79,9 +79,10 @@ def _numbered(rows: list[Row]) -> list[Row]:
     if not is_elastic:
         rows = sorted(rows, key=lambda row: row.rank or 0)
     for index, row in enumerate(rows):
-        row.output_pid = index if is_elastic or row.rank is None else row.rank
         if is_elastic and row.source.part is None:  # of a merged file, whose events keep their rows
             row.output_pid = row.pid
+        else:
+            row.output_pid = index if is_elastic or row.rank is None else row.rank
     return rows
 
 
