@@ -213,7 +213,7 @@ def _port(text: str) -> int:
 
 
 def _metrics_address(text: str) -> str:
-    from sirtaki.runner.metrics.endpoint import parse_address
+    from sirtaki.runner.listening import parse_address
 
     try:
         parse_address(text)
