@@ -14,12 +14,11 @@ from rich.live import Live
 
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.options import OptionParser
-from sirtaki.runner.top.jobs import find_job
+from sirtaki.runner.top.jobs import INTERVAL_SECONDS, find_job
 from sirtaki.runner.top.rows import PROBLEM, Row, rows_of
 from sirtaki.runner.top.snapshot import Snapshot, from_line
 from sirtaki.runner.top.table import render
 
-INTERVAL_SECONDS = 1.0  # the ranks write as often
 _PLAIN_WIDTH = 200  # columns of a table that no terminal shows
 _DESCRIPTION = (
     "Shows the ranks of a job on this host, once a second: what each does, for whom it waits, and its rates. "
@@ -61,17 +60,16 @@ def _parser() -> OptionParser:
 def _watched(name: str | None) -> Iterator[Snapshot]:
     """Yields a job's snapshots, one a second, until it is over."""
     job = find_job(name)
-    snapshot = job.next_snapshot(None)
-    if not snapshot.ranks:
+    is_first = True
+    for snapshot in job.snapshots():
+        if not snapshot.ranks:
+            break
+        yield snapshot
+        is_first = False
+    if is_first:
         raise LaunchError(
             f"no rank of {job.folder} has written its state: they have not called init() yet, or are stopped"
         )
-    while snapshot.ranks and not job.is_over:
-        yield snapshot
-        time.sleep(INTERVAL_SECONDS)
-        with contextlib.suppress(LaunchError):  # it has ended meanwhile
-            job.watch()
-        snapshot = job.next_snapshot(snapshot)
 
 
 def _recorded(file: Path) -> Iterator[Snapshot]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.states import RankState, read_states
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
+INTERVAL_SECONDS = 1.0  # the ranks write as often
 _FIRST_SECONDS = 5.0  # in which every rank that can write its state has written it
 _NEXT_SECONDS = 3.0
 _LOOK_SECONDS = 0.05
@@ -67,6 +68,16 @@ class Job:
             if found.is_newer_than(moments) or time.monotonic() > end or self.is_over:
                 return found
             time.sleep(_LOOK_SECONDS)
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """Yields a snapshot a second until the job is over; the last one may have no ranks."""
+        snapshot: Snapshot | None = None
+        while snapshot is None or not self.is_over:
+            snapshot = self.next_snapshot(snapshot)
+            yield snapshot
+            time.sleep(INTERVAL_SECONDS)
+            with contextlib.suppress(LaunchError):  # it has ended meanwhile
+                self.watch()
 
 
 def find_job(text: str | None) -> Job:

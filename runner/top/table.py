@@ -15,7 +15,7 @@ from sirtaki.runner.top.snapshot import Snapshot
 _COLOURS = {FINE: "", NOTE: "yellow", PROBLEM: "bold red"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # The columns: the header, whether numbers are aligned at the right, and the text of a row.
-_COLUMNS = (
+COLUMNS = (
     ("rank", True, lambda row: str(row.rank)),
     ("host", False, lambda row: row.host),
     ("pid", True, lambda row: str(row.pid)),
@@ -61,10 +61,10 @@ def head_of(snapshot: Snapshot) -> list[str]:
 def render(snapshot: Snapshot, rows: Sequence[Row]) -> Group:
     """Returns the table with its head, for rich."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for header, is_number, _ in _COLUMNS:
+    for header, is_number, _ in COLUMNS:
         is_last = header == "state"
         side: Literal["right", "left"] = "right" if is_number else "left"
         table.add_column(header, justify=side, no_wrap=not is_last, ratio=1 if is_last else None)
     for row in rows:
-        table.add_row(*(Text(text(row)) for *_, text in _COLUMNS), style=_COLOURS[row.level])
+        table.add_row(*(Text(text(row)) for *_, text in COLUMNS), style=_COLOURS[row.level])
     return Group(*map(Text, head_of(snapshot)), "", table, "", Text(LEGEND, style="dim"))

@@ -1,0 +1,44 @@
+"""States of ranks as `sirtaki top` reads them, made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sirtaki.bindings.observe import Activity
+from sirtaki.runner.top.snapshot import RankSample
+
+NOW, SINCE = 1000.0, 900.0
+IDLE = Activity(operations=0, name="", kind="", process_set=0, is_agreed=False, seconds=0.0)
+BASE = RankSample(
+    time=NOW,
+    look_seconds=0.0,
+    rank=0,
+    size=3,
+    host="hostA",
+    pid=100,
+    generation=1,
+    is_up=True,
+    is_stopped=False,
+    operations=10,
+    failed=0,
+    bytes=1000,
+    waiting_seconds=1.0,
+    moving_seconds=1.0,
+    stalls=0,
+    late_times=0,
+    late_seconds=0.0,
+    last_change="",
+    activity=IDLE,
+    cpu_seconds=5.0,
+    memory_bytes=1 << 20,
+)
+
+
+def sample(rank: int = 0, **changes: Any) -> RankSample:
+    return replace(BASE, rank=rank, pid=100 + rank, **changes)
+
+
+def pending(seconds: float, **changes: Any) -> dict[str, Any]:
+    found = {**IDLE, "operations": 1, "name": "loss", "kind": "all-reduce", "seconds": seconds}
+    return {**found, **changes}
