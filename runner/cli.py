@@ -127,6 +127,7 @@ def _settings(
         oversubscribe=options.oversubscribe,
         torch_env=options.torch_env,
         metrics=options.metrics_port,
+        dashboard=options.dashboard,
     )
 
 

@@ -67,6 +67,7 @@ class Settings:
     oversubscribe: bool = False  # start ranks although a host seems to lack capacity for them
     torch_env: bool = False  # set torch's variables for the ranks
     metrics: str | None = None  # the address, "PORT" or "HOST:PORT", at which each host serves metrics
+    dashboard: str | None = None  # the address, "PORT" or "HOST:PORT", of the page with this host's ranks
     service: FunctionService | None = None  # of a job that `sirtaki.run` has started
 
 
@@ -108,7 +109,7 @@ class _Launch:
         placements = placements_of(allocations)
         display.expect(len(placements), settings.output_folder)
         folder = Path(make_job_directory(self._reaper))
-        self._serve_metrics(folder, allocations)
+        self._start_endpoints(folder, allocations)
         key_file = str(folder / "key")
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), len(placements), write_job_key(key_file), VERSION, encrypt)
@@ -202,14 +203,20 @@ class _Launch:
                 raise
         return server
 
-    def _serve_metrics(self, folder: Path, allocations: Sequence[HostAllocation]) -> None:
-        """Starts the metrics endpoint if the user wants one, and this host has ranks."""
-        if self._settings.metrics is None or not any(is_own_host(one.host.name) for one in allocations):
+    def _start_endpoints(self, folder: Path, allocations: Sequence[HostAllocation]) -> None:
+        """Starts what the user wants to be served about the ranks of this host, if it has any."""
+        settings = self._settings
+        if settings.metrics is None and settings.dashboard is None:
             return
-        from sirtaki.runner.metrics.endpoint import MetricsEndpoint
+        if any(is_own_host(one.host.name) for one in allocations):
+            from sirtaki.runner.endpoints import start_endpoints
 
-        endpoint = MetricsEndpoint(self._settings.metrics, folder, self._reaper)
-        self._display.say(endpoint.describe())
+            start_endpoints(settings, folder, self._reaper, self._display.say)
+        elif settings.dashboard is not None:
+            raise LaunchError(
+                "--dashboard shows the ranks of this host, and all are on others: leave it out, and run "
+                "`sirtaki top` there"
+            )
 
     def _torch_variables(
         self, remotes: Sequence[RemoteHost], allocations: Sequence[HostAllocation]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ from sirtaki.runner.horovod_flags import add_horovod_flags
 
 USAGE = "hvdrun -np N [-H HOST:SLOTS,…] [options] command [arguments]"
 EXAMPLE = "for example: hvdrun -np 2 python train.py"
+DASHBOARD = "--dashboard"
+_ANY_PORT = "0"
+_LIKE_AN_ADDRESS = re.compile(r"(.*:)?\d+")
 _EXAMPLES = f"{EXAMPLE}, or on two hosts: hvdrun -np 8 -H hostA:4,hostB:4 python train.py"
 
 
@@ -41,18 +45,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
 
     Options of a --config-file come first, so that the command line overrides them. Raises LaunchError.
     """
-    parser = OptionParser(
-        prog="hvdrun",
-        usage=USAGE,
-        description=f"Starts N ranks of a command, on this machine or on several hosts, {_EXAMPLES}",
-        add_help=False,
-        allow_abbrev=False,
-    )
-    _add_options(parser)
-    _add_options_for_observing(parser)
-    add_options_for_hosts(parser)
-    add_elastic_options(parser, whole_number, _seconds)
-    add_horovod_flags(parser)
+    parser, arguments = _parser(), _with_address(arguments)
     options, unknown = parser.parse_known_args(arguments)
     if not unknown and not options.help and options.config_file is None:
         return _checked(options), {}
@@ -66,8 +59,40 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
     if options.config_file is not None:
         from sirtaki.runner.config_file import config_arguments
 
-        options = parser.parse_args([*config_arguments(options.config_file), *arguments])
+        options = parser.parse_args(_with_address([*config_arguments(options.config_file), *arguments]))
     return _checked(options), knob_environment(options, knobs)
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="hvdrun",
+        usage=USAGE,
+        description=f"Starts N ranks of a command, on this machine or on several hosts, {_EXAMPLES}",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    _add_options(parser)
+    _add_options_for_observing(parser)
+    add_options_for_hosts(parser)
+    add_elastic_options(parser, whole_number, _seconds)
+    add_horovod_flags(parser)
+    return parser
+
+
+def _with_address(arguments: Sequence[str]) -> Sequence[str]:
+    """Adds the default address to a --dashboard that has none, or argparse would take the command for it."""
+    if DASHBOARD not in arguments:
+        return arguments
+    from sirtaki.runner.knobs import add_knobs
+
+    place = arguments.index(DASHBOARD)
+    parser = _parser()
+    add_knobs(parser)
+    before, (following, *_) = arguments[:place], [*arguments[place + 1 :], ""]
+    is_of_command = bool(parser.parse_known_args(before)[0].command)
+    if is_of_command or _LIKE_AN_ADDRESS.fullmatch(following):
+        return arguments
+    return [*before, f"{DASHBOARD}={_ANY_PORT}", *arguments[place + 1 :]]
 
 
 def _checked(options: argparse.Namespace) -> argparse.Namespace:
@@ -161,8 +186,16 @@ def _add_options_for_observing(parser: argparse.ArgumentParser) -> None:
     add(
         "--metrics-port",
         metavar="[HOST:]PORT",
-        type=_metrics_address,
+        type=_address,
         help="serve the counters of its ranks on each host, for Prometheus (on the loopback address)",
+    )
+    add(
+        DASHBOARD,
+        metavar="[HOST:]PORT",
+        nargs="?",
+        const=_ANY_PORT,
+        type=_address,
+        help="serve a page with this host's ranks, for a browser (on the loopback address, at a free port)",
     )
 
 
@@ -212,7 +245,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _metrics_address(text: str) -> str:
+def _address(text: str) -> str:
     from sirtaki.runner.listening import parse_address
 
     try:

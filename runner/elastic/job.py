@@ -30,6 +30,7 @@ from sirtaki.runner.elastic.processes import Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spare_command import check_spare_command
 from sirtaki.runner.elastic.spare_process import SpareProcess
+from sirtaki.runner.endpoints import start_endpoints
 from sirtaki.runner.environment import encrypts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus, signal_name
@@ -37,7 +38,6 @@ from sirtaki.runner.host_connection import Connection
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.launch import Settings, metrics_question, with_reaper, write_job_key
-from sirtaki.runner.metrics.endpoint import MetricsEndpoint
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
@@ -100,7 +100,7 @@ class ElasticJob:
             self._spares,
             self._hosts,
         )
-        self._serve_metrics()
+        start_endpoints(settings, self._folder, reaper, display.say)
         self._discovery = Discovery(elastic.script, elastic.slots_per_host, display.say)
         self._slots: Sequence[Slot] = ()
         self._driver = Driver(
@@ -127,12 +127,6 @@ class ElasticJob:
         while self._processes.running or not self._driver.is_over:
             self._iterate()
         return self._conclude()
-
-    def _serve_metrics(self) -> None:
-        """Starts the metrics endpoint of this host if the user wants one."""
-        if self._settings.metrics is not None:
-            endpoint = MetricsEndpoint(self._settings.metrics, self._folder, self._reaper)
-            self._display.say(endpoint.describe())
 
     def _find_slots(self) -> Sequence[Slot]:
         """Returns the slots with which the job begins. Raises LaunchError if there are too few.

@@ -1,0 +1,72 @@
+"""Rules for requests to the page: the addresses that are its own, and a token that works once."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from socket import AF_INET, AF_INET6
+
+import psutil
+
+from sirtaki.runner.listening import authority
+
+TOKEN_FILE = "dashboard_token"  # in the job's private folder
+_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+class Access:
+    """The rules of one page.
+
+    The token of the printed address works once, and is exchanged for a cookie: an address that remains in a
+    history, or in the scroll-back of a terminal, opens nothing.
+    """
+
+    def __init__(self, token: str, host: str, port: int) -> None:
+        """`host` is the name or the address at which the user has asked for the page."""
+        self._token: bytes | None = token.encode()
+        self._lock = threading.Lock()
+        # Browsers send cookies to all ports of a host, so those of several jobs need different names.
+        self._cookie = f"sirtaki_{port}={secrets.token_urlsafe(32)}"
+        self._hosts = hosts_of(host, port)
+
+    def is_own_address(self, names: Sequence[str]) -> bool:
+        """Returns whether the Host headers of a request name the page's own address.
+
+        Others mean that a name of somebody else has been made to stand for this address (DNS rebinding).
+        """
+        return len(names) == 1 and names[0].lower() in self._hosts
+
+    def redeem(self, token: str) -> str | None:
+        """Returns the header that sets the cookie, if the token is right and was not used before."""
+        with self._lock:
+            if self._token is None or not secrets.compare_digest(token.encode(), self._token):
+                return None
+            self._token = None
+        return f"{self._cookie}; HttpOnly; SameSite=Strict; Path=/"
+
+    def admits(self, cookies: str) -> bool:
+        """Returns whether the Cookie header of a request has the cookie, among those of other servers."""
+        own = self._cookie.encode()
+        return any(secrets.compare_digest(one.strip().encode(), own) for one in cookies.split(";"))
+
+
+def hosts_of(host: str, port: int) -> frozenset[str]:
+    """Returns the Host headers that name the page: on all interfaces, any name or address of this host."""
+    names = {host, *_LOOPBACK_NAMES}
+    if is_wildcard(host):
+        names |= {socket.gethostname(), *own_addresses()}
+    found = {authority(name, port).lower() for name in names}
+    return frozenset(found | ({name.removesuffix(":80") for name in found} if port == 80 else set()))
+
+
+def is_wildcard(host: str) -> bool:
+    """Returns whether an address stands for all interfaces."""
+    return host in ("0.0.0.0", "::")
+
+
+def own_addresses() -> set[str]:
+    """Returns the addresses of this machine's network interfaces, without their scopes."""
+    addresses = [one for several in psutil.net_if_addrs().values() for one in several]
+    return {one.address.partition("%")[0] for one in addresses if one.family in (AF_INET, AF_INET6)}

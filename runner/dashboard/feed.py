@@ -1,0 +1,112 @@
+"""The looks at a job: made once a second while anybody reads them, by one thread for all readers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any
+
+from sirtaki.runner.dashboard.look import look_of
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.top.jobs import INTERVAL_SECONDS
+from sirtaki.runner.top.snapshot import Snapshot
+
+HISTORY = 120  # looks whose lateness a new page gets
+_SILENT_SECONDS = 5.0  # after which a reader is sent a comment, by which one that has gone is noticed
+
+
+class Feed:
+    """The last look, and the lateness of the ranks in those before it.
+
+    A reader that is slow misses looks; none is kept for it.
+    """
+
+    def __init__(self, source: Callable[[], Iterator[Snapshot]], begin: float) -> None:
+        """`source` begins to watch the job, and raises LaunchError while that is impossible.
+
+        `begin` is when the job has begun, in Unix time.
+        """
+        self._source = source
+        self._begin = begin
+        self._changed = threading.Condition()
+        self._readers = 0
+        self._number = 0  # of the last look
+        self._look: dict[str, Any] | None = None
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self._is_over = False
+        threading.Thread(target=self._run, name="sirtaki feed", daemon=True).start()
+
+    def end(self) -> None:
+        """Tells all readers that the job has ended."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def wait_for_readers(self, seconds: float) -> None:
+        """Waits until no reader is left, or the time has passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._readers, seconds)
+
+    def events(self) -> Generator[str, None, None]:
+        """Yields Server-Sent Events until the job ends. A reader that stops closes the generator."""
+        with self._changed:
+            self._readers += 1
+            self._changed.notify_all()
+        try:
+            yield from self._events()
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    def _events(self) -> Iterator[str]:
+        seen, is_over = 0, False
+        while not is_over:
+            with self._changed:
+                self._changed.wait_for(partial(self._has_news_since, seen), _SILENT_SECONDS)
+                history = [] if seen else list(self._history)
+                is_new, look = self._number > seen, self._look
+                seen, is_over = self._number, self._is_over
+            if history:
+                yield _event("history", history)
+            yield _event("look", look) if is_new else ": nothing new\n\n"
+        yield _event("end", None)
+
+    def _has_news_since(self, number: int) -> bool:
+        return self._is_over or self._number > number
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._readers)
+            with contextlib.suppress(LaunchError):  # the ranks have not started, or have ended
+                self._watch()
+            time.sleep(INTERVAL_SECONDS)
+
+    def _watch(self) -> None:
+        """Makes looks until nobody reads them, or the job is over."""
+        before: Snapshot | None = None
+        for snapshot in self._source():
+            if before is not None and before.ranks and not snapshot.ranks:
+                return  # the states have been removed: the look before is the last one
+            self._publish(look_of(before, snapshot))
+            before = snapshot
+            if not self._readers:
+                return
+
+    def _publish(self, look: dict[str, Any]) -> None:
+        late = {str(row["rank"]): row["late"] for row in look["rows"]}
+        with self._changed:
+            self._look = {**look, "elapsed": look["time"] - self._begin}
+            self._history.append({"time": look["time"], "late": late})
+            self._number += 1
+            self._changed.notify_all()
+
+
+def _event(kind: str, content: object) -> str:
+    return f"event: {kind}\ndata: {json.dumps(content)}\n\n"

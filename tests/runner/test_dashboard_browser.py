@@ -1,0 +1,121 @@
+"""The page of `hvdrun --dashboard` in a browser without a window, Debian's Chromium."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dashboards import LOOPBACK, TOKEN, Served, serve, snapshot
+from launching import wait_until
+from rank_samples import NOW, pending, sample
+
+from sirtaki.runner.top.snapshot import RankSample, Snapshot
+
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+STRANGE = "<img src=x onerror=alert(1)>"
+NARROW, WIDE = 360, 1440
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    for program in ("chromium", "chromedriver"):
+        if shutil.which(program) is None:
+            pytest.skip(f"there is no {program} (on Debian: apt install chromium chromium-driver)")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.binary_location = shutil.which("chromium")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+def states_of(size: int, look: int) -> list[RankSample]:
+    """Returns states of ranks that wait for rank 1. A tensor and a host have strange names."""
+    at: dict[str, Any] = {"size": size, "time": NOW + look, "operations": 10 * look, "bytes": look << 20}
+    others = {rank: sample(rank, **at, activity=pending(2.0 + look, name=STRANGE)) for rank in range(size)}
+    late = sample(1, **at, host="<b>host</b>", late_seconds=0.4 * look)
+    return list((others | {1: late}).values())
+
+
+@pytest.fixture(params=[2, 64])
+def page(request: pytest.FixtureRequest, browser: Any) -> Iterator[tuple[Served, int]]:
+    """Opens the page of a job of 2 or 64 ranks, whose counters grow steadily; returns it and their number."""
+    size = request.param
+
+    def source() -> Iterator[Snapshot]:
+        for look in itertools.count():
+            yield snapshot(look, *states_of(size, look))
+            threading.Event().wait(0.1)
+
+    with serve(source) as served:
+        browser.get(address_of(served))
+        wait_until(lambda: count(browser, "#rows tr") == size, "each rank has a row")
+        yield served, size
+        browser.get("about:blank")
+
+
+def address_of(served: Served) -> str:
+    return f"http://{LOOPBACK}:{served.port}/?token={TOKEN}"
+
+
+def count(browser: Any, selector: str) -> int:
+    return browser.execute_script("return document.querySelectorAll(arguments[0]).length", selector)
+
+
+def text_of(browser: Any, selector: str) -> str:
+    return browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
+
+
+def emulate(browser: Any, width: int, scheme: str) -> None:
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def test_the_page_shows_each_rank_and_names_stay_text(browser: Any, page: tuple[Served, int]) -> None:
+    served, size = page
+    assert browser.current_url == f"http://{LOOPBACK}:{served.port}/"  # without the token
+    assert text_of(browser, "#facts").startswith(f"ranks up{size} of {size}")
+    wait_until(lambda: "40%" in text_of(browser, "#rows tr:nth-child(2)"), "rank 1 is late")
+    assert "<b>host</b>" in text_of(browser, "#rows tr:nth-child(2)")
+    assert f"rank 1 to submit the all-reduce '{STRANGE}'" in text_of(browser, "#stalls")
+    assert f"for rank 1 to submit '{STRANGE}'" in text_of(browser, "#rows tr:first-child")
+    assert count(browser, "img, td[data-column=host] b, #hosts b") == 0
+    served.feed.end()
+    wait_until(lambda: "has ended" in text_of(browser, "#connection"), "the page says that the job has ended")
+    assert count(browser, "#rows tr") == size  # the last look stays
+    assert browser.get_log("browser") == []
+
+
+def test_the_page_fits_into_narrow_and_dark_windows(browser: Any, page: tuple[Served, int]) -> None:
+    grounds = set()
+    for width, scheme in itertools.product((NARROW, 700, WIDE), ("light", "dark")):
+        emulate(browser, width, scheme)
+        content, window = browser.execute_script(
+            "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
+        assert content <= window, (width, scheme)
+        grounds.add(
+            (scheme, browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+        )
+    assert len(grounds) == len({ground for _, ground in grounds}) == 2
+
+
+def test_the_page_says_that_ranks_are_elsewhere(browser: Any) -> None:
+    elastic = {"generation": 2, "last_change": "rank 2 was lost"}
+    with serve(lambda: iter([snapshot(0, sample(**elastic), sample(1, **elastic))])) as served:
+        browser.get(address_of(served))
+        wait_until(lambda: count(browser, "#rows tr") == 2, "each rank of this host has a row")
+        notices = text_of(browser, "#notices")
+        assert "Last change, generation 2: rank 2 was lost" in notices
+        assert "1 of 3 ranks are on other hosts, or have written nothing yet" in notices
+        browser.get("about:blank")
