@@ -136,9 +136,9 @@ class Job(contextlib.AbstractContextManager["Job"]):
         """Returns the latencies of each implementation's blocks of calls, which take turns."""
         return alternate({who: partial(self.slowest, "block", who=who, calls=calls) for who in names}, rounds)
 
-    def deviation(self, model: str) -> float:
+    def deviation(self, model: str, **arguments: Any) -> float:
         """Returns how far the copies of a model have diverged; fails if they have really."""
-        deviation = max(self.ask("deviation"))
+        deviation = max(self.ask("deviation", **arguments))
         if not deviation < MOST_DEVIATION:
             raise SystemExit(f"{model}: the weights of the exchanging copies differ by {deviation:.2g}")
         return deviation

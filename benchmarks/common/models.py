@@ -94,12 +94,22 @@ def deviation(models: Sequence[nn.Module]) -> float:
 
     Of parameters that are divided among the ranks, this rank's parts are compared.
     """
+    return difference([parts_of(model) for model in models])
+
+
+def difference(copies: Sequence[Sequence[Tensor]]) -> float:
+    """Returns how far tensors differ from those of the first copy, relative to the largest value of each."""
     found = 0.0
-    for one, *others in zip(*(map(_local, model.parameters()) for model in models), strict=True):
+    for one, *others in zip(*copies, strict=True):
         for other in others:
-            difference = (one - other).abs().max() / one.abs().max().clamp_min(1e-12)
-            found = max(found, difference.item())
+            largest = (one - other).abs().max() / one.abs().max().clamp_min(1e-12)
+            found = max(found, largest.item())
     return found
+
+
+def parts_of(model: nn.Module) -> list[Tensor]:
+    """Returns a model's parameters; of those that are divided among the ranks, this rank's parts."""
+    return [_local(parameter.detach()) for parameter in model.parameters()]
 
 
 def _local(parameter: Any) -> Tensor:

@@ -1,6 +1,6 @@
-"""A rank of benchmarks/model_parallel.py: training steps of divided models, over each backend in turns.
+"""A rank of benchmarks/model_parallel.py: training steps of divided models, over one backend.
 
-Usage: python -m workers.model_parallel SOCKET
+Usage: python -m workers.model_parallel SOCKET BACKEND
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common.models import deviation
+from common.models import difference, parts_of
 from common.serving import bind, serve, training_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -88,46 +88,46 @@ DIVISIONS = {"tensor parallel": tensor_parallel, "pipeline": pipeline}
 
 
 class Rank:
-    """The orders that a rank executes. Its default group is one over gloo."""
+    """The orders that a rank executes."""
 
     def __init__(self) -> None:
-        self._groups = {"gloo": dist.group.WORLD, "sirtaki": dist.new_group(backend="sirtaki")}
-        self._models: list[nn.Module] = []
-        self._steps: dict[str, Step] = {}
+        self._model: nn.Module
+        self._step: Step
 
     def prepare(self, division: str) -> dict[str, str]:
-        """Divides a copy of the model over each backend."""
-        made = {name: DIVISIONS[division](group) for name, group in self._groups.items()}
-        self._models = [model for model, _ in made.values()]
-        self._steps = {name: step for name, (_, step) in made.items()}
+        """Divides the model."""
+        self._model, self._step = DIVISIONS[division](dist.group.WORLD)
         self.rounds(WARM_UP_ROUNDS)
         return {"model": f"{PAIRS} × Linear({WIDTH}, {INNER}) and back, batch {ROWS}"}
 
-    def rounds(self, count: int) -> dict[str, list[float]]:
-        """Runs one step over each backend per round; each round starts with another. Times in ms."""
-        times: dict[str, list[float]] = {name: [] for name in self._steps}
-        names = list(self._steps)
-        for turn in range(count):
-            for name in names[turn % 2 :] + names[: turn % 2]:
-                hvd.barrier()
-                start = time.perf_counter()
-                self._steps[name]()
-                times[name].append((time.perf_counter() - start) * 1e3)
-        return times
+    def rounds(self, count: int) -> dict[str, Any]:
+        """Runs some steps. Returns their times in ms, and the number of operations of sirtaki in them."""
+        times, operations = [], 0
+        for _ in range(count):
+            hvd.barrier()
+            before, start = hvd.stats()["operations"], time.perf_counter()
+            self._step()
+            times.append((time.perf_counter() - start) * 1e3)
+            operations += hvd.stats()["operations"] - before
+        return {"times": times, "operations": operations}
 
-    def deviation(self) -> float:
-        """Returns how far this rank's parts of the copies have diverged."""
-        return deviation(self._models)
+    def keep(self, path: str) -> None:
+        """Writes this rank's parts of the weights to a file."""
+        torch.save(parts_of(self._model), f"{path}.{hvd.rank()}")
+
+    def deviation(self, path: str) -> float:
+        """Returns how far this rank's parts of the weights have diverged from those of a file."""
+        return difference([parts_of(self._model), torch.load(f"{path}.{hvd.rank()}")])
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__}
 
 
 def main() -> None:
-    path = sys.argv[1]
+    path, backend = sys.argv[1:]
     torch.set_num_threads(1)
     hvd.init()
-    with training_ranks("gloo", path):
+    with training_ranks(backend, path):
         bind(hvd.rank(), hvd.size())
         serve(path, hvd.rank(), Rank())
 
