@@ -19,6 +19,8 @@ from sirtaki.common.ops import Call
 from sirtaki.common.process_sets import global_process_set
 from sirtaki.torch.broadcasting import Placeholder, broadcast_all, described, filled
 from sirtaki.torch.consistency import checksum_of
+from sirtaki.torch.elastic.new_memory import provide
+from sirtaki.torch.elastic.writes import Regularity
 from sirtaki.torch.nested import Path, tensors_of
 
 # Reserved names, which separate these exchanges from the program's own operations.
@@ -35,11 +37,13 @@ class Content:
         replicas: the tensors that training keeps equal on all ranks.
         rest: everything else that a rank without the state needs.
         options: the hyper-parameters of each parameter group, by the name of the optimizer.
+        commits: how regular the rank's commits have been.
     """
 
     replicas: Any
     rest: Any
     options: Mapping[str, Options]
+    commits: Regularity
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,7 @@ def received(context: Context, own: Content, description: Description, is_curren
 
     values, tensors = filled(manifest, tensor_for)
     content = Content(**values)
+    provide(tensor for tensor, _ in staged.values())
     # In `data`, a write of the same bytes does not count as a change of the parameter.
     named = [(f"{_TENSOR}.{'.'.join(map(str, path))}", one.data) for path, one in tensors.items()]
     broadcast_all(context, named, 0, global_process_set)

@@ -169,7 +169,7 @@ class TorchState(ObjectState):
                 f"{theirs.get(differing[0], 'missing')} there, and {ours.get(differing[0], 'missing')} here. "
                 "Delete the checkpoints, or train with the same model"
             )
-        self._load(Content(replicas, rest, {}))
+        self._load(Content(replicas, rest, {}, self._writes.regularity))
         self.save()
 
     # ---- Objects and their handlers --------------------------------------------------------------------
@@ -232,6 +232,7 @@ class TorchState(ObjectState):
                 self._sync_others(all_current)
                 if context.rank != 0:
                     self._load(content)
+                    self._writes.note_received(None if is_current else content.commits)
         self._drop_gradients()
         self.save()
 
@@ -261,7 +262,8 @@ class TorchState(ObjectState):
             for key, one in self._content_handlers.items()
             if isinstance(one, OptimizerStateHandler)
         }
-        return Content({key: replicas for key, (replicas, _) in contents.items()}, rest, options)
+        replicas = {key: replicas for key, (replicas, _) in contents.items()}
+        return Content(replicas, rest, options, self._writes.regularity)
 
     def _description(self, content: Content) -> Description:
         handlers = self._content_handlers

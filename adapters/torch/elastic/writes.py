@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import WeakMethod
 
 from sirtaki.bindings import observe
 from sirtaki.bindings.default_context import find
 from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
+
+
+class Regularity(NamedTuple):
+    """How regular the last commits have been.
+
+    Attributes:
+        in_a_row: the number of the last commits that were regular.
+        needed: the number of them after which copies end.
+    """
+
+    in_a_row: int = 0
+    needed: int = 2
 
 
 class Writes:
@@ -21,6 +34,9 @@ class Writes:
     in between. Copies end after two such commits in a row: a program that commits every 100 batches, at batch
     0, 100, and so on, has a regular commit in each epoch. That number doubles with each commit that turns out
     not to be regular, and has no copy.
+
+    Attributes:
+        regularity: what the commits so far say about the next one.
     """
 
     def __init__(self, *, copies_always: bool) -> None:
@@ -28,8 +44,7 @@ class Writes:
         self._copies_always = copies_always
         self._optimizers: Sequence[OptimizerStateHandler] = ()
         self._has_copy = False
-        self._regular_commits = 0  # in a row
-        self._needed = 2  # regular commits in a row after which copies end
+        self.regularity = Regularity()
         self._steps = 0  # since the commit
         self._is_simple = False  # whether the last step has exchanged once, and only before it wrote
         self._operations = 0  # number that had ended before the last step wrote
@@ -52,16 +67,16 @@ class Writes:
         """Counts the commit that ends as regular, or not."""
         if self._steps == 0 and self.can_restore:
             return  # nothing has changed
+        in_a_row, needed = self.regularity
         if self._steps == 1 and self._is_simple and self._operations == _operations():
-            self._regular_commits += 1
+            self.regularity = Regularity(in_a_row + 1, needed)
             return
-        if self._ends_copies and not self._has_copy:
-            self._needed *= 2
-        self._regular_commits = 0
+        was_needed = self._ends_copies and not self._has_copy
+        self.regularity = Regularity(0, 2 * needed if was_needed else needed)
 
     @property
     def _ends_copies(self) -> bool:
-        return self._regular_commits >= self._needed
+        return self.regularity.in_a_row >= self.regularity.needed
 
     def change(self, optimizers: Sequence[OptimizerStateHandler]) -> None:
         """Changes the optimizers. A new one becomes part of the commit as it is now: it has just saved."""
@@ -83,6 +98,16 @@ class Writes:
         if self._has_copy:
             for optimizer in self._optimizers:
                 optimizer.restore_copy()
+
+    def note_received(self, regularity: Regularity | None) -> None:
+        """Records that parameters and optimizer state are those of a commit that was received.
+
+        They count as written, even where they were right already. A rank that did not have the commit takes
+        over the regularity of the one that had it, whose program is the same: its first commits are copied
+        only if that one copies its own.
+        """
+        self.regularity = regularity or self.regularity
+        self.note_restored()
 
     def note_restored(self) -> None:
         """Records that parameters and optimizer state are those of the commit."""
