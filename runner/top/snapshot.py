@@ -73,6 +73,11 @@ class Snapshot:
         """Returns the number of ranks of the job, as its newest world has them."""
         return self.newest.size if self.newest is not None else 0
 
+    @property
+    def ranks_away(self) -> int:
+        """Returns the number of ranks without a state here; 0 while an older, larger world ends."""
+        return max(0, self.size - len(self.ranks))
+
     def is_newer_than(self, moments: Mapping[int, float]) -> bool:
         """Returns whether each rank of the job that can has written a state after its moment, or after
         `since` if it has none there. A stopped rank, and one that has ended, cannot.

@@ -50,7 +50,7 @@ def head_of(snapshot: Snapshot) -> list[str]:
     newest = snapshot.newest
     if newest is not None and newest.last_change:
         lines.append(f"generation {newest.generation}: {newest.last_change}")
-    if away := snapshot.size - len(snapshot.ranks):
+    if away := snapshot.ranks_away:
         lines.append(
             f"{away} of {snapshot.size} ranks are on other hosts, or have written nothing yet: "
             "run `sirtaki top` there, too"

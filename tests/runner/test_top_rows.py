@@ -177,6 +177,11 @@ def test_the_head_names_missing_ranks_and_the_last_change() -> None:
     assert away.startswith("1 of 3 ranks are on other hosts, or have written nothing yet")
 
 
+def test_no_rank_is_away_while_ranks_of_an_older_world_are_up() -> None:
+    ranks = (sample(0, size=1, generation=2), sample(1, size=2, generation=1))
+    assert len(head_of(Snapshot(NOW, SINCE, "sirtaki-x", ranks))) == 1
+
+
 @pytest.mark.parametrize(
     ("size", "text"),
     [(0, "0 B"), (999, "999 B"), (1024, "1.0 KiB"), (50 << 20, "50 MiB"), (3 << 40, "3.0 TiB")],
