@@ -68,7 +68,7 @@ def serve(source: Callable[[], Iterator[Snapshot]]) -> Iterator[Served]:
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
     feed = Feed(source, NOW - 60)
-    server = DashboardServer(listener, Access(TOKEN, LOOPBACK, port), feed)
+    server = DashboardServer(listener, Access(TOKEN, LOOPBACK, (LOOPBACK, port)), feed)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

@@ -23,13 +23,17 @@ class Access:
     history, or in the scroll-back of a terminal, opens nothing.
     """
 
-    def __init__(self, token: str, host: str, port: int) -> None:
-        """`host` is the name or the address at which the user has asked for the page."""
+    def __init__(self, token: str, host: str, listening: tuple[str, int]) -> None:
+        """`host` is the name or the address at which the user has asked for the page.
+
+        `listening` is the socket's address and port, as numbers.
+        """
+        number, port = listening
         self._token: bytes | None = token.encode()
         self._lock = threading.Lock()
         # Browsers send cookies to all ports of a host, so those of several jobs need different names.
         self._cookie = f"sirtaki_{port}={secrets.token_urlsafe(32)}"
-        self._hosts = hosts_of(host, port)
+        self._hosts = hosts_of(host, number, port)
 
     def is_own_address(self, names: Sequence[str]) -> bool:
         """Returns whether the Host headers of a request name the page's own address.
@@ -52,17 +56,20 @@ class Access:
         return any(secrets.compare_digest(one.strip().encode(), own) for one in cookies.split(";"))
 
 
-def hosts_of(host: str, port: int) -> frozenset[str]:
-    """Returns the Host headers that name the page: on all interfaces, any name or address of this host."""
-    names = {host, *_LOOPBACK_NAMES}
-    if is_wildcard(host):
+def hosts_of(host: str, number: str, port: int) -> frozenset[str]:
+    """Returns the Host headers that name the page: on all interfaces, any name or address of this host.
+
+    Browsers write addresses in their shortest form, like the system's `number`, whatever the user has given.
+    """
+    names = {host, number, *_LOOPBACK_NAMES}
+    if is_wildcard(number):
         names |= {socket.gethostname(), *own_addresses()}
     found = {authority(name, port).lower() for name in names}
     return frozenset(found | ({name.removesuffix(":80") for name in found} if port == 80 else set()))
 
 
 def is_wildcard(host: str) -> bool:
-    """Returns whether an address stands for all interfaces."""
+    """Returns whether a numeric address stands for all interfaces."""
     return host in ("0.0.0.0", "::")
 
 

@@ -28,7 +28,7 @@ class Dashboard:
     def describe(self) -> str:
         """Returns a line with the address, and a warning if other machines may reach it."""
         number, port = self._address[:2]
-        host = socket.gethostname() if is_wildcard(self._host) else self._host
+        host = socket.gethostname() if is_wildcard(number) else self._host
         url = f"http://{authority(host, port)}/?token={self._token}"
         text = f"the page of this job, which one browser can open once: {url}"
         return text if is_loopback(number) else f"{text} (not encrypted: others on the network can read it)"

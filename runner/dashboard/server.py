@@ -133,20 +133,19 @@ class DashboardServer(BoundedServer):
 
 
 def main() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # of all threads, until the end waits for it
     folder, host = Path(sys.argv[1]), sys.argv[2]
     listener = socket.socket(fileno=0)
     token = folder / TOKEN_FILE
-    access = Access(token.read_text(), host, listener.getsockname()[1])
+    access = Access(token.read_text(), host, listener.getsockname()[:2])
     token.unlink()
 
     def watch() -> Iterator[Snapshot]:
         return Job(folder).snapshots()
 
     server = DashboardServer(listener, access, Feed(watch, time.time()))
-    end = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: end.set())
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    end.wait()
+    signal.sigwait({signal.SIGTERM})
     server.feed.end()
     server.feed.wait_for_readers(_GOODBYE_SECONDS)
 

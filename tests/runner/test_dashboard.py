@@ -100,9 +100,14 @@ def test_two_hosts_in_one_request_are_refused(served: Served) -> None:
 
 def test_a_page_for_all_interfaces_knows_the_names_of_its_host() -> None:
     own = socket.gethostname().lower()
-    assert {f"{own}:8080", "localhost:8080", "[::1]:8080"} <= hosts_of("0.0.0.0", 8080)
-    assert {own, f"{own}:80", "127.0.0.1"} <= hosts_of("0.0.0.0", 80)
-    assert hosts_of("HostA", 8080) == {f"{one}:8080" for one in ("hosta", "127.0.0.1", "localhost", "[::1]")}
+    assert {f"{own}:8080", "localhost:8080", "[::1]:8080"} <= hosts_of("0", "0.0.0.0", 8080)
+    assert {own, f"{own}:80", "127.0.0.1"} <= hosts_of("0.0.0.0", "0.0.0.0", 80)
+
+
+def test_a_page_has_the_name_and_the_number_of_its_address() -> None:
+    loopback = {"127.0.0.1:8080", "localhost:8080", "[::1]:8080"}
+    assert hosts_of("HostA", "192.0.2.7", 8080) == {"hosta:8080", "192.0.2.7:8080", *loopback}
+    assert "[2001:db8::1]:8080" in hosts_of("2001:DB8:0:0::1", "2001:db8::1", 8080)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE"])
