@@ -100,7 +100,7 @@ class Feed:
                 return
 
     def _publish(self, look: dict[str, Any]) -> None:
-        late = {str(row["rank"]): row["late"] for row in look["rows"]}
+        late = {str(row["rank"]): row["late"] for row in look["rows"] if row["late"] is not None}
         with self._changed:
             self._look = {**look, "elapsed": look["time"] - self._begin}
             self._history.append({"time": look["time"], "late": late})

@@ -18,6 +18,8 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
     """Returns a look at a snapshot; rates are those since the one before, and 0 without it."""
     rows = rows_of(before, now)
     newest = now.newest
+    times = {one.pid: one.time for one in before.ranks} if before is not None else {}
+    renewed = {one.pid for one in now.ranks if one.time > times.get(one.pid, one.time)}
     return {
         "schema": SCHEMA,
         "job": now.job,
@@ -25,21 +27,23 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
         "ranks_up": sum(one.is_up for one in now.ranks),
         "size": now.size,
         "hosts": sorted({one.host for one in now.ranks}),
-        "ranks_away": now.size - len(now.ranks),
+        "ranks_away": now.ranks_away,
         "generation": newest.generation if newest is not None else 1,
         "last_change": newest.last_change if newest is not None else "",
         "operations": f"{_mean([row.operations for row in rows]):.0f}",
         "data": readable(_mean([row.bytes for row in rows])),
         "stalls": _stalls(before, now),
         "columns": [{"name": name, "is_number": is_number} for name, is_number, _ in COLUMNS],
-        "rows": [_row(row) for row in rows],
+        "rows": [_row(row, row.pid in renewed) for row in rows],
         "legend": LEGEND,
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: Row, has_rates: bool) -> dict[str, Any]:
+    """Returns a row; its lateness is None, not 0, if the rank has no state before, or no new one."""
     cells = [text(row) for *_, text in COLUMNS]
-    return {"rank": row.rank, "level": row.level, "late": round(row.late, 3), "cells": cells}
+    late = round(row.late, 3) if has_rates else None
+    return {"rank": row.rank, "level": row.level, "late": late, "cells": cells}
 
 
 def _mean(values: list[float]) -> float:

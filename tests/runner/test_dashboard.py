@@ -187,9 +187,15 @@ def test_a_new_page_gets_the_lateness_of_the_past(served: Served) -> None:
     (kind, history), (following, _) = next(later), next(later)
     assert (kind, following) == ("history", "look")
     assert history == [
-        {"time": NOW - 1, "late": {"0": 0.0, "1": 0.0}},
+        {"time": NOW - 1, "late": {}},  # not known without a look before
         {"time": NOW, "late": {"0": 0.0, "1": 0.5}},
     ]
+
+
+def test_the_lateness_of_a_rank_without_a_new_state_is_unknown() -> None:
+    now = snapshot(9, sample(time=NOW + 9), sample(1), sample(2, time=NOW + 9))
+    look = look_of(snapshot(0, sample(), sample(1)), now)
+    assert [row["late"] for row in look["rows"]] == [0.0, None, None]
 
 
 def test_nobody_looks_at_the_job_unless_a_page_is_open() -> None:

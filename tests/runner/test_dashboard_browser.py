@@ -16,8 +16,10 @@ from rank_samples import NOW, pending, sample
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+STARTS = 3
 STRANGE = "<img src=x onerror=alert(1)>"
 NARROW, WIDE = 360, 1440
+pytestmark = pytest.mark.xdist_group("browser")  # one browser for all of them
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +33,26 @@ def browser() -> Iterator[Any]:
         options.add_argument(flag)
     options.binary_location = shutil.which("chromium")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
+    driver = start(webdriver, options)
     yield driver
     driver.quit()
+
+
+def start(webdriver: Any, options: Any) -> Any:
+    """Starts the browser. Skips if its driver is of another version.
+
+    Tries again: another process may take the port that selenium has chosen for the driver.
+    """
+    from selenium.common.exceptions import WebDriverException
+
+    for _ in range(STARTS):
+        try:  # with the path of a driver, selenium looks for no other one, and downloads none
+            return webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+        except WebDriverException as error:
+            failure = str(error)
+        if "only supports Chrome version" in failure:
+            pytest.skip(f"chromedriver does not fit chromium: {failure}")
+    return pytest.fail(f"the browser does not start: {failure}")
 
 
 def states_of(size: int, look: int) -> list[RankSample]:
@@ -74,6 +92,12 @@ def text_of(browser: Any, selector: str) -> str:
     return browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
 
 
+def problems_of(browser: Any) -> list[str]:
+    """Returns errors of the page. Those of the network may be a browser's that was too busy to read."""
+    log = browser.get_log("browser")
+    return [one["message"] for one in log if one["level"] == "SEVERE" and one["source"] != "network"]
+
+
 def emulate(browser: Any, width: int, scheme: str) -> None:
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -93,7 +117,43 @@ def test_the_page_shows_each_rank_and_names_stay_text(browser: Any, page: tuple[
     served.feed.end()
     wait_until(lambda: "has ended" in text_of(browser, "#connection"), "the page says that the job has ended")
     assert count(browser, "#rows tr") == size  # the last look stays
-    assert browser.get_log("browser") == []
+    assert problems_of(browser) == []
+
+
+def test_the_policy_lets_no_other_script_run(browser: Any, page: tuple[Served, int]) -> None:
+    browser.execute_script(
+        "window.blocked = [];"
+        "document.addEventListener('securitypolicyviolation', (one) => blocked.push(one.effectiveDirective));"
+        "const script = document.createElement('script'), button = document.createElement('button');"
+        "script.textContent = 'window.hasRun = true';"
+        "button.setAttribute('onclick', 'window.hasRun = true');"
+        "document.body.append(script, button); button.click();"
+    )
+    blocked = ["script-src-attr", "script-src-elem"]
+    wait_until(lambda: sorted(browser.execute_script("return blocked")) == blocked, "both are blocked")
+    assert browser.execute_script("return window.hasRun") is None
+
+
+def test_the_page_says_when_looks_stop_without_an_error(browser: Any) -> None:
+    end, go_on = threading.Event(), threading.Event()
+
+    def source() -> Iterator[Snapshot]:
+        yield snapshot(0, sample())
+        go_on.wait()
+        yield snapshot(1, sample(time=NOW + 1))
+        end.wait()
+
+    with serve(source) as served:
+        browser.get(address_of(served))
+        wait_until(lambda: count(browser, "#rows tr") == 1, "the page has a look")
+        browser.execute_script("const now = performance.now() + 60000; performance.now = () => now;")
+        wait_until(lambda: "no look since" in text_of(browser, "#connection"), "the page is not live")
+        assert browser.title == "not live – sirtaki-x"
+        go_on.set()
+        wait_until(lambda: text_of(browser, "#connection") == "live", "the page is live again")
+        assert browser.title == "1/3 ranks – sirtaki-x"
+        browser.get("about:blank")
+        end.set()
 
 
 def test_the_page_fits_into_narrow_and_dark_windows(browser: Any, page: tuple[Served, int]) -> None:
