@@ -16,7 +16,7 @@ from rank_samples import NOW, pending, sample
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
-STARTS = 3
+STARTS, LOOKS = 3, 3
 STRANGE = "<img src=x onerror=alert(1)>"
 NARROW, WIDE = 360, 1440
 pytestmark = pytest.mark.xdist_group("browser")  # one browser for all of them
@@ -65,19 +65,20 @@ def states_of(size: int, look: int) -> list[RankSample]:
 
 @pytest.fixture(params=[2, 64])
 def page(request: pytest.FixtureRequest, browser: Any) -> Iterator[tuple[Served, int]]:
-    """Opens the page of a job of 2 or 64 ranks, whose counters grow steadily; returns it and their number."""
-    size = request.param
+    """Opens the page of a job of 2 or 64 ranks with a few looks; returns it and their number."""
+    size, end = request.param, threading.Event()
 
     def source() -> Iterator[Snapshot]:
-        for look in itertools.count():
+        for look in range(LOOKS):  # few, or a browser without a core would never have shown all of them
             yield snapshot(look, *states_of(size, look))
-            threading.Event().wait(0.1)
+        end.wait()
 
     with serve(source) as served:
         browser.get(address_of(served))
         wait_until(lambda: count(browser, "#rows tr") == size, "each rank has a row")
         yield served, size
         browser.get("about:blank")
+        end.set()
 
 
 def address_of(served: Served) -> str:
