@@ -95,28 +95,6 @@ def test_newcomers_get_everything(transport: str) -> None:
         assert weights == results[0][2]
 
 
-def test_a_join_takes_no_copy_in_a_loop_that_commits_every_step() -> None:
-    """A copy of Adam's state, in new memory, took longer than its transfer."""
-    job = Job(make)
-
-    def take_steps(worker: Worker) -> list[bool]:
-        has_copy = []
-        for step in range(4):
-            train(worker, range(step, step + 1))
-            has_copy.append(worker.state.can_restore())  # the optimizer has written
-            worker.state.batch += 1
-            worker.state.commit()
-        return has_copy
-
-    assert job.run(2, take_steps) == [[True, True, False, False]] * 2
-
-    def join(worker: Worker) -> list[bool]:
-        receive(worker, hvd.rank() < 2)
-        return take_steps(worker)
-
-    assert job.run(3, join) == [[False] * 4] * 3
-
-
 def test_a_restore_returns_to_what_was_received() -> None:
     job = Job(make)
     job.run(1, lambda worker: advance(worker, range(2)))
