@@ -16,6 +16,7 @@ from sirtaki.bindings.errors import Failure, error_of, status_name
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.outputs import DeviceOutput, Output
 from sirtaki.bindings.request import Batch
+from sirtaki.bindings.step_counters import StepCounters
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.bindings.topology import SharedMemory, Topology
 
@@ -54,16 +55,15 @@ class Context:
     Every method may be called from any thread. The exceptions are those of sirtaki.bindings.errors.
     """
 
-    steps_have_deadlines = False  # whether an optimizer steps without ranks that are late
     is_provisional = False  # whether the ranks do not exist yet: between init() and hvd.elastic.run
 
     def __init__(self, topology: Topology, config: Config) -> None:
-        self.topology = topology
-        self.rank, self.size = topology.rank, topology.size
+        self.topology, self.rank, self.size = topology, topology.rank, topology.size
         self.is_shut_down = False
         self.survivors: Survivors | None = None  # in an elastic job
         self.refused_batches = 0  # number that could not be queued
         self.compression = CompressionCounters()
+        self.steps = StepCounters()
         self.member_sets: dict[tuple[int, ...], Any] = {}  # process sets that only their ranks have added
         self._config = config
         self._numbers: Counter[str] = Counter()

@@ -10,6 +10,7 @@ from sirtaki.bindings.compression_counters import CompressionCounters
 from sirtaki.bindings.config import call
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.step_counters import BOUNDS
 
 
 class Lateness(TypedDict):
@@ -136,6 +137,34 @@ class Compressed(TypedDict):
     relative_error: float
 
 
+class Steps(TypedDict):
+    """The training steps of a rank: updates by its distributed optimizers.
+
+    A step lasts from the end of the one before it to its own end.
+
+    Attributes:
+        count: their number since init(); 0 also in a program whose steps take place inside compiled ones.
+        number: the same; in an elastic job, with those that this process has committed in earlier
+            generations, and without those that a change of the ranks has undone.
+        times: how long they took, without the first, whose beginning is not known.
+        last_seconds: how long the last one took.
+        age_seconds: the time since it has ended.
+        exposed_seconds: time in which the program waited for gradients and put them in place, or exchanged
+            parameters in its step; None where it did not wait, as on GPUs, whose streams do.
+        productive_seconds: the duration of all steps, in an elastic job of the committed ones. A step that
+            took more than twice the median of the last 15, because of an evaluation, a checkpoint or a
+            stall, counts as that median.
+    """
+
+    count: int
+    number: int
+    times: Durations
+    last_seconds: float
+    age_seconds: float
+    exposed_seconds: float | None
+    productive_seconds: float
+
+
 class Statistics(TypedDict):
     """The counters of a rank since init().
 
@@ -165,6 +194,7 @@ class Statistics(TypedDict):
             answers, at most twice a second.
         changes: the changes of the ranks since this process has joined; empty in a job that is not elastic.
         compression: the gradients that were compressed with error feedback.
+        steps: the training steps.
     """
 
     rank: int
@@ -186,6 +216,7 @@ class Statistics(TypedDict):
     lateness: list[Lateness]
     changes: list[Change]
     compression: Compressed
+    steps: Steps
 
 
 def statistics(context: Context) -> Statistics:
@@ -219,6 +250,7 @@ def statistics(context: Context) -> Statistics:
         lateness=[_lateness(late) for late in by_rank],
         changes=[change.copy() for change in context.survivors.changes] if context.survivors else [],
         compression=_compressed(context.compression),
+        steps=_steps(context),
     )
 
 
@@ -228,6 +260,25 @@ def _compressed(counted: CompressionCounters) -> Compressed:
         exact_bytes=round(counted.exact_bytes),
         sent_bytes=round(counted.sent_bytes),
         relative_error=counted.relative_error,
+    )
+
+
+def _steps(context: Context) -> Steps:
+    counted, survivors = context.steps, context.survivors
+    is_elastic = survivors is not None and survivors.membership is not None
+    number, productive = counted.count, counted.productive_seconds
+    if survivors is not None and is_elastic:
+        number, productive = survivors.committed_steps + counted.uncommitted, survivors.committed_seconds
+    return Steps(
+        count=counted.count,
+        number=number,
+        times=Durations(
+            bounds=list(BOUNDS), counts=list(counted.counts), total_seconds=counted.total_seconds
+        ),
+        last_seconds=counted.last_seconds,
+        age_seconds=counted.age_seconds,
+        exposed_seconds=counted.exposed.seconds,
+        productive_seconds=productive,
     )
 
 

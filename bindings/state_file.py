@@ -31,7 +31,7 @@ FOR_NOW_SECONDS = 10.0
 INTERVAL_SECONDS = 1.0
 _COUNTERS = (
     *("operations", "failed", "plans", "bytes", "cache_hits", "cache_misses"),
-    *("waiting_seconds", "moving_seconds", "wait", "transfer", "stalls"),
+    *("waiting_seconds", "moving_seconds", "wait", "transfer", "stalls", "steps"),
 )
 _PHASES = ("detect", "agree", "rebuild", "state", "first_step")
 _JOIN_SECONDS = 1.0

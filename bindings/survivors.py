@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sirtaki.bindings.context import Context
     from sirtaki.bindings.elastic_timeline import ElasticTimeline
     from sirtaki.bindings.observe import Change
+    from sirtaki.bindings.step_counters import StepCounters
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Survivors:
         timeline: goes on from world to world; None if none has been started.
         averages_over_initial: whether averages of gradients divide by the size of the first generation.
         has_averaged_early: whether a program that averages gradients has been traced before the first world.
+        committed_steps, committed_seconds: the steps of this process in commits, and the time for them.
     """
 
     def __init__(self) -> None:
@@ -61,6 +63,7 @@ class Survivors:
         self.timeline: ElasticTimeline | None = None
         self.averages_over_initial = False
         self.has_averaged_early = False
+        self.committed_steps, self.committed_seconds = 0, 0.0
         self._kept: list[weakref.ref[Survivor]] = []
         self._made_inside: list[weakref.ref[Survivor]] = []
         self._has_begun = False
@@ -73,6 +76,12 @@ class Survivors:
     def begin(self) -> None:
         """Records that `hvd.elastic.run` begins: objects made from now on belong to the training function."""
         self._has_begun = True
+
+    def commit(self, steps: StepCounters) -> None:
+        """Adds the steps since the last commit of this process: no loss of a rank undoes them any more."""
+        number, seconds = steps.commit()
+        self.committed_steps += number
+        self.committed_seconds += seconds
 
     def move_to(self, context: Context) -> None:
         """Moves the objects to another world.

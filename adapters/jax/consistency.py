@@ -39,11 +39,15 @@ def around(
     checks: EagerChecks, process_set: ProcessSet, gradients: Any, parameters: Any
 ) -> AbstractContextManager[None]:
     """Compares during the exchange inside the context; not in a program that is being traced."""
-    leaves = jax.tree.leaves((gradients, parameters))
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if is_traced((gradients, parameters)):
         return nullcontext()
     subject = Subject(lambda: named(parameters))
     return checks.around(process_set, subject, lambda: (one for _, one in named(gradients)))
+
+
+def is_traced(tree: Any) -> bool:
+    """Returns whether a tree belongs to a program that is being traced."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def named(tree: Any) -> Iterator[tuple[str, Any]]:

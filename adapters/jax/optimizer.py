@@ -16,7 +16,7 @@ from sirtaki.common.ops import Average, Sum, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.collectives import allreduce
 from sirtaki.jax.compression import Compression, Compressor
-from sirtaki.jax.consistency import BROADCAST, around
+from sirtaki.jax.consistency import BROADCAST, around, is_traced
 from sirtaki.jax.weighting import weighted
 from sirtaki.numpy.consistency import EagerChecks
 from sirtaki.numpy.worlds import require_all_ranks
@@ -88,6 +88,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         with around(checks, process_set, gradients, {"params": params, "state": state}):
             reduced = _combined(gradients, name, compression, op, process_set)
+        if not is_traced(gradients):
+            current().steps.end()
         return inner.update(reduced, state, params, **extra)
 
     distributed = optax.GradientTransformationExtraArgs(inner.init, update)

@@ -11,6 +11,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.common.ops import Min, Sum
 from sirtaki.jax.collectives import allreduce, broadcast
 from sirtaki.jax.compression import Compression, Compressor
+from sirtaki.jax.consistency import is_traced
 
 
 class LocalState(NamedTuple):
@@ -267,7 +268,7 @@ class _LocalSteps:
             ValueError: it is called inside jit.
             PeerLostError: a rank died.
         """
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, state))):
+        if is_traced((params, state)):
             raise ValueError(
                 "synchronize() waits until no rank has steps left, which a program cannot do: call it "
                 "outside jit"

@@ -85,6 +85,7 @@ class Exchange:
         local: the gradients that are not exchanged.
         number: its number among the optimizers that have been made in one world.
         has_reduced: whether gradients have been reduced, or a step that reduces them has been compiled.
+        is_compiled: whether such a step has been compiled, so that nothing here sees it run.
     """
 
     backend: Backend
@@ -97,6 +98,7 @@ class Exchange:
     local: LocalVariables = field(default_factory=LocalVariables)
     number: int = 0
     has_reduced: bool = field(default=False, init=False)
+    is_compiled: bool = field(default=False, init=False)
     _rows: Rows | None = field(default=None, init=False)
     _recorded: list[Any] | None = field(default=None, init=False)
     _is_done: bool = field(default=False, init=False)
@@ -187,6 +189,9 @@ class Exchange:
         All ranks of the process set must call it, with the same number of gradients in the same order.
         """
         self.has_reduced = True
+        self.is_compiled = not self.backend.is_eager(gradients)
+        if not self.is_compiled:
+            current().steps.end()
         results = list(gradients)
         members = self.how.process_set.members(current())
         if current().rank in members and (len(members) > 1 or is_elastic()):

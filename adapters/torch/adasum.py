@@ -18,6 +18,7 @@ from sirtaki.common.compression import compressed
 from sirtaki.common.handles import run
 from sirtaki.common.requests import ALLREDUCE
 from sirtaki.common.round_checks import RoundChecks
+from sirtaki.torch import device
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.consistency import note_gradients, round_checks
 from sirtaki.torch.parameters import exchanged
@@ -94,7 +95,8 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     options = scope.derived("change").options(exchange_options.how)
 
     def combine(changes: Sequence[Tensor]) -> list[Tensor]:
-        return run(scope.context, COLLECTIVES.group(scope.context, ALLREDUCE, changes, options))
+        with device.exposed(scope.context, changes):
+            return run(scope.context, COLLECTIVES.group(scope.context, ALLREDUCE, changes, options))
 
     own = [one - previous for one, previous in zip(parameters, previous_values, strict=True)]
     changes = compressed(exchange_options.compression, own, combine)

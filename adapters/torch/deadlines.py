@@ -76,7 +76,8 @@ class Rounds:
         self._check_parameters()
         own = self._contribution()
         options = self.scope.options(self._how)
-        result, self.contributors = COLLECTIVES.run_with_deadline(own, options, self._rule.deadline)
+        with self.scope.context.steps.exposed:
+            result, self.contributors = COLLECTIVES.run_with_deadline(own, options, self._rule.deadline)
         keeps = self.is_late and self._rule.late == "accumulate"
         self._residual = own if keeps else None
         self._distribute(result)
@@ -240,7 +241,7 @@ def with_deadline(
         wrapped.register_step_pre_hook(_before_step),
         wrapped.register_step_post_hook(_after_step),
     ]
-    context.steps_have_deadlines = True
+    context.steps.may_be_late = True
     return wrapped
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.outputs import DeviceOutput
 from sirtaki.bindings.topology import Topology
@@ -29,6 +30,12 @@ def ordinal(tensor: Tensor) -> int:
 def current_stream(gpu: int) -> int:
     """Returns the CUDA stream in which this thread queues work for a GPU."""
     return _private.current_raw_stream(gpu)
+
+
+def exposed(context: Context, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Returns what measures a wait for these tensors as exposed; nothing on a GPU, whose stream waits."""
+    is_on_gpu = any(ordinal(one) >= 0 for one in tensors)
+    return nullcontext() if is_on_gpu else context.steps.exposed
 
 
 def refuse_capture() -> None:

@@ -144,6 +144,13 @@ class GradientExchange:
         """
         if not self.is_open:
             return
+        if self._gpu == CPU:
+            with self._context.steps.exposed:
+                self._finish()
+        else:  # the GPU waits, and the program does not
+            self._finish()
+
+    def _finish(self) -> None:
         try:
             self._wait()
             self._sparse.apply_updates()

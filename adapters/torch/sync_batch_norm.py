@@ -51,7 +51,7 @@ class SyncBatchNorm(BatchNormBase):
         if context is not None:
             scope = CollectiveScope(context, None, self.process_set)
             if not scope.has_no_peers:
-                if context.steps_have_deadlines:
+                if context.steps.may_be_late:
                     raise ValueError(
                         "SyncBatchNorm waits for all ranks in every step, so it cannot be combined with an "
                         "optimizer that has a deadline: use torch.nn.BatchNorm2d"

@@ -17,9 +17,11 @@ class Wrapped(Optimizer):
 
     Attributes:
         _hooks: the hooks around its steps.
+        _counting: the hook that counts them.
     """
 
     _hooks: Sequence[Any]
+    _counting: Any
 
     @property
     def _scope(self) -> CollectiveScope:
@@ -37,7 +39,7 @@ class Wrapped(Optimizer):
 
     def _unwrap(self) -> None:
         """Turns it back into the plain optimizer."""
-        for hook in self._hooks:
+        for hook in (*self._hooks, self._counting):
             hook.remove()
         self.__class__ = self._plain_class()
 
@@ -63,4 +65,9 @@ def wrap(optimizer: Optimizer, mixin: type[Wrapped]) -> Any:
     wrapped.__class__ = type(
         kind.__name__, (mixin, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__}
     )
+    wrapped._counting = optimizer.register_step_post_hook(_count_step)
     return wrapped
+
+
+def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    optimizer._scope.context.steps.end()

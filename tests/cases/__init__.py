@@ -52,6 +52,7 @@ TORCH_MODULES = (
     "torch_sparse",
     "torch_staleness",
     "torch_state",
+    "torch_steps",
     "torch_sync_batch_norm",
     "torch_training",
 )

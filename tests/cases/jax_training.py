@@ -204,3 +204,16 @@ def equinox_modules() -> None:
     alike(
         trained(hvd.DistributedOptimizer(optax.adam(0.01)), own_batch), trained(optax.adam(0.01), whole_batch)
     )
+
+
+@case()
+def updates_outside_jit_count_as_steps() -> None:
+    optimizer, params = hvd.DistributedOptimizer(optax.sgd(0.1)), parameters()
+    state = optimizer.init(params)
+    for step in range(STEPS):
+        gradients = jax.grad(loss)(params, *own_batch(step))
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    assert hvd.stats()["steps"]["count"] == STEPS
+    train(optimizer, own_batch, params)  # compiled: nothing on the host sees these
+    assert hvd.stats()["steps"]["count"] == STEPS

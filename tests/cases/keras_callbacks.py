@@ -226,3 +226,30 @@ def one_rank_saves_the_best() -> None:
         keras.models.load_model(path)
         path.unlink()
         path.parent.rmdir()
+
+
+@case()
+def the_steps_of_a_training_are_counted() -> None:
+    """Steps that Keras compiles are counted between batches, by the callback; others by themselves."""
+    epochs, batches = 2, 3
+    for is_eager in (True, False):
+        before = hvd.stats()["steps"]["count"]
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
+        model.compile(optimizer, "mse", run_eagerly=is_eager)
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        data = samples(2 * batches, hvd.rank())
+        model.fit(*data, batch_size=2, epochs=epochs, verbose=0, callbacks=callbacks)
+        assert hvd.stats()["steps"]["count"] - before == epochs * batches
+
+
+@case()
+def accumulated_batches_count_as_one_step() -> None:
+    for is_eager in (True, False):
+        before = hvd.stats()["steps"]["count"]
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), backward_passes_per_step=2)
+        model.compile(optimizer, "mse", run_eagerly=is_eager)
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        model.fit(*samples(8, hvd.rank()), batch_size=2, verbose=0, callbacks=callbacks)
+        assert hvd.stats()["steps"]["count"] - before == 2

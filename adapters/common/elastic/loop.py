@@ -38,7 +38,7 @@ class Commits:
     """Counts the commits of this worker, for the arbiter; part of a state while the function runs."""
 
     def __init__(self, process: WorkerProcess, state: State) -> None:
-        self._worker = process.worker
+        self._worker, self._survivors = process.worker, process.survivors
         self._state = state
         self._failed = 0  # operations that had failed at the last check
         self._has_counted = False  # a commit since the last check
@@ -62,6 +62,7 @@ class Commits:
 
     def count_commit(self) -> None:
         self._worker.commit += 1
+        self._survivors.commit(default_context.current().steps)
         self._has_counted = True
         if self._writes_modules:
             self._writes_modules = False

@@ -11,6 +11,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
 from sirtaki.common.objects import allgather_object
 from sirtaki.keras.broadcasting import broadcast_model
+from sirtaki.keras.callbacks.compiled_steps import CompiledSteps
 from sirtaki.keras.callbacks.state import is_averaged, is_built, sync_variables
 from sirtaki.keras.distributed_optimizer import distributed_of
 
@@ -39,6 +40,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._root_rank = root_rank
         self._local_variables = list(local_variables or ())
         self._is_due = False
+        self._steps = CompiledSteps()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts, if all ranks have weights.
@@ -55,7 +57,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if not self._is_due:
             self._broadcast()
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._steps.begin_epoch()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps.end_batch(self.model, batch, (self.params or {}).get("steps"))
         if self._is_due:
             self._is_due = False
             sync_variables(self.model)

@@ -214,7 +214,8 @@ class UrgentGradients:
         """
         slots = self._slots[number]
         try:
-            self._context.wait(self._batch, slots.start, len(slots))
+            with self._context.steps.exposed:
+                self._context.wait(self._batch, slots.start, len(slots))
         except KeyboardInterrupt:
             raise
         except BaseException:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from sirtaki.torch import device
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.periodic.exchange import AverageInFlight, Contribution, Parts
 from sirtaki.torch.periodic.format import EXACT, Format
@@ -131,7 +132,8 @@ class Synchronizer:
     def _finish(self) -> bool:
         assert self._in_flight is not None
         _, fragment, in_flight = self._in_flight
-        average = in_flight.wait()
+        with device.exposed(self.scope.context, fragment.parameters):
+            average = in_flight.wait()
         self._in_flight = None
         count, averages = len(fragment.parameters), average.tensors
         own = averages if averages is None else averages[:count]

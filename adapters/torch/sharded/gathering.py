@@ -61,7 +61,8 @@ class ParameterGathering:
     def _exchange(self) -> None:
         context, batch = self._context, self._batch
         if batch.gpu == CPU:
-            context.run(batch)
+            with context.steps.exposed:
+                context.run(batch)
             return
         device.refuse_capture()
         stream = device.current_stream(batch.gpu)

@@ -83,7 +83,8 @@ class Rounds:
         while not is_over():
             if self._failure is not None:
                 raise self._failure
-            self._changed.wait(_POLL_SECONDS)
+            with self._scope.context.steps.exposed:
+                self._changed.wait(_POLL_SECONDS)
             waited = time.monotonic() - started
             limit = float(self._scope.context.setting("stall_deadline"))
             if limit and waited > limit and not is_over():

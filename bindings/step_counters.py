@@ -1,0 +1,91 @@
+"""Counters of the training steps that the optimizers of an adapter complete."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from statistics import median
+
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
+_USUAL_STEPS = 15  # whose median is the usual duration
+_LONG = 2.0  # times the usual duration: a longer step contains something else
+
+
+class ExposedTime:
+    """The time in which a program waits for the exchange of its step: `with` it, the program waits.
+
+    Attributes:
+        seconds: their sum; None if no wait has been measured.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+        self._depth = 0
+        self._begin = 0.0
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self._begin = time.perf_counter()
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.seconds = (self.seconds or 0.0) + time.perf_counter() - self._begin
+
+
+class StepCounters:
+    """The counters of one rank in one world: `sirtaki.bindings.observe.Steps` documents them.
+
+    A step lasts from the end of the one before it to its own end. The first one has no beginning, and is
+    counted, not timed.
+
+    Attributes:
+        exposed: measures the waits of the program.
+        may_be_late: whether an optimizer steps without ranks that are late.
+        count: the number of steps.
+        counts: the number of timed steps in each range of BOUNDS, and above the last.
+        total_seconds, last_seconds: the duration of all timed steps, and of the last one.
+        productive_seconds: the same total, in which a long step counts as the median of those before it.
+    """
+
+    def __init__(self) -> None:
+        self.exposed = ExposedTime()
+        self.may_be_late = False
+        self.count = 0
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.total_seconds = self.last_seconds = self.productive_seconds = 0.0
+        self._usual: deque[float] = deque(maxlen=_USUAL_STEPS)
+        self._end: float | None = None
+        self._committed_count, self._committed_seconds = 0, 0.0
+
+    @property
+    def uncommitted(self) -> int:
+        """Returns the number of steps since the last commit."""
+        return self.count - self._committed_count
+
+    @property
+    def age_seconds(self) -> float:
+        """Returns the time since the last step; 0 before the first one."""
+        return time.perf_counter() - self._end if self._end is not None else 0.0
+
+    def end(self, number: int = 1) -> None:
+        """Counts a step, or as many equal ones, that have just ended."""
+        before, self._end = self._end, time.perf_counter()
+        self.count += number
+        if before is None:
+            return
+        seconds = (self._end - before) / number
+        usual = median(self._usual) if self._usual else seconds
+        self.counts[bisect_left(BOUNDS, seconds)] += number
+        self.total_seconds += number * seconds
+        self.last_seconds = seconds
+        self.productive_seconds += number * (usual if seconds > _LONG * usual else seconds)
+        self._usual.append(seconds)
+
+    def commit(self) -> tuple[int, float]:
+        """Returns the number of the steps, and the productive seconds, since the last commit."""
+        count, seconds = self.uncommitted, self.productive_seconds - self._committed_seconds
+        self._committed_count, self._committed_seconds = self.count, self.productive_seconds
+        return count, seconds
