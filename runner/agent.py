@@ -210,6 +210,7 @@ class Agent:
         numbers = self._wakeup.read()
         self._reaper.replace_if_killed()
         if self._job is not None:
+            self._job.endpoints.check()
             for status in self._job.poll():
                 values = {"code": status.code, "killed_by": status.killed_by}
                 self._channel.send(Frame.of_values(Kind.ENDED, values, status.rank))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.capacity import Capacity
+from sirtaki.runner.endpoints import Endpoints
 from sirtaki.runner.environment import RankEnvironment, merge_login, thread_counts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus
@@ -50,7 +51,9 @@ class AgentJob:
         write_key(str(key_file), bytes.fromhex(values["key"]))
         additions = thread_counts(count, cores, self._base)
         additions |= {str(k): str(v) for k, v in values["additions"].items()}
-        self._serve_metrics(values.get("metrics"))
+        self.endpoints = Endpoints(_say)
+        if (address := values.get("metrics")) is not None:
+            self.endpoints.serve_metrics(str(address), self.folder, reaper)
         additions.setdefault(REPORTS, str(self.folder))
         self._reports = Path(additions[REPORTS])
         if TIMELINE in additions:
@@ -66,15 +69,6 @@ class AgentJob:
         self._reported_ranks: set[int] = set()
         self.running: list[RankProcess] = []
         self.spares: HostSpares | None = None
-
-    def _serve_metrics(self, address: str | None) -> None:
-        """Starts this host's metrics endpoint if there is an address."""
-        if address is None:
-            return
-        from sirtaki.runner.metrics.endpoint import MetricsEndpoint
-
-        endpoint = MetricsEndpoint(str(address), self.folder, self._reaper)
-        print(endpoint.describe(), file=sys.stderr, flush=True)
 
     def start(self, send: Callable[[Frame], None]) -> None:
         """Starts all ranks, and reports the process of each, or why it could not be started."""
@@ -198,3 +192,8 @@ def _pieces(file: Path) -> Iterator[bytes]:
         with open(file, "rb") as opened:
             while piece := opened.read(_PIECE_BYTES):
                 yield piece
+
+
+def _say(line: str) -> None:
+    """Shows a line on hvdrun's standard error, behind the name of this host."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,24 +1,71 @@
-"""The servers of hvdrun's own host that the user has asked for: of metrics, and of the page."""
+"""The servers of one host that the user has asked for: of metrics, and of the page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from sirtaki.runner.failure_analysis import signal_name
+from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
 
-if TYPE_CHECKING:
-    from sirtaki.runner.launch import Settings
+
+class Endpoint(Protocol):
+    """A server, which should run for as long as the job.
+
+    Attributes:
+        process: serves.
+        subject: what it serves, for people.
+    """
+
+    process: Process
+    subject: str
+
+    def describe(self) -> str:
+        """Returns a line with the address."""
 
 
-def start_endpoints(settings: Settings, folder: Path, reaper: Reaper, say: Callable[[str], object]) -> None:
-    """Starts them, each a process, and says their addresses. Raises LaunchError."""
-    if settings.metrics is not None:
+class Endpoints:
+    """The servers of this host. `say` shows a line."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._running: list[Endpoint] = []
+
+    def serve_metrics(self, address: str, folder: Path, reaper: Reaper) -> None:
+        """Starts the server of metrics, and says its address. Raises LaunchError."""
         from sirtaki.runner.metrics.endpoint import MetricsEndpoint
 
-        say(MetricsEndpoint(settings.metrics, folder, reaper).describe())
-    if settings.dashboard is not None:
+        self._add(MetricsEndpoint(address, folder, reaper))
+
+    def serve_page(self, address: str, folder: Path, reaper: Reaper) -> None:
+        """Starts the server of the page, and says its address. Raises LaunchError."""
         from sirtaki.runner.dashboard.endpoint import Dashboard
 
-        say(Dashboard(settings.dashboard, folder, reaper).describe())
+        self._add(Dashboard(address, folder, reaper))
+
+    def _add(self, one: Endpoint) -> None:
+        self._running.append(one)
+        self._say(one.describe())
+
+    def check(self) -> None:
+        """Says, once, if a server has ended, of which only its clients would notice something."""
+        for one in list(self._running):
+            if (end := one.process.poll()) is not None:
+                self._running.remove(one)
+                self._say(_notice(one, *end))
+
+    def release(self) -> None:
+        """Lets them end, as the job does."""
+        self._running.clear()
+
+
+def _notice(one: Endpoint, code: int, killed_by: int) -> str:
+    ended = f"ended with exit code {code}"
+    if killed_by:
+        ended = f"was killed by signal {killed_by} ({signal_name(killed_by)})"
+    return (
+        f"the process that serves {one.subject} (pid {one.process.pid}) {ended}: the job goes on without it; "
+        "`sirtaki top` shows its ranks"
+    )

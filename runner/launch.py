@@ -24,6 +24,7 @@ from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.command import runs_python
 from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
+from sirtaki.runner.endpoints import Endpoints
 from sirtaki.runner.environment import RankEnvironment, encrypts, exported, thread_counts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import FailureAnalyzer
@@ -109,7 +110,7 @@ class _Launch:
         placements = placements_of(allocations)
         display.expect(len(placements), settings.output_folder)
         folder = Path(make_job_directory(self._reaper))
-        self._start_endpoints(folder, allocations)
+        endpoints = self._start_endpoints(folder, allocations)
         key_file = str(folder / "key")
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), len(placements), write_job_key(key_file), VERSION, encrypt)
@@ -147,6 +148,7 @@ class _Launch:
             post_mortem,
             progress,
             settings.service,
+            endpoints,
         )
         if self._capacity is not None:
             supervisor.watch_memory(self._capacity, settings.start_timeout)
@@ -203,20 +205,17 @@ class _Launch:
                 raise
         return server
 
-    def _start_endpoints(self, folder: Path, allocations: Sequence[HostAllocation]) -> None:
+    def _start_endpoints(self, folder: Path, allocations: Sequence[HostAllocation]) -> Endpoints:
         """Starts what the user wants to be served about the ranks of this host, if it has any."""
-        settings = self._settings
-        if settings.metrics is None and settings.dashboard is None:
-            return
+        settings, say = self._settings, self._display.say
         if any(is_own_host(one.host.name) for one in allocations):
-            from sirtaki.runner.endpoints import start_endpoints
-
-            start_endpoints(settings, folder, self._reaper, self._display.say)
-        elif settings.dashboard is not None:
+            return start_endpoints(settings, folder, self._reaper, say)
+        if settings.dashboard is not None:
             raise LaunchError(
                 "--dashboard shows the ranks of this host, and all are on others: leave it out, and run "
                 "`sirtaki top` there"
             )
+        return Endpoints(say)
 
     def _torch_variables(
         self, remotes: Sequence[RemoteHost], allocations: Sequence[HostAllocation]
@@ -289,6 +288,18 @@ class _Launch:
             for rank in allocation.ranks
         }
         return Progress("ranks are here", names, self._display.show_progress, self._display.refreshes)
+
+
+def start_endpoints(
+    settings: Settings, folder: Path, reaper: Reaper, say: Callable[[str], object]
+) -> Endpoints:
+    """Starts the servers of hvdrun's own host that the settings name. Raises LaunchError."""
+    endpoints = Endpoints(say)
+    if settings.metrics is not None:
+        endpoints.serve_metrics(settings.metrics, folder, reaper)
+    if settings.dashboard is not None:
+        endpoints.serve_page(settings.dashboard, folder, reaper)
+    return endpoints
 
 
 def metrics_question(settings: Settings) -> dict[str, str]:

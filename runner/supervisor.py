@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.display import Display
+from sirtaki.runner.endpoints import Endpoints
 from sirtaki.runner.failure_analysis import FailureAnalyzer, JobFailure
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Rank
@@ -60,7 +61,8 @@ class Supervisor:
     server: RendezvousServer
     post_mortem: PostMortem
     progress: Progress
-    service: FunctionService | None = None  # receives the failure instead of the user
+    service: FunctionService | None  # receives the failure instead of the user
+    endpoints: Endpoints
 
     def __post_init__(self) -> None:
         self._stragglers = Stragglers(self.display.say)
@@ -105,6 +107,7 @@ class Supervisor:
         if self._failure is None and self.analyzer.failed:
             self._failure = self._analyze()
         self._decide_at = self._kill_at = None
+        self.endpoints.release()
         self.progress.end()
         self._stragglers.end()
 
@@ -162,6 +165,7 @@ class Supervisor:
         numbers = wakeup.read()
         if reaper.replace_if_killed():
             self.display.say("the process that cleans up after this job was killed; another one replaces it")
+        self.endpoints.check()
         for event in mailbox.drain():
             show = self.display.say if event.kind == "refused" else self.display.detail
             show(f"the rendezvous reports that {describe(event)}")

@@ -15,6 +15,8 @@ from sirtaki.runner.reaper import Reaper
 class Dashboard:
     """The page of the ranks of this host: a process that serves it, and its address with a token."""
 
+    subject = "the page of this job"
+
     def __init__(self, address: str, job_folder: Path, reaper: Reaper) -> None:
         """Starts the process. Raises LaunchError if that is impossible."""
         self._host = parse_address(address)[0]
@@ -23,7 +25,7 @@ class Dashboard:
             self._address = listener.getsockname()
             _write_private(job_folder / TOKEN_FILE, self._token)  # command lines can be read by others
             arguments = [str(job_folder), self._host]
-            self._process = start_server("sirtaki.runner.dashboard.server", arguments, listener, reaper)
+            self.process = start_server("sirtaki.runner.dashboard.server", arguments, listener, reaper)
 
     def describe(self) -> str:
         """Returns a line with the address, and a warning if other machines may reach it."""

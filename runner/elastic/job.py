@@ -30,14 +30,13 @@ from sirtaki.runner.elastic.processes import Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spare_command import check_spare_command
 from sirtaki.runner.elastic.spare_process import SpareProcess
-from sirtaki.runner.endpoints import start_endpoints
 from sirtaki.runner.environment import encrypts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus, signal_name
 from sirtaki.runner.host_connection import Connection
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
-from sirtaki.runner.launch import Settings, metrics_question, with_reaper, write_job_key
+from sirtaki.runner.launch import Settings, metrics_question, start_endpoints, with_reaper, write_job_key
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
@@ -100,7 +99,7 @@ class ElasticJob:
             self._spares,
             self._hosts,
         )
-        start_endpoints(settings, self._folder, reaper, display.say)
+        self._endpoints = start_endpoints(settings, self._folder, reaper, display.say)
         self._discovery = Discovery(elastic.script, elastic.slots_per_host, display.say)
         self._slots: Sequence[Slot] = ()
         self._driver = Driver(
@@ -198,6 +197,7 @@ class ElasticJob:
         numbers = self._wakeup.read()
         if self._reaper.replace_if_killed():
             self._display.say("the process that cleans up after this job was killed; another one replaces it")
+        self._endpoints.check()
         self._spares.check()
         self._serve()  # a worker's last message precedes its end
         self._note_ends()
@@ -300,6 +300,7 @@ class ElasticJob:
         self._processes.signal(number)
 
     def _conclude(self) -> int:
+        self._endpoints.release()
         self._discovery.close()
         self._finish_hosts()
         self._post.close()

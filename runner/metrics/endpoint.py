@@ -24,6 +24,8 @@ def find_problem(address: str) -> str:
 class MetricsEndpoint:
     """The endpoint of this host: a process, and the mark for which the ranks write their states."""
 
+    subject = "the metrics of this host"
+
     def __init__(self, address: str, job_folder: Path, reaper: Reaper) -> None:
         """Starts the endpoint. Raises LaunchError if that is impossible."""
         folder = job_folder / FOLDER
@@ -31,7 +33,7 @@ class MetricsEndpoint:
             self._address = listener.getsockname()
             folder.mkdir(mode=0o700, exist_ok=True)
             (folder / ALWAYS).touch()
-            self._process = start_server("sirtaki.runner.metrics.server", [str(folder)], listener, reaper)
+            self.process = start_server("sirtaki.runner.metrics.server", [str(folder)], listener, reaper)
 
     def describe(self) -> str:
         """Returns a line with the address, and a warning if other machines may reach it."""

@@ -22,6 +22,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[bytes]]
 Hosts = Callable[..., Path]
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{43})(?!\S)")
+SERVERS = [("--dashboard", "dashboard"), ("--metrics-port=0", "metrics")]
 
 # Ranks that sum until the file "end" exists, in a job of either kind.
 TRAINING = """
@@ -77,6 +78,48 @@ def test_a_page_shows_the_ranks_of_a_job_until_it_ends(
     (tmp_path / "end").touch()
     assert [kind for kind, _ in events][-1] == "end"
     assert job.wait() == 0, errors.read_text()
+
+
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
+@pytest.mark.parametrize(("option", "module"), SERVERS)
+def test_the_end_of_a_server_is_told_while_the_job_goes_on(
+    start_hvdrun: Start, tmp_path: Path, kind: str, option: str, module: str
+) -> None:
+    script, errors = tmp_path / "training.py", tmp_path / "errors"
+    script.write_text(TRAINING)
+    options = ("--min-np", "1") if kind == "elastic" else ()
+    with errors.open("wb") as file:
+        command = (option, "python", str(script), str(tmp_path), kind)
+        job = start_hvdrun("-np", "1", *options, *command, stderr=file)
+    (server,) = servers_of(job, f"sirtaki.runner.{module}.server")
+    server.kill()
+    notice = f"(pid {server.pid}) was killed by signal 9 (SIGKILL): the job goes on without it"
+    wait_until(lambda: notice in errors.read_text(), "hvdrun tells the end of the server")
+    (tmp_path / "end").touch()
+    assert job.wait() == 0, errors.read_text()
+    assert errors.read_text().count("the process that serves the ") == 1
+
+
+def servers_of(job: subprocess.Popen[bytes], module: str) -> list[psutil.Process]:
+    """Waits until a job has a process that runs a module; returns its processes that do."""
+    found: list[psutil.Process] = []
+
+    def has_started() -> bool:
+        assert job.poll() is None
+        for process in psutil.Process(job.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if module in process.cmdline():
+                    found.append(process)
+        return bool(found)
+
+    wait_until(has_started, f"{module} runs")
+    return found
+
+
+def test_a_server_that_ends_with_the_job_is_no_news(hvdrun: Run) -> None:
+    result = hvdrun("-np", "1", "--dashboard", "--metrics-port", "0", "echo", "started")
+    assert result.returncode == 0, result.stderr
+    assert "the process that serves" not in result.stderr
 
 
 def test_a_port_in_use_is_an_error_before_ranks_start(hvdrun: Run) -> None:
