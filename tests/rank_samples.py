@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sirtaki.bindings.observe import Activity
+from sirtaki.bindings.observe import Activity, Durations, Steps
 from sirtaki.runner.top.snapshot import RankSample
 
 NOW, SINCE = 1000.0, 900.0
 IDLE = Activity(operations=0, name="", kind="", process_set=0, is_agreed=False, seconds=0.0)
+NO_STEPS = Steps(
+    count=0,
+    number=0,
+    times=Durations(bounds=[1.0], counts=[0, 0], total_seconds=0.0),
+    last_seconds=0.0,
+    age_seconds=0.0,
+    exposed_seconds=None,
+    productive_seconds=0.0,
+)
 BASE = RankSample(
     time=NOW,
     look_seconds=0.0,
@@ -20,6 +29,7 @@ BASE = RankSample(
     generation=1,
     is_up=True,
     is_stopped=False,
+    begin=NOW - 100,
     operations=10,
     failed=0,
     bytes=1000,
@@ -30,6 +40,7 @@ BASE = RankSample(
     late_seconds=0.0,
     last_change="",
     activity=IDLE,
+    steps=NO_STEPS,
     cpu_seconds=5.0,
     memory_bytes=1 << 20,
 )
@@ -42,3 +53,10 @@ def sample(rank: int = 0, **changes: Any) -> RankSample:
 def pending(seconds: float, **changes: Any) -> dict[str, Any]:
     found = {**IDLE, "operations": 1, "name": "loss", "kind": "all-reduce", "seconds": seconds}
     return {**found, **changes}
+
+
+def stepped(count: int, total: float, **changes: Any) -> Steps:
+    """Returns so many steps, of which all but the first have taken this long together."""
+    times = Durations(bounds=[1.0], counts=[count - 1, 0], total_seconds=total)
+    found = {**NO_STEPS, "count": count, "number": count, "times": times, "productive_seconds": total}
+    return Steps(**{**found, **changes})  # type: ignore[typeddict-item]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from sirtaki.runner.rendezvous.rendezvous_state import join_names
-from sirtaki.runner.top.rows import Row, missing_ranks, rows_of
+from sirtaki.runner.top.rows import Row, missing_ranks, progress_of, rows_of
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
-from sirtaki.runner.top.table import COLUMNS, LEGEND, readable
+from sirtaki.runner.top.table import Column, columns_of, legend_of, progress_texts, readable
 
 SCHEMA = 1
 
@@ -17,6 +17,7 @@ SCHEMA = 1
 def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
     """Returns a look at a snapshot; rates are those since the one before, and 0 without it."""
     rows = rows_of(before, now)
+    columns = columns_of(rows)
     newest = now.newest
     times = {one.pid: one.time for one in before.ranks} if before is not None else {}
     renewed = {one.pid for one in now.ranks if one.time > times.get(one.pid, one.time)}
@@ -32,16 +33,17 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
         "last_change": newest.last_change if newest is not None else "",
         "operations": f"{_mean([row.operations for row in rows]):.0f}",
         "data": readable(_mean([row.bytes for row in rows])),
+        "progress": progress_texts(progress_of(now, rows)),
         "stalls": _stalls(before, now),
-        "columns": [{"name": name, "is_number": is_number} for name, is_number, _ in COLUMNS],
-        "rows": [_row(row, row.pid in renewed) for row in rows],
-        "legend": LEGEND,
+        "columns": [{"name": name, "is_number": is_number} for name, is_number, _ in columns],
+        "rows": [_row(row, columns, row.pid in renewed) for row in rows],
+        "legend": legend_of(rows),
     }
 
 
-def _row(row: Row, has_rates: bool) -> dict[str, Any]:
+def _row(row: Row, columns: Sequence[Column], has_rates: bool) -> dict[str, Any]:
     """Returns a row; its lateness is None, not 0, if the rank has no state before, or no new one."""
-    cells = [text(row) for *_, text in COLUMNS]
+    cells = [text(row) for *_, text in columns]
     late = round(row.late, 3) if has_rates else None
     return {"rank": row.rank, "level": row.level, "late": late, "cells": cells}
 

@@ -43,6 +43,18 @@ HISTOGRAMS = {
     "wait": ("sirtaki_operation_wait_seconds", "How long an operation waited for other ranks."),
     "transfer": ("sirtaki_operation_transfer_seconds", "How long it took once all ranks had submitted it."),
 }
+# Counters of training steps, likewise by their keys there. Ranks without any step have none of them.
+STEP_COUNTERS = {
+    "count": ("sirtaki_steps", "Training steps: updates by distributed optimizers."),
+    "productive_seconds": (
+        "sirtaki_productive_seconds",
+        "Duration of the steps, without what made some of them long; in an elastic job of committed ones.",
+    ),
+    "exposed_seconds": (
+        "sirtaki_exposed_communication_seconds",
+        "Time in which the program waited for the exchange of a step.",
+    ),
+}
 RECOVERY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 _RANK = ["rank"]
 
@@ -68,6 +80,7 @@ class RankSamples(Collector):
             yield counter
         for key, (name, text) in HISTOGRAMS.items():
             yield _durations(name, text, [(rank.label, rank.values[key]) for rank in ranks])
+        yield from _steps([rank for rank in ranks if rank.values["steps"]["count"]])
         yield _lateness(ranks)
         yield _recoveries(ranks)
         yield from _process_metrics([rank for rank in ranks if rank.process is not None])
@@ -106,6 +119,17 @@ def _durations(name: str, text: str, ranks: Sequence[tuple[str, dict[str, Any]]]
         counts = itertools.accumulate(durations["counts"])
         histogram.add_metric([label], list(zip(bounds, counts, strict=True)), durations["total_seconds"])
     return histogram
+
+
+def _steps(ranks: Sequence[RankState]) -> Iterator[Metric]:
+    for key, (name, text) in STEP_COUNTERS.items():
+        counter = CounterMetricFamily(name, text, labels=_RANK)
+        for rank in ranks:
+            if (value := rank.values["steps"][key]) is not None:
+                counter.add_metric([rank.label], value)
+        yield counter
+    times = [(rank.label, rank.values["steps"]["times"]) for rank in ranks]
+    yield _durations("sirtaki_step_seconds", "How long a training step took, but for the first.", times)
 
 
 def _lateness(ranks: Sequence[RankState]) -> Metric:

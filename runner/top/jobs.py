@@ -133,14 +133,19 @@ def _advice(folders: Iterable[Path]) -> str:
 
 def _sample_of(state: RankState) -> RankSample:
     values, process = state.values, state.process
-    cpu_seconds, memory, is_stopped = 0.0, 0, False
+    cpu_seconds, memory, is_stopped, begin = 0.0, 0, False, 0.0
     if process is not None:
         with contextlib.suppress(psutil.Error), process.oneshot():
             times = process.cpu_times()
             cpu_seconds, memory = times.user + times.system, process.memory_info().rss
-            is_stopped = process.status() == psutil.STATUS_STOPPED
+            is_stopped, begin = process.status() == psutil.STATUS_STOPPED, process.create_time()
     names = RankSample.__dataclass_fields__
     own = {name: values[name] for name in names if name in values}
     return RankSample(
-        **own, is_up=state.is_up, is_stopped=is_stopped, cpu_seconds=cpu_seconds, memory_bytes=memory
+        **own,
+        is_up=state.is_up,
+        is_stopped=is_stopped,
+        begin=begin,
+        cpu_seconds=cpu_seconds,
+        memory_bytes=memory,
     )

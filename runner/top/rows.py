@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from sirtaki.runner.rendezvous.rendezvous_state import join_names
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
@@ -23,6 +24,10 @@ class Row:
         level: FINE; NOTE if others wait for it; PROBLEM if it is not in the world or silent, or if it waits,
             or others wait for it, for long.
         operations, bytes: a second. 0 if it has written no state since the snapshot before.
+        step: the number of its last training step; 0: none is known.
+        step_seconds: the duration of the steps since the snapshot before, or else of the last one, or of the
+            present one if that already takes longer; None before the second one.
+        exposed: share of the time in which its program waited for the exchange of a step; None: not measured.
         waiting, moving, late: shares of the time in which it waited for others, moved data, and all others
             waited for it alone; from 0 to 1.
         cores: processor time divided by the time.
@@ -36,11 +41,29 @@ class Row:
     level: str
     operations: float
     bytes: float
+    step: int
+    step_seconds: float | None
+    exposed: float | None
     waiting: float
     moving: float
     late: float
     cores: float
     memory: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The training of a job.
+
+    Attributes:
+        step: the number of the last step.
+        rate: steps a second; None before the second one.
+        goodput: the share of steps, in an elastic job of committed ones, in the life of the oldest process.
+    """
+
+    step: int
+    rate: float | None
+    goodput: float | None
 
 
 def rows_of(before: Snapshot | None, now: Snapshot) -> list[Row]:
@@ -110,11 +133,49 @@ def _row(one: RankSample, before: RankSample | None, elapsed: float, state: str,
         level=level,
         operations=rate("operations"),
         bytes=rate("bytes"),
+        step=one.steps["number"],
+        step_seconds=_step_seconds(one, before),
+        exposed=_exposed(one, before, seconds),
         waiting=min(1.0, rate("waiting_seconds")),
         moving=min(1.0, rate("moving_seconds")),
         late=min(1.0, rate("late_seconds")),
         cores=grown("cpu_seconds") / elapsed if elapsed > 0 else 0.0,
         memory=one.memory_bytes,
+    )
+
+
+def _step_seconds(one: RankSample, before: RankSample | None) -> float | None:
+    steps = one.steps
+    if steps["count"] < 2:
+        return None
+    now, recent = steps["times"], steps["last_seconds"]
+    if before is not None and before.generation == one.generation:
+        then = before.steps["times"]
+        if (number := sum(now["counts"]) - sum(then["counts"])) > 0:
+            recent = (now["total_seconds"] - then["total_seconds"]) / number
+    return float(max(recent, steps["age_seconds"]))
+
+
+def _exposed(one: RankSample, before: RankSample | None, seconds: float) -> float | None:
+    now = one.steps["exposed_seconds"]
+    if now is None:
+        return None
+    then = before.steps["exposed_seconds"] or 0.0 if before is not None else now
+    return min(1.0, max(0.0, now - then) / seconds) if seconds > 0 else 0.0
+
+
+def progress_of(now: Snapshot, rows: Sequence[Row]) -> Progress | None:
+    """Returns how far the training is, by the states of the ranks that are up; None if no step is known."""
+    known = [one for one in now.ranks if one.is_up and one.steps["count"]]
+    if not known:
+        return None
+    oldest = min(known, key=lambda one: one.begin)
+    life = oldest.time - oldest.begin
+    times = [row.step_seconds for row in rows if row.step_seconds]
+    return Progress(
+        step=max(one.steps["number"] for one in known),
+        rate=1 / median(times) if times else None,
+        goodput=min(1.0, oldest.steps["productive_seconds"] / life) if oldest.begin and life > 0 else None,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class RankSample:
         look_seconds: how long it took to read them.
         is_up: whether the rank belongs to the job's world.
         is_stopped: whether its process is stopped, as by Ctrl-Z.
+        begin: when its process has begun, in Unix time; 0 if that has ended.
+        steps: its training steps (`bindings.observe.Steps`).
         activity: its operations that have not ended (`bindings.observe.Activity`).
         late_times, late_seconds: how often, and how long in all, the others waited for this rank alone.
         last_change: the reason of the last change of the ranks of an elastic job.
@@ -33,6 +35,7 @@ class RankSample:
     generation: int
     is_up: bool
     is_stopped: bool
+    begin: float
     operations: int
     failed: int
     bytes: int
@@ -43,6 +46,7 @@ class RankSample:
     late_seconds: float
     last_change: str
     activity: Mapping[str, Any]
+    steps: Mapping[str, Any]
     cpu_seconds: float
     memory_bytes: int
 

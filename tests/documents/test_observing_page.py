@@ -17,6 +17,7 @@ from .pages import DOCS, output_of, programs_of
 
 EXAMPLES = DOCS.parent / "examples" / "prometheus"
 NAME = re.compile(r"\b(?:sirtaki|process)_[a-z_]+")
+DURATIONS = {"bounds": [0.1], "counts": [1, 0], "total_seconds": 0.05}
 VALUES = {
     "pid": os.getpid(),
     "is_member": True,
@@ -24,7 +25,8 @@ VALUES = {
     "size": 1,
     "generation": 1,
     "recoveries": {"detect": [0.3]},
-    **{key: {"bounds": [0.1], "counts": [1, 0], "total_seconds": 0.05} for key in ("wait", "transfer")},
+    "steps": {"count": 2, "times": DURATIONS, "exposed_seconds": 0.01, "productive_seconds": 0.05},
+    **dict.fromkeys(("wait", "transfer"), DURATIONS),
     **dict.fromkeys(("operations", "failed", "plans", "bytes", "cache_hits", "cache_misses"), 0),
     **dict.fromkeys(("waiting_seconds", "moving_seconds", "late_times", "late_seconds"), 0),
     **dict.fromkeys(("ranks_lost", "stalls"), 0),

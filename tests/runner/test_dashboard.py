@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from dashboards import LOOPBACK, TOKEN, Served, events_of, serve, snapshot
 from launching import wait_until
-from rank_samples import NOW, pending, sample
+from rank_samples import NOW, pending, sample, stepped
 from rich.console import Console
 
 from sirtaki.runner.dashboard.access import hosts_of
@@ -24,11 +24,12 @@ from sirtaki.runner.top.snapshot import Snapshot
 from sirtaki.runner.top.table import render
 
 STRANGE = "<img src=x onerror=alert(1)>"
+STEPS = stepped(11, 5.0, exposed_seconds=0.25, productive_seconds=90.0)
 BEFORE = snapshot(-1, sample(time=NOW - 1), sample(1, time=NOW - 1, host="hostB"))
 AFTER = snapshot(
     0,
-    sample(operations=30, bytes=5000, activity=pending(3.2, name=STRANGE)),
-    sample(1, operations=30, late_seconds=0.5, host="hostB"),
+    sample(operations=30, bytes=5000, activity=pending(3.2, name=STRANGE), steps=STEPS),
+    sample(1, operations=30, late_seconds=0.5, host="hostB", steps=STEPS),
 )
 
 
@@ -181,6 +182,7 @@ def test_looks_have_the_rows_of_sirtaki_top(served: Served) -> None:
     sentence = f"1 rank has waited 3.2 s for rank 1 to submit the all-reduce '{STRANGE}'"
     assert look["stalls"] == [sentence]
     assert (look["ranks_up"], look["size"], look["ranks_away"]) == (2, 3, 1)
+    assert look["progress"] == {"step": "11", "steps/s": "2.00", "goodput": "90%"}
     assert (look["operations"], look["data"], look["hosts"]) == ("20", "2.0 KiB", ["hostA", "hostB"])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from dashboards import LOOPBACK, TOKEN, Served, serve, snapshot
 from launching import wait_until
-from rank_samples import NOW, pending, sample
+from rank_samples import NOW, pending, sample, stepped
 
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
@@ -56,8 +56,12 @@ def start(webdriver: Any, options: Any) -> Any:
 
 
 def states_of(size: int, look: int) -> list[RankSample]:
-    """Returns states of ranks that wait for rank 1. A tensor and a host have strange names."""
+    """Returns states of ranks that wait for rank 1; many of them train. A tensor and a host have strange
+    names.
+    """
     at: dict[str, Any] = {"size": size, "time": NOW + look, "operations": 10 * look, "bytes": look << 20}
+    if size > 2:
+        at["steps"] = stepped(7000 + 4 * look, 1750.0 + look, exposed_seconds=0.25 * look)
     others = {rank: sample(rank, **at, activity=pending(2.0 + look, name=STRANGE)) for rank in range(size)}
     late = sample(1, **at, host="<b>host</b>", late_seconds=0.4 * look)
     return list((others | {1: late}).values())
@@ -115,6 +119,9 @@ def test_the_page_shows_each_rank_and_names_stay_text(browser: Any, page: tuple[
     assert f"rank 1 to submit the all-reduce '{STRANGE}'" in text_of(browser, "#stalls")
     assert f"for rank 1 to submit '{STRANGE}'" in text_of(browser, "#rows tr:first-child")
     assert count(browser, "img, td[data-column=host] b, #hosts b") == 0
+    trains = size > 2
+    assert ("step7008steps/s4.00" in text_of(browser, "#facts")) == trains
+    assert count(browser, "#rows td[data-column='ms/step']") == (size if trains else 0)
     served.feed.end()
     wait_until(lambda: "has ended" in text_of(browser, "#connection"), "the page says that the job has ended")
     assert count(browser, "#rows tr") == size  # the last look stays

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from launching import script_writer, wait_until
 from scraping import Samples, ports_in, scrape
@@ -29,6 +30,7 @@ TRAINING = """
 import contextlib, json, pathlib, sys, time
 import numpy
 import sirtaki.numpy as hvd
+from sirtaki.bindings.default_context import current
 
 hvd.init()
 folder, rank = pathlib.Path(sys.argv[1]), hvd.rank()
@@ -45,6 +47,15 @@ while not (folder / "end").exists():
     time.sleep(0.02)
 """
 
+# Steps as an optimizer of an adapter counts them.
+STEPS = """
+for step in range(4):
+    with current().steps.exposed:
+        time.sleep(0.01)
+    current().steps.end()
+"""
+STEP_METRICS = ("sirtaki_step", "sirtaki_productive", "sirtaki_exposed")
+
 
 @pytest.fixture
 def training(tmp_path: Path) -> Callable[[str], str]:
@@ -57,14 +68,23 @@ def read_stats(folder: Path, ranks: int) -> list[dict]:
     return [json.loads(file.read_text()) for file in files]
 
 
-def expected_durations(key: str, stats: dict) -> Samples:
-    name, rank, durations = f"sirtaki_operation_{key}_seconds", str(stats["rank"]), stats[key]
+def expected_durations(name: str, rank: str, durations: dict) -> Samples:
     bounds = [*map(str, durations["bounds"]), "+Inf"]
     counts = dict(zip(bounds, itertools.accumulate(durations["counts"]), strict=True))
     return {
         **{(f"{name}_bucket", f"{bound} {rank}"): count for bound, count in counts.items()},
         (f"{name}_sum", rank): pytest.approx(durations["total_seconds"]),
         (f"{name}_count", rank): sum(durations["counts"]),
+    }
+
+
+def expected_steps(rank: str, steps: dict) -> Samples:
+    exposed = "sirtaki_exposed_communication_seconds_total"
+    return {
+        ("sirtaki_steps_total", rank): steps["count"],
+        ("sirtaki_productive_seconds_total", rank): pytest.approx(steps["productive_seconds"]),
+        (exposed, rank): pytest.approx(steps["exposed_seconds"]),
+        **expected_durations("sirtaki_step_seconds", rank, steps["times"]),
     }
 
 
@@ -82,8 +102,8 @@ def expected_of(stats: dict) -> Samples:
         ("sirtaki_waiting_seconds_total", rank): pytest.approx(stats["waiting_seconds"]),
         ("sirtaki_moving_seconds_total", rank): pytest.approx(stats["moving_seconds"]),
         ("sirtaki_stalls_total", rank): stats["stalls"],
-        **expected_durations("wait", stats),
-        **expected_durations("transfer", stats),
+        **expected_durations("sirtaki_operation_wait_seconds", rank, stats["wait"]),
+        **expected_durations("sirtaki_operation_transfer_seconds", rank, stats["transfer"]),
         ("sirtaki_world_size", ""): stats["size"],
         ("sirtaki_generation", ""): 1,
         ("sirtaki_last_arrivals_total", rank): late["times"],
@@ -125,9 +145,28 @@ def test_counters_agree_with_those_of_the_ranks_while_a_job_runs(observed: Obser
         assert found["process_resident_memory_bytes", rank] > 1 << 20
         assert found["process_cpu_seconds_total", rank] > 0
     assert not any("x" in labels for _, labels in found)  # no tensor is named
+    assert not any(name.startswith(STEP_METRICS) for name, _ in found)  # there is no optimizer
     (tmp_path / "end").touch()
     assert job.wait() == 0, (tmp_path / "errors").read_text()
     assert scrape(port) == {}  # nothing is left behind
+
+
+def test_steps_agree_with_those_of_the_ranks(observed: Observed, tmp_path: Path) -> None:
+    job, port = observed(1, STEPS)
+    (stats,) = read_stats(tmp_path, 1)
+    expected = expected_steps("0", stats["steps"])
+    assert (stats["steps"]["count"], sum(stats["steps"]["times"]["counts"])) == (4, 3)
+    found: Samples = {}
+
+    def agrees() -> bool:
+        found.clear()
+        found.update(scrape(port))
+        return all(found.get(key) == value for key, value in expected.items())
+
+    wait_until(agrees, "the endpoint has the steps of hvd.stats()")
+    assert {key for key in found if key[0].startswith(STEP_METRICS)} <= expected.keys()
+    (tmp_path / "end").touch()
+    assert job.wait() == 0
 
 
 @pytest.mark.parametrize("end", ["sys.exit()", "hvd.shutdown(); time.sleep(3600)"])
@@ -264,6 +303,29 @@ def test_each_host_serves_its_own_ranks(
 
     ports = ports_in(errors, 2)
     wait_until(lambda: ranks_up() == ["0", "1"], "each endpoint has one rank")
+    (tmp_path / "end").touch()
+    assert job.wait() == 0, errors.read_text()
+
+
+@pytest.mark.full
+def test_the_end_of_the_server_of_another_host_is_told(
+    start_hvdrun: Start, training: Callable[[str], str], hosts: Hosts, tmp_path: Path
+) -> None:
+    hosts(hostB={})
+    arguments = ("-H", "hostB:1", "--metrics-port", "0", "python", training(""), str(tmp_path))
+    errors = tmp_path / "errors"
+    with errors.open("wb") as file:
+        job = start_hvdrun(*arguments, stderr=file)
+        read_stats(tmp_path, 1)
+    (server,) = (
+        one
+        for one in psutil.Process(job.pid).children(recursive=True)
+        if "sirtaki.runner.metrics.server" in one.cmdline()
+    )
+    server.kill()
+    notice = f"the process that serves the metrics of this host (pid {server.pid}) was killed by signal 9"
+    wait_until(lambda: notice in errors.read_text(), "hvdrun shows what the agent has told")
+    assert f"[hostB] {notice}" in errors.read_text()
     (tmp_path / "end").touch()
     assert job.wait() == 0, errors.read_text()
 

@@ -100,7 +100,7 @@ def test_lines_of_json_are_recorded_and_shown_again(job: Any, top: Top, tmp_path
     done = top(job.pid, "--json", "--once", "--record", record)
     assert done.stdout == record.read_text(), done.stderr
     assert len(done.stdout.splitlines()) == 2
-    assert all(json.loads(line)["schema"] == 1 for line in done.stdout.splitlines())
+    assert all(json.loads(line)["schema"] == 2 for line in done.stdout.splitlines())
     found: list[dict[str, Any]] = []
 
     def count_grows() -> bool:
