@@ -13,26 +13,29 @@ _LONG = 2.0  # times the usual duration: a longer step contains something else
 
 
 class ExposedTime:
-    """The time in which a program waits for the exchange of its step: `with` it, the program waits.
-
-    Attributes:
-        seconds: their sum; None if no wait has been measured.
-    """
+    """The time in which a program waits for the exchange of its step: `with` it, the program waits."""
 
     def __init__(self) -> None:
-        self.seconds: float | None = None
-        self._depth = 0
-        self._begin = 0.0
+        # The time of the waits that have ended, the number of those inside each other, the beginning of the
+        # outermost. Another thread reads them, so they are replaced together.
+        self._state = (0.0, 0, 0.0)
+        self._has_waited = False
+
+    @property
+    def seconds(self) -> float | None:
+        """Returns the time until now; None if the program has never waited."""
+        ended, depth, begin = self._state
+        present = time.perf_counter() - begin if depth else 0.0
+        return ended + present if self._has_waited else None
 
     def __enter__(self) -> None:
-        if not self._depth:
-            self._begin = time.perf_counter()
-        self._depth += 1
+        ended, depth, begin = self._state
+        self._has_waited = True
+        self._state = (ended, depth + 1, begin if depth else time.perf_counter())
 
     def __exit__(self, *error: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self.seconds = (self.seconds or 0.0) + time.perf_counter() - self._begin
+        ended, depth, begin = self._state
+        self._state = (ended if depth > 1 else ended + time.perf_counter() - begin, depth - 1, begin)
 
 
 class StepCounters:

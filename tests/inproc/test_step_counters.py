@@ -6,10 +6,12 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+from world import world
 
-from sirtaki.bindings import step_counters
+from sirtaki.bindings import default_context, observe, step_counters
+from sirtaki.bindings.observe import Steps
 from sirtaki.bindings.step_counters import BOUNDS, ExposedTime, StepCounters
-from sirtaki.bindings.survivors import Survivors
+from sirtaki.bindings.survivors import Membership, Survivors
 
 
 class Clock:
@@ -78,6 +80,7 @@ def test_waits_inside_each_other_count_once(clock: Clock) -> None:
         clock.now += 1.0
         with exposed:
             clock.now += 2.0
+        assert exposed.seconds == 3.0  # also while it waits
     clock.now += 4.0
     with contextlib.suppress(ValueError), exposed:
         clock.now += 8.0
@@ -95,3 +98,19 @@ def test_steps_that_are_not_committed_are_lost_with_their_generation(clock: Cloc
     survivors.commit(second)
     survivors.commit(second)
     assert (second.uncommitted, survivors.committed_steps, survivors.committed_seconds) == (0, 5, 3.0)
+
+
+def test_an_elastic_job_goes_on_with_the_steps_of_its_commits(clock: Clock) -> None:
+    def continue_training() -> Steps:
+        context = default_context.current()
+        survivors = context.survivors = Survivors()
+        survivors.membership = Membership(generation=2, workers=[0], initial=1)
+        survivors.committed_steps, survivors.committed_seconds = 90, 45.0
+        clock.step(context.steps, 0.0, 1.0)
+        survivors.commit(context.steps)
+        clock.step(context.steps, 1.0)
+        return observe.statistics(context)["steps"]
+
+    with world(1) as ranks:
+        (steps,) = ranks.run(continue_training)
+    assert (steps["count"], steps["number"], steps["productive_seconds"]) == (3, 93, 46.0)
