@@ -61,6 +61,7 @@ class Context:
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
         self.is_shut_down = False
         self.survivors: Survivors | None = None  # in an elastic job
+        self.end_program_watch: Callable[[], None] = lambda: None  # of a timeline
         self.refused_batches = 0  # number that could not be queued
         self.compression = CompressionCounters()
         self.steps = StepCounters()
@@ -275,9 +276,7 @@ class Context:
         return list(ranks)
 
     def own_rows(self, process_set: int, rows: int) -> int:
-        """Returns how many of `rows` rows of a result this rank gets if the members of a process set divide
-        them; 0 if it is no member.
-        """
+        """Returns how many of `rows` rows this rank gets of what a set divides; 0 if it is no member."""
         return int(lib.srt_own_rows(self._pointer, process_set, rows))
 
     def has_wire_format(self, process_set: int) -> bool:
@@ -327,6 +326,7 @@ class Context:
     def shutdown(self, timeout_ms: int = SHUTDOWN_MS) -> None:
         """Completes the operations in flight, and sends goodbye to the peers. A second call does nothing."""
         if not self.is_shut_down:
+            self.end_program_watch()
             self.is_shut_down = True
             lib.srt_shutdown(self._pointer, timeout_ms)
             self._detached.clear()

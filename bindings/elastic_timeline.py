@@ -8,18 +8,13 @@ same clock. No process writes to another one's files.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sirtaki.bindings.config import call
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.library import lib
-
-if TYPE_CHECKING:
-    from sirtaki.bindings.observe import Change
+from sirtaki.bindings.observe import Change, start_timeline_file
 
 _CHANGES, _DETECTION = 1, 2  # tracks; a change may be noticed while the first step after another one lasts
 
@@ -57,7 +52,7 @@ class ElasticTimeline:
             return
         self._worker = membership.workers[context.rank]
         file = f"{self.path}.worker{self._worker}.generation{membership.generation}"
-        call(lib.srt_timeline_start, context.pointer, os.fsencode(file), self.mark_decisions)
+        start_timeline_file(context, file, self.mark_decisions)
         self._context = context
 
     def add_change(

@@ -340,14 +340,23 @@ def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
             timeline = survivors.timeline = ElasticTimeline(path, mark_decisions)
         timeline.enter(context)
         return
-    file = path if context.rank == 0 else f"{path}.rank{context.rank}"
+    start_timeline_file(context, path if context.rank == 0 else f"{path}.rank{context.rank}", mark_decisions)
+
+
+def start_timeline_file(context: Context, file: str, mark_decisions: bool) -> None:
+    """Starts the timeline of a world in `file`, with what the program does. Raises OSError."""
+    context.end_program_watch()
     call(lib.srt_timeline_start, context.pointer, os.fsencode(file), mark_decisions)
+    from sirtaki.bindings.program_timeline import ProgramWatch  # other jobs need none of it
+
+    context.end_program_watch = ProgramWatch(context).stop
 
 
 def stop_timeline(context: Context) -> None:
     """Completes the timeline file; does nothing if none is being written."""
     if context.survivors is not None and context.survivors.timeline is not None:
         context.survivors.timeline.leave()
+    context.end_program_watch()
     lib.srt_timeline_stop(context.pointer)
 
 

@@ -26,6 +26,15 @@ class Call(NamedTuple):
     status: str = "ok"
 
 
+class Did(NamedTuple):
+    """A slice of the program, on a track that pauses are named as; times in µs of the same clock."""
+
+    track: str
+    what: str
+    begin: int
+    end: int
+
+
 class Clock(NamedTuple):
     """A host's monotonic clock, which is `ahead` of the common time by so many nanoseconds."""
 
@@ -37,6 +46,21 @@ class Clock(NamedTuple):
 
 
 HERE = Clock()
+
+
+def add_program(path: Path, rank: int, done: Sequence[Did], clock: Clock = HERE) -> None:
+    """Adds to the file of a rank, as the core writes it, what the program did."""
+    tracks = {name: 10**9 + number for number, name in enumerate(dict.fromkeys(one.track for one in done))}
+    events = [
+        json.dumps({"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": name}})
+        for name, tid in tracks.items()
+    ]
+    for one in done:
+        times = f'"ts": {clock.microseconds(one.begin)}, "dur": {one.end - one.begin}.000'
+        place = f'"cat": "program", "pid": {rank}, "tid": {tracks[one.track]}'
+        events.append(f'{{"ph": "X", "name": {json.dumps(one.what)}, {place}, {times}}}')
+    text = path.read_text().removesuffix("\n]\n")
+    path.write_text(text + ",\n" + ",\n".join(events) + "\n]\n")
 
 
 def timeline(rank: int, calls: Sequence[Call], clock: Clock = HERE, size: int = 0) -> str:

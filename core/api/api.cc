@@ -256,6 +256,9 @@ srt_status srt_watch_stack(srt_context* c, const srt_stack_source* source, srt_e
 srt_status srt_timeline_start(srt_context* c, const char* path, int32_t marks_decisions, srt_error* error) {
   return guarded(error, [&] { return c->context->start_timeline(path, marks_decisions != 0); });
 }
+void srt_timeline_program(srt_context* c, const char* track, const char* what, int64_t begin, int64_t end) {
+  c->context->add_to_timeline({track ? track : "", what ? what : "", begin, end});
+}
 void srt_timeline_stop(srt_context* c) { c->context->stop_timeline(); }
 
 }  // extern "C"

@@ -67,6 +67,9 @@ class Context {
   // Returns whether an operation has failed because a rank that it needs had finished; the context stays alive.
   bool has_missed_peer();
   Status start_timeline(const char* path, bool marks_decisions);
+  void add_to_timeline(ProgramSlice slice) {
+    if (!forked_) timeline_.add_program(std::move(slice));
+  }
   void stop_timeline() {
     if (!forked_) timeline_.stop();
   }

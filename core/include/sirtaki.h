@@ -157,14 +157,12 @@ typedef struct srt_request {
   int32_t root; /* broadcast, send: a rank of the world; process sets: see their kinds */
   int32_t destination; /* send: a rank of the world */
   int32_t process_set; /* 0: all ranks */
-  int32_t device; /* -1: the CPU; else the GPU that the memory is on. A rank uses one GPU.
-                     Join: the GPU on which this rank takes part in GPU operations of other
-                     ranks, if it has not used one yet */
+  int32_t device; /* -1: the CPU; else the GPU that the memory is on. A rank uses one GPU. Join: the GPU on which
+                     this rank takes part in GPU operations of other ranks, if it has not used one yet */
   int32_t priority; /* higher is sent first. Requests above 0 are negotiated in portions of
                        partition_bytes, so that later ones of a higher priority overtake them */
-  uint32_t flags; /* SRT_REQUEST_*. An absent request contributes its input as it is or, without
-                     an input, neutral elements (all-reduce). If it is absent on all ranks,
-                     nothing happens (SRT_RESULT_UNTOUCHED) */
+  uint32_t flags; /* SRT_REQUEST_*. An absent request contributes its input as it is or, without an input, neutral
+                     elements (all-reduce). If it is absent on all ranks, nothing happens (SRT_RESULT_UNTOUCHED) */
   int32_t group_size; /* members of the group; 0 without a group */
   int64_t group_id; /* members of a group complete together; 0: none. The same on all ranks */
   const char *name; /* UTF-8, 1 to 1,024 bytes; NULL: numbered per process set and kind */
@@ -388,8 +386,10 @@ typedef struct srt_stack_source {
 srt_status srt_watch_stack(srt_context *, const srt_stack_source *, srt_error *);
 
 /* Starts a timeline of this rank's operations, in Chrome's trace format. Starting ends a running timeline; stopping
- * does nothing if there is none. srt_shutdown stops it. */
+ * does nothing if there is none. srt_shutdown stops it. srt_timeline_program adds what the program did, to a track of
+ * such slices that never overlap; times are nanoseconds of CLOCK_MONOTONIC. */
 srt_status srt_timeline_start(srt_context *, const char *path, int32_t marks_decisions, srt_error *);
+void srt_timeline_program(srt_context *, const char *track, const char *what, int64_t begin, int64_t end);
 void srt_timeline_stop(srt_context *);
 /* </declarations> */
 

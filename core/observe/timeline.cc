@@ -27,6 +27,7 @@ template <typename Buffer>
 void prepare(Buffer& buffer) {
   buffer.operations.reserve(most_buffered);
   buffer.decisions.reserve(most_buffered);
+  buffer.program.reserve(most_buffered);
 }
 
 Nanoseconds wall_clock() {
@@ -56,6 +57,7 @@ Status Timeline::start(const std::string& path, bool marks_decisions) {
   path_ = path;
   has_events_ = false;
   tracks_.clear();
+  program_tracks_.clear();
   prepare(writing_);
   {
     const MutexLock lock(mutex_);
@@ -111,6 +113,12 @@ void Timeline::add_decision(Nanoseconds moment) {
   if (filling_.decisions.size() < most_buffered) filling_.decisions.push_back(moment);
 }
 
+void Timeline::add_program(ProgramSlice slice) {
+  if (!is_running() || slice.begin < 0 || slice.begin >= slice.end) return;
+  const MutexLock lock(mutex_);
+  if (filling_.program.size() < most_buffered) filling_.program.push_back(std::move(slice));
+}
+
 // Waits for events and takes them. Returns whether they are the last ones.
 bool Timeline::take_events() {
   MutexLock lock(mutex_);
@@ -126,8 +134,10 @@ void Timeline::write() {
     for (Nanoseconds moment : writing_.decisions)
       write_event(format(R"({"ph": "i", "name": "DECISION", "pid": %d, "tid": %d, "ts": %s, "s": "p"})", rank_,
                          decisions_track, in_microseconds(moment).c_str()));
+    for (const ProgramSlice& slice : writing_.program) write_program(slice);
     writing_.operations.clear();
     writing_.decisions.clear();
+    writing_.program.clear();
     flush();
   }
 }
@@ -149,9 +159,9 @@ void Timeline::write_head() {
   flush();
 }
 
-Timeline::Track& Timeline::track_of(std::string_view name) {
-  const auto next = static_cast<int32_t>(tracks_.size()) + 1;
-  const auto [found, is_new] = tracks_.try_emplace(std::string(name), Track{next, 0});
+Timeline::Track& Timeline::track_in(Tracks& tracks, int32_t first, std::string_view name) {
+  const auto next = static_cast<int32_t>(tracks.size()) + first;
+  const auto [found, is_new] = tracks.try_emplace(std::string(name), Track{next, 0});
   if (is_new) {
     JsonWriter json;
     json.begin_object().member("ph", "M").member("name", "thread_name").member("pid", rank_).member("tid", next);
@@ -200,6 +210,18 @@ void Timeline::write_slice(const char* name, Nanoseconds begin, Nanoseconds end,
   if (begin >= end) return;
   write_event(format(R"({"ph": "X", "name": "%s", "pid": %d, "tid": %d, "ts": %s, "dur": %s})", name, rank_, track,
                      in_microseconds(begin).c_str(), in_microseconds(end - begin).c_str()));
+}
+
+void Timeline::write_program(const ProgramSlice& slice) {
+  Track& track = program_track_of(slice.track);
+  const Nanoseconds begin = std::max(slice.begin, track.busy_until);
+  if (begin >= slice.end) return;
+  track.busy_until = slice.end;
+  JsonWriter what;
+  what.value(slice.what);
+  write_event(format(R"({"ph": "X", "name": %s, "cat": "program", "pid": %d, "tid": %d, "ts": %s, "dur": %s})",
+                     what.text().c_str(), rank_, track.number, in_microseconds(begin).c_str(),
+                     in_microseconds(slice.end - begin).c_str()));
 }
 
 void Timeline::write_event(std::string event) {

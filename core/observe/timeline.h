@@ -21,6 +21,12 @@
 
 namespace sirtaki {
 
+// A time of the program outside of its operations, such as a collection of garbage.
+struct ProgramSlice {
+  std::string track, what;
+  Nanoseconds begin = 0, end = 0;
+};
+
 class Timeline {
  public:
   // Creates a timeline of one of `world_size` ranks. `name` is how messages name this rank.
@@ -39,6 +45,7 @@ class Timeline {
   // Each adds an event, without waiting for the disk.
   void add(const OperationRecord& operation);
   void add_decision(Nanoseconds moment);
+  void add_program(ProgramSlice slice);
 
   // Forgets the thread in a forked child, where it does not exist. Takes no lock, because it may be held for ever
   // there.
@@ -48,12 +55,15 @@ class Timeline {
   struct Buffer {
     std::vector<OperationRecord> operations;
     std::vector<Nanoseconds> decisions;
+    std::vector<ProgramSlice> program;
   };
   // The track of a tensor's events, and the time until which it is occupied: events of one track never overlap.
   struct Track {
     int32_t number;
     Nanoseconds busy_until;
   };
+  using Tracks = std::unordered_map<std::string, Track>;
+  static constexpr int32_t first_program_track = 1'000'000'000;  // those of tensors count from 1
 
   void write();
   bool take_events();
@@ -62,10 +72,13 @@ class Timeline {
   void write_head();
   void write_operation(const OperationRecord& operation);
   void write_phases(const OperationRecord& operation, Nanoseconds begin, int32_t track);
+  void write_program(const ProgramSlice& slice);
   void write_event(std::string event);
   void write_slice(const char* name, Nanoseconds begin, Nanoseconds end, int32_t track);
   void flush();
-  Track& track_of(std::string_view name);
+  Track& track_of(std::string_view name) { return track_in(tracks_, 1, name); }
+  Track& program_track_of(std::string_view name) { return track_in(program_tracks_, first_program_track, name); }
+  Track& track_in(Tracks& tracks, int32_t first, std::string_view name);
 
   const int32_t rank_, world_size_;
   const std::string name_;
@@ -84,7 +97,7 @@ class Timeline {
   std::string path_, text_;
   Descriptor file_;
   bool has_events_ = false;
-  std::unordered_map<std::string, Track> tracks_;
+  Tracks tracks_, program_tracks_;
 };
 
 }  // namespace sirtaki

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sirtaki.runner.trace.clocks import HostClock
+from sirtaki.runner.trace.doings import Doing, Window, doings
 from sirtaki.runner.trace.exchanges import Exchange, exchanges
 from sirtaki.runner.trace.exposure import Exposure, exposures
 from sirtaki.runner.trace.steps import find_step_tensors, split_into_steps
@@ -52,11 +53,13 @@ class LateStep(NamedTuple):
 
     Attributes:
         at_first: its first submission was late already.
+        alone: the longest time in which all others had submitted an operation, by the clock of its host.
     """
 
     number: int
     wait: float
     at_first: bool
+    alone: Window
 
 
 @dataclass
@@ -86,6 +89,10 @@ class RankMeasures:
             found.append(step)
             taken += step.wait
         return sorted(found)
+
+    def doings(self) -> list[Doing]:
+        """Returns what its program did in the worst steps while the others waited."""
+        return doings([*self.row.program.values()], [step.alone for step in self.worst_steps()])
 
 
 @dataclass
@@ -191,13 +198,14 @@ class _Generation:
         if critical is not None:
             step.rank = self._rows[critical].rank
             if step.cause == LATE:
-                self._note_late(critical, step, first)
+                alone = _longest_alone(exchanged, critical, self._offsets[critical])
+                self._note_late(critical, step, first, alone)
         self._found.steps.append(step)
 
-    def _note_late(self, row: int, step: Step, first: Mapping[int, int]) -> None:
+    def _note_late(self, row: int, step: Step, first: Mapping[int, int], alone: Window) -> None:
         others = [moment for other, moment in first.items() if other != row]
         at_first = first[row] - statistics.median(others) >= step.wait / 2
-        self._ranks[row].late_steps.append(LateStep(step.number, step.wait, at_first))
+        self._ranks[row].late_steps.append(LateStep(step.number, step.wait, at_first, alone))
 
 
 def _critical_row(step: Step, caused: Counter[int], by_row: Mapping[int, Exposure]) -> int | None:
@@ -211,6 +219,22 @@ def _critical_row(step: Step, caused: Counter[int], by_row: Mapping[int, Exposur
         return None
     blamed = caused if cause == LATE else _total(one.informed_by for one in by_row.values())
     return max(blamed, key=lambda row: (blamed[row], -row))
+
+
+def _longest_alone(step: Sequence[Exchange], row: int, offset: int) -> Window:
+    """Returns the longest time in which all others had submitted an operation and this row had not.
+
+    `offset` is that of the row's clock, by which the exchanges are moved.
+    """
+    alone = Window(0, 0)
+    for exchange in step:
+        if exchange.last == row:
+            end = exchange.parts[row].submitted
+            begin = max(
+                (part.submitted for other, part in exchange.parts.items() if other != row), default=end
+            )
+            alone = max(alone, Window(begin - offset, end - offset), key=lambda one: one.end - one.begin)
+    return alone
 
 
 def _total(counters: Iterator[Counter[int]]) -> Counter[int]:

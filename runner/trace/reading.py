@@ -13,6 +13,7 @@ from typing import Any
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.timeline_events import EventFile
+from sirtaki.runner.trace.doings import Slices
 from sirtaki.runner.trace.formats import ranks_text
 from sirtaki.runner.trace.operations import Operation
 from sirtaki.runner.trace.sources import Source
@@ -144,11 +145,20 @@ class _Reader:
             row.world_size = min(int(args["size"]), _MAX_RANKS)
         elif phase == "M" and name == "clock":
             row.clock = _stated_clock(args)
+        elif phase == "X" and event.get("cat") == "program":
+            self._add_program(row, event, printable(name))
         elif phase == "X" and "plan" in args:
             self._close(pid)
             self._open[pid] = _opened(event, self._tracks[pid][event["tid"]], self._number(name))
         elif phase == "X" and pid in self._open:
             self._open[pid].add_slice(event)
+
+    def _add_program(self, row: Row, event: dict[str, Any], what: str) -> None:
+        """Adds a slice of the program, whose pauses are named as their tracks."""
+        is_pause = self._texts.get(what) == self._tracks[row.pid][event["tid"]]
+        slices = row.program.setdefault((event["tid"], what), Slices(what, is_pause))
+        begin = _nanoseconds(event["ts"])
+        slices.append(begin, begin + _nanoseconds(event["dur"]))
 
     def _row(self, pid: int, title: str) -> Row:
         of_rank, part = _RANK.fullmatch(title), self._source.part

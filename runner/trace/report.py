@@ -13,6 +13,7 @@ from sirtaki.runner.doctor.findings import Finding
 from sirtaki.runner.doctor.report import exit_code, summary
 from sirtaki.runner.trace.analysis import Measures, RankMeasures, Step, TensorMeasures
 from sirtaki.runner.trace.clocks import HostClock
+from sirtaki.runner.trace.doings import as_texts
 from sirtaki.runner.trace.failures import failures
 from sirtaki.runner.trace.formats import percent, percentile, ranks_text, time
 from sirtaki.runner.trace.rules import TracePicture
@@ -21,6 +22,7 @@ from sirtaki.runner.trace.trace import Trace
 SCHEMA = 1
 _ROWS = 10  # of the text's tables; JSON has all
 _MAX_NAME = 40
+_MEANWHILE = "meanwhile"  # the head of a column of words
 _Cells = Sequence[str]
 
 
@@ -101,7 +103,7 @@ def _step_cells(step: Step) -> _Cells:
 
 
 def _ranks(measures: Measures) -> Iterator[str]:
-    head = ("rank", "host", "caused wait", "own wait", "exposed", "times last", "late steps")
+    head = ("rank", "host", "caused wait", "own wait", "exposed", "times last", "late steps", _MEANWHILE)
     ranks = sorted(measures.ranks, key=lambda one: -one.caused)[:_ROWS]
     yield from _table("ranks, by the wait that they caused to others", head, map(_rank_cells, ranks))
 
@@ -109,7 +111,8 @@ def _ranks(measures: Measures) -> Iterator[str]:
 def _rank_cells(one: RankMeasures) -> _Cells:
     rank = f"{one.row.generation}/{one.row.rank}" if one.row.generation else f"{one.row.rank}"
     times = map(time, (one.caused, one.waited, one.exposed))
-    return rank, one.row.host, *times, f"{one.times_last}", f"{len(one.late_steps)}"
+    meanwhile = ", ".join(as_texts(one.doings())) or "-"
+    return rank, one.row.host, *times, f"{one.times_last}", f"{len(one.late_steps)}", meanwhile
 
 
 def _tensors(trace: Trace, measures: Measures) -> Iterator[str]:
@@ -132,13 +135,13 @@ def _by_wait(measures: Measures) -> list[TensorMeasures]:
 
 
 def _table(title: str, head: _Cells, rows: Iterable[_Cells]) -> Iterator[str]:
-    """Yields a title and aligned columns, the first of them to the left."""
+    """Yields a title and aligned columns, words to the left and numbers to the right."""
     cells = [head, *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     yield f"{title}:"
     for row in cells:
         aligned: list[Callable[[int], str]] = [
-            text.ljust if not at else text.rjust for at, text in enumerate(row)
+            text.rjust if at and head[at] != _MEANWHILE else text.ljust for at, text in enumerate(row)
         ]
         yield "  " + "  ".join(align(width) for align, width in zip(aligned, widths, strict=True)).rstrip()
 
@@ -182,6 +185,7 @@ def _json_rank(one: RankMeasures) -> dict[str, Any]:
         "own_wait_seconds": _seconds(one.waited),
         "exposed_seconds": _seconds(one.exposed),
         "times_last": one.times_last,
+        "meanwhile": [doing._asdict() for doing in one.doings()],
         "late_steps": [
             {"step": step.number, "wait_seconds": _seconds(step.wait), "at_first_submission": step.at_first}
             for step in one.late_steps

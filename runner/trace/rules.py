@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from sirtaki.bindings.program_timeline import COLLECTION, NO_CORE, QUOTA
 from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Rule
 from sirtaki.runner.trace.analysis import SLOW_DECISION, Measures
 from sirtaki.runner.trace.clocks import HostClock
+from sirtaki.runner.trace.doings import Doing, as_texts
 from sirtaki.runner.trace.failures import Disagreement, failures
 from sirtaki.runner.trace.formats import percent, time
 from sirtaki.runner.trace.trace import Trace
@@ -15,6 +17,17 @@ from sirtaki.runner.trace.trace import Trace
 _LATE_SHARE = 0.05  # of all steps' time, that the others wait for a rank
 _TRANSFER_SHARE, _DECISION_SHARE = 0.2, 0.1  # of all steps' time, exposed
 _MAX_STEPS = 5  # that a line names
+_MOST = 0.5  # of the time in which the others waited
+_PAUSES = {
+    COLLECTION: "call gc.freeze() once all is set up, or gc.disable(), and gc.collect() in the same step of "
+    "all ranks",
+    NO_CORE: "start no more ranks than cores, with fewer threads each, and stop what else runs there",
+    QUOTA: "give its container a larger quota, or the rank fewer threads",
+}
+_ANY_REASON = {
+    True: "look at its share of the data and at what else its cores do",
+    False: "look for garbage collection, loading of data, checkpoints and logging",
+}
 
 
 class TracePicture(NamedTuple):
@@ -66,11 +79,25 @@ def _late_ranks(picture: TracePicture, is_often: bool) -> Iterator[Evidence]:
         waited = f"they waited {time(one.caused)}, {percent(one.caused / wall)} of the time"
         named = f": {', '.join(str(step.number) for step in worst)}" if len(worst) <= _MAX_STEPS else ""
         text = f"{waited}; mostly in {len(worst)} of {steps} {'step' if steps == 1 else 'steps'}"
+        found = one.doings()
+        meanwhile = f"; meanwhile: {', '.join(as_texts(found))}" if found else ""
         values = {
             "rank": one.row.rank,
             "part": "before its first exchange" if at_first else "between exchanges",
+            "advice": _advice(found, is_often),
         }
-        yield Evidence("", text + ("" if is_often else named), values)
+        yield Evidence("", text + ("" if is_often else named) + meanwhile, values)
+
+
+def _advice(found: Sequence[Doing], is_often: bool) -> str:
+    """Returns the remedy for a pause that took most of the time, else for the line that it was at, else for
+    the longest pause, else for any reason.
+    """
+    if not found:
+        return _ANY_REASON[is_often]
+    has_most = found[0].is_pause and found[0].share >= _MOST
+    reason = found[0] if has_most else found[-1]
+    return _PAUSES.get(reason.what, f"see what the line {reason.what} waits for or computes")
 
 
 def _slow_transfers(picture: TracePicture) -> Iterator[Evidence]:
@@ -132,15 +159,14 @@ TRACE_RULES: tuple[Rule[TracePicture], ...] = (
         "late-rank",
         WARNING,
         "the others wait for rank {rank} in most steps",
-        "it is slow {part} of a step: look at its share of the data and at what else its cores do",
+        "it is slow {part} of a step: {advice}",
         _often_late,
     ),
     Rule(
         "pausing-rank",
         WARNING,
         "the others wait for rank {rank} in some steps",
-        "it pauses {part} of these steps: look for garbage collection, loading of data, checkpoints and "
-        "logging",
+        "it pauses {part} of these steps: {advice}",
         _pausing,
     ),
     Rule(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sirtaki.runner.trace.doings import Slices
 from sirtaki.runner.trace.operations import Operations
 from sirtaki.runner.trace.sources import Source
 
@@ -45,6 +46,7 @@ class Row:
         rank: None for the changes of a worker.
         generation: that of an elastic job; 0 in other jobs.
         world_size: the number of ranks; 0 if the file does not say it.
+        program: what the program did, by the track and the name of its slices.
         output_pid: its process id in a merged trace; the rank, unless the job is elastic.
     """
 
@@ -58,6 +60,7 @@ class Row:
     clock: StatedClock = field(default_factory=StatedClock)
     operations: Operations = field(default_factory=Operations)
     failed: list[Failed] = field(default_factory=list)
+    program: dict[tuple[int, str], Slices] = field(default_factory=dict)
     output_pid: int = 0
 
 

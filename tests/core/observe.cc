@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <random>
 #include <thread>
 
@@ -46,6 +47,30 @@ struct Channel {
 Submitted named(const std::string& name) { return {name, "all-reduce", 0, 40}; }
 
 }  // namespace
+
+TEST(a_timeline_has_what_the_program_did_on_tracks_that_never_overlap) {
+  const Log log{-1};
+  Timeline timeline{3, 4, "rank 3", log};
+  const std::string path = "/tmp/sirtaki-timeline-" + std::to_string(::getpid());
+  timeline.add_program({"lines", "before it starts", 1, 2});
+  CHECK(timeline.start(path, false).is_ok());
+  timeline.add_program({"lines", "at \"a\".py:1", 1'000, 3'000});
+  timeline.add_program({"lines", "at b.py:2", 2'500, 4'000});
+  timeline.add_program({"lines", "within what was", 3'500, 3'600});
+  timeline.add_program({"collection", "collection", 1'500, 2'000});
+  timeline.add_program({"lines", "ends before it begins", 9'000, 8'000});
+  timeline.stop();
+  std::ifstream file(path);
+  std::vector<std::string> found;
+  for (std::string line; std::getline(file, line);)
+    if (line.find("\"cat\": \"program\"") != line.npos) found.push_back(line.substr(0, line.rfind('}') + 1));
+  ::unlink(path.c_str());
+  CHECK_EQUAL(found.size(), 3u);
+  const char* form = R"({"ph": "X", "name": %s, "cat": "program", "pid": 3, "tid": %d, "ts": %s, "dur": %s})";
+  CHECK_EQUAL(found[0], format(form, R"("at \"a\".py:1")", 1'000'000'000, "1.000", "2.000"));
+  CHECK_EQUAL(found[1], format(form, R"("at b.py:2")", 1'000'000'000, "3.000", "1.000"));
+  CHECK_EQUAL(found[2], format(form, R"("collection")", 1'000'000'001, "1.500", "0.500"));
+}
 
 TEST(a_record_follows_its_operation) {
   Quiet quiet(2, 8);

@@ -15,15 +15,27 @@ from timelines import check_trace
 Command = Callable[..., subprocess.CompletedProcess[str]]
 STEPS = 8
 TRAINING = """
-import os, signal, time
+import gc, os, signal, time
 import numpy as np
 import sirtaki.numpy as hvd
 
 hvd.init()
 late, place = hvd.rank() == 1, {place!r}
+junk = [[] for _ in range(1_000_000)] if late and place == "collection" else []
+gc.disable()
+
+
+def collect():
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        gc.collect()
+
+
 for step in range({steps}):
     if late and place == "before":
         time.sleep(0.2)
+    if late and place == "collection":
+        collect()
     first = hvd.allreduce_async(np.ones(1000), name="first")
     if late and place == "between":
         time.sleep(0.2)
@@ -80,6 +92,23 @@ def test_a_slow_rank_is_named_with_the_part_of_its_step(
     assert found["ranks"][1]["caused_wait_seconds"] > 0.1 * STEPS
     warning = next(one for one in found["findings"] if one["what"].startswith("the others wait for rank 1 "))
     assert text in warning["remedy"]
+
+
+def test_a_rank_that_collects_garbage_is_found_out(timeline_of: Callable[..., Path], trace: Command) -> None:
+    found = report(trace, timeline_of("collection"))
+    doings = {one["what"]: one["share"] for one in found["ranks"][1]["meanwhile"]}
+    assert doings["garbage collection"] > 0.5, found["ranks"][1]
+    (line,) = (what for what in doings if what.startswith("in collect() at train.py:"))
+    assert doings[line] > 0.25, doings
+    warning = next(one for one in found["findings"] if one["what"].startswith("the others wait for rank 1 "))
+    assert "gc.freeze()" in warning["remedy"]
+
+
+def test_a_rank_that_sleeps_is_named_with_its_line(timeline_of: Callable[..., Path], trace: Command) -> None:
+    found = report(trace, timeline_of("before"))
+    sleeping = TRAINING.splitlines().index("        time.sleep(0.2)") + 1
+    doings = {one["what"]: one["share"] for one in found["ranks"][1]["meanwhile"]}
+    assert doings[f"at train.py:{sleeping}"] > 0.5, found["ranks"][1]
 
 
 def test_a_mismatch_has_what_each_rank_submitted(timeline_of: Callable[..., Path], trace: Command) -> None:
