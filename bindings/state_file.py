@@ -23,12 +23,8 @@ from typing import Any
 from sirtaki.bindings import default_context
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.observe import activity, statistics
+from sirtaki.bindings.watch_marks import FOLDER, INTERVAL_SECONDS, is_watched
 
-FOLDER = "states"  # in a job's private folder
-ALWAYS = "always"  # the mark of a watcher that stays until the job ends: a file in the folder
-FOR_NOW = "for now"  # that of a watcher that renews it
-FOR_NOW_SECONDS = 10.0
-INTERVAL_SECONDS = 1.0
 _COUNTERS = (
     *("operations", "failed", "plans", "bytes", "cache_hits", "cache_misses"),
     *("waiting_seconds", "moving_seconds", "wait", "transfer", "stalls", "steps"),
@@ -78,15 +74,6 @@ class StateWriter:
         fresh = self._file.with_suffix(".new")
         fresh.write_text(text)
         fresh.replace(self._file)
-
-
-def is_watched(folder: Path) -> bool:
-    """Returns whether the folder has a watcher's mark."""
-    try:
-        age = time.time() - os.stat(folder / FOR_NOW).st_mtime
-    except OSError:
-        age = FOR_NOW_SECONDS
-    return abs(age) < FOR_NOW_SECONDS or (folder / ALWAYS).exists()
 
 
 def start_of_environment(environment: Mapping[str, str] = os.environ) -> None:

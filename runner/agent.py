@@ -20,6 +20,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.watch_marks import FOLDER as STATES
 from sirtaki.runner.agent_job import AgentJob
 from sirtaki.runner.channel import Channel
 from sirtaki.runner.coding import LINES
@@ -122,6 +123,8 @@ class Agent:
             self._spares_of(self._job, frame.values).start(frame.rank)
         elif frame.kind == Kind.DISMISS and self._job is not None and self._job.spares is not None:
             self._job.spares.dismiss(frame.rank)
+        elif frame.kind == Kind.WATCH and self._job is not None:
+            self._send_states(self._job, frame.number)
         elif frame.kind == Kind.LEASE:
             self._lease.renew(frame.number)
         elif frame.kind == Kind.GRANT and frame.rank in self._credit:
@@ -265,6 +268,12 @@ class Agent:
         if self._job is not None:
             for frame in self._job.new_reports():
                 self._channel.send(frame)
+
+    def _send_states(self, job: AgentJob, number: int) -> None:
+        from sirtaki.runner.remote_states import answers  # jobs that nobody watches need none of it
+
+        for frame in answers(job.folder / STATES, number):
+            self._channel.send(frame)
 
     def _collect_remaining_files(self) -> None:
         self._collecting = False

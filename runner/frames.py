@@ -40,6 +40,7 @@ class Kind(enum.IntEnum):
     LEASE = 8  # a number: the ALIVE whose sender may let its ranks run on
     SPARE = 9  # JSON: starts a spare, which waits for a LAUNCH that names it; `rank` is its lane, below -1
     DISMISS = 10  # the spare in lane `rank` is not needed
+    WATCH = 11  # a number: somebody watches the job; send the states of the ranks here, with this number
     # From the agent
     ANSWER = 20  # JSON: the version, this host, what is missing here, and a port and an address for torch
     STARTED = 21  # a number: the pid of `rank`
@@ -55,6 +56,7 @@ class Kind(enum.IntEnum):
     WORKER_TIMELINE = 31  # a generation (0: the changes) and a piece of its timeline; `rank` is the worker
     SPARE_WAITS = 32  # JSON: the modules of the spare in lane `rank`, and the seconds that their import took
     SPARE_ENDED = 33  # text: how the spare in lane `rank` ended, or why it could not be started
+    STATE = 34  # JSON: the state of a rank, for the WATCH of that number, and the time there
 
 
 LIMITS = {

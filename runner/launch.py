@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.topology import RankPlacement
+from sirtaki.bindings.watch_marks import FOLDER as STATES
 from sirtaki.runner.agent_launcher import AgentLauncher
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.command import runs_python
@@ -132,7 +133,7 @@ class _Launch:
                 values = start_values(settings, job, server.address)
                 values["placements"] = [astuple(placement) for placement in own]
                 values |= {"torch": torch[remote.name], "lease": settings.launcher.lease_seconds}
-                ranks |= self._start_remote(remote, values, allocation.ranks, post_mortem)
+                ranks |= self._start_remote(remote, values, allocation.ranks, post_mortem, folder / STATES)
         server.start()
         if _loses_input():
             display.say("standard input is not passed on: every rank reads /dev/null")
@@ -257,7 +258,12 @@ class _Launch:
         return {rank.rank: rank for rank in started}
 
     def _start_remote(
-        self, remote: RemoteHost, values: dict[str, Any], host_ranks: range, post_mortem: PostMortem
+        self,
+        remote: RemoteHost,
+        values: dict[str, Any],
+        host_ranks: range,
+        post_mortem: PostMortem,
+        states: Path,
     ) -> dict[int, Rank]:
         from sirtaki.runner.remote import RemoteJob, RemoteRank
 
@@ -265,7 +271,8 @@ class _Launch:
         for rank in ranks:
             self._analyzer.note_start(rank, 0, remote.name)
         on_start, timeline = partial(self._note_start, remote.name), self._settings.timeline
-        remote.start(values, RemoteJob(ranks, post_mortem, on_start, self._wakeup.wake, timeline))
+        job = RemoteJob(ranks, post_mortem, on_start, self._wakeup.wake, timeline, states=states)
+        remote.start(values, job)
         return dict(ranks)
 
     def _note_start(self, host: str, rank: int, pid: int) -> None:

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
@@ -23,6 +24,7 @@ from sirtaki.runner.lease import HostLease, lease_clock
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.remote_states import RemoteStates
 from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.timeline_files import Part
 from sirtaki.runner.torch_variables import MasterOffer
@@ -79,6 +81,7 @@ class RemoteJob:
     timeline: JobTimeline | None = None
     lease: HostLease | None = None  # of a job that goes on without a lost host
     spares: SpareNews | None = None  # of a job that has spares
+    states: Path | None = None  # the folder of the states of this host's ranks
 
 
 class RemoteHost:
@@ -109,6 +112,7 @@ class RemoteHost:
         self._credit = INITIAL_CREDIT
         self._spares: set[int] = set()  # the lanes of all spares that were started
         self._job: RemoteJob | None = None
+        self._states: RemoteStates | None = None
         self._last_received = time.monotonic()
 
     def connect(self, command: Sequence[str], question: Mapping[str, Any], reaper: Reaper) -> None:
@@ -131,6 +135,8 @@ class RemoteHost:
         """Has the agent start its ranks."""
         self._job = job
         self._launched = len(job.ranks)
+        if job.states is not None:
+            self._states = RemoteStates(self.name, job.states, self.send)
         self.send(Frame.of_values(Kind.START, values))
 
     def launch(self, rank: RemoteRank, values: Mapping[str, Any]) -> None:
@@ -169,6 +175,7 @@ class RemoteHost:
 
     def finish(self) -> None:
         """Has the agent send the ranks' remaining files, and end, because all ranks have ended."""
+        self._states = None
         self._credit = INITIAL_CREDIT + (self._launched + len(self._spares)) * FINAL_CREDIT
         self.send(Frame(Kind.FINISH))
 
@@ -189,11 +196,15 @@ class RemoteHost:
             if ungranted >= INITIAL_CREDIT // 4 and self._display.has_room(number):
                 self._ungranted[number] = 0
                 self.send(Frame.of_number(Kind.GRANT, number, ungranted))
+        if self._states is not None:
+            self._states.poll(time.monotonic())
 
     @property
     def deadline(self) -> float | None:
-        """Returns when to check whether the agent has sent anything."""
-        return None if self.ended else self._deadline
+        """Returns when to call `poll`, whatever happens."""
+        if self.ended or self._states is None:
+            return None if self.ended else self._deadline
+        return min(self._deadline, self._states.due)
 
     @property
     def _deadline(self) -> float:
@@ -242,6 +253,9 @@ class RemoteHost:
             self._renew(frame.number)
         elif frame.kind == Kind.LEAVING:
             self.leaves = True
+        elif frame.kind == Kind.STATE and self._job is not None and self._job.states is not None:
+            if self._states is not None:  # else the job ends
+                self._states.take(frame)
         elif frame.kind == Kind.WORKER_TIMELINE and self._job is not None:
             self._store_part(frame, self._job)
         elif self._job is not None and self._job.spares is not None and frame.rank in self._spares:

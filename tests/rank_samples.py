@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from sirtaki.bindings.observe import Activity, Durations, Steps
@@ -60,3 +60,10 @@ def stepped(count: int, total: float, **changes: Any) -> Steps:
     times = Durations(bounds=[1.0], counts=[count - 1, 0], total_seconds=total)
     found = {**NO_STEPS, "count": count, "number": count, "times": times, "productive_seconds": total}
     return Steps(**{**found, **changes})  # type: ignore[typeddict-item]
+
+
+def state_values(rank: int, pid: int, **changes: Any) -> dict[str, Any]:
+    """Returns what a rank writes; the rest of a sample comes from its process."""
+    of_process = ("is_up", "is_stopped", "begin", "cpu_seconds", "memory_bytes")
+    values = {name: value for name, value in asdict(BASE).items() if name not in of_process}
+    return {**values, "rank": rank, "pid": pid, "is_member": True, **changes}

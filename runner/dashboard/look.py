@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -19,8 +19,8 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
     rows = rows_of(before, now)
     columns = columns_of(rows)
     newest = now.newest
-    times = {one.pid: one.time for one in before.ranks} if before is not None else {}
-    renewed = {one.pid for one in now.ranks if one.time > times.get(one.pid, one.time)}
+    times = {one.place: one.time for one in before.ranks} if before is not None else {}
+    renewed = {one.rank for one in now.ranks if one.time > times.get(one.place, one.time)}
     return {
         "schema": SCHEMA,
         "job": now.job,
@@ -36,7 +36,7 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
         "progress": progress_texts(progress_of(now, rows)),
         "stalls": _stalls(before, now),
         "columns": [{"name": name, "is_number": is_number} for name, is_number, _ in columns],
-        "rows": [_row(row, columns, row.pid in renewed) for row in rows],
+        "rows": [_row(row, columns, row.rank in renewed) for row in rows],
         "legend": legend_of(rows),
     }
 
@@ -54,7 +54,7 @@ def _mean(values: list[float]) -> float:
 
 def _stalls(before: Snapshot | None, now: Snapshot) -> list[str]:
     """Returns a sentence for each operation that waits for ranks that certainly have not submitted it."""
-    earlier: Mapping[int, RankSample] = {one.pid: one for one in before.ranks} if before is not None else {}
+    earlier = {one.place: one for one in before.ranks} if before is not None else {}
     waiting: dict[tuple[str, str], list[RankSample]] = {}
     missing: dict[tuple[str, str], set[int]] = {}
     for one in now.ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sirtaki.runner.elastic.host_spares import SpareNews
 from sirtaki.runner.elastic.post import Post
@@ -34,6 +35,7 @@ class HostStart:
     reaper: Reaper
     on_start: Callable[[int, int], None]
     spares: SpareNews
+    states: Path  # the folder of the states of this host's workers
 
     def connect(self, hosts: Sequence[Host]) -> tuple[list[RemoteHost], list[Host]]:
         """Reaches all hosts, and returns the connections, and the hosts with their numbers of slots.
@@ -62,7 +64,8 @@ class HostStart:
         values = start_values(self.settings, self.job, address)
         values |= {"placements": [], "slots": slots, "lease": lease}
         timeline, hosts_lease = self.settings.timeline, HostLease(lease, lease_clock())
-        job = RemoteJob({}, None, self.on_start, self.wakeup.wake, timeline, hosts_lease, self.spares)
+        wake = self.wakeup.wake
+        job = RemoteJob({}, None, self.on_start, wake, timeline, hosts_lease, self.spares, self.states)
         remote.start(values, job)
 
     def _lease_seconds(self) -> float:

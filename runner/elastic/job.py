@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.watch_marks import FOLDER as STATES
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
@@ -53,8 +54,7 @@ class ElasticJob:
         self, settings: Settings, elastic: ElasticSettings, wakeup: WakeupPipe, reaper: Reaper
     ) -> None:
         self._settings, self._elastic = settings, elastic
-        self._wakeup = wakeup
-        self._reaper = reaper
+        self._wakeup, self._reaper = wakeup, reaper
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._display = display = Display(self._selector, settings.verbose)
         folder = make_job_directory(reaper)
@@ -84,6 +84,7 @@ class ElasticJob:
             reaper,
             lambda *at: self._processes.note_pid(*at),
             self._spares,
+            self._folder / STATES,
         )
         self._hosts = OtherHosts(
             self._start_of_hosts.begin, self._start_of_hosts.prepare, display.say, elastic.rules.cooldown

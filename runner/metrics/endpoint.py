@@ -6,7 +6,7 @@ import importlib.util
 import socket
 from pathlib import Path
 
-from sirtaki.bindings.state_file import ALWAYS, FOLDER
+from sirtaki.bindings.watch_marks import ALWAYS, FOLDER
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.listening import authority, is_loopback, listen, start_server
 from sirtaki.runner.reaper import Reaper

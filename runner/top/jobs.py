@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from sirtaki.bindings.state_file import FOLDER, FOR_NOW
+from sirtaki.bindings.watch_marks import FOLDER, watch_for_now
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.states import RankState, read_states
+from sirtaki.runner.states import RankState, read_job
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
 INTERVAL_SECONDS = 1.0  # the ranks write as often
@@ -39,8 +39,7 @@ class Job:
     def watch(self) -> None:
         """Asks the ranks for their states for some more seconds. Raises LaunchError."""
         try:
-            self._states.mkdir(mode=0o700, exist_ok=True)
-            (self._states / FOR_NOW).touch()
+            watch_for_now(self._states)
         except OSError as error:
             raise LaunchError(f"the job of {self.folder} cannot be watched: {error.strerror}") from None
 
@@ -52,7 +51,7 @@ class Job:
         """Returns the ranks' last states. Missing are ranks that have written none, or that were lost before
         the newest world began.
         """
-        found = [_sample_of(state) for state in read_states(self._states)]
+        found = [_sample_of(state) for state in read_job(self._states)]
         newest = max((one.generation for one in found), default=0)
         ranks = tuple(one for one in found if one.is_up or one.generation == newest)
         return Snapshot(time.time(), self._since, self.folder.name, ranks)
@@ -61,7 +60,7 @@ class Job:
         """Waits until all ranks that can have written states after those of the snapshot before, or some
         seconds have passed.
         """
-        moments = {} if before is None else {one.pid: one.time for one in before.ranks}
+        moments = {} if before is None else {one.place: one.time for one in before.ranks}
         end = time.monotonic() + (_FIRST_SECONDS if before is None else _NEXT_SECONDS)
         while True:
             found = self.snapshot()
@@ -132,20 +131,6 @@ def _advice(folders: Iterable[Path]) -> str:
 
 
 def _sample_of(state: RankState) -> RankSample:
-    values, process = state.values, state.process
-    cpu_seconds, memory, is_stopped, begin = 0.0, 0, False, 0.0
-    if process is not None:
-        with contextlib.suppress(psutil.Error), process.oneshot():
-            times = process.cpu_times()
-            cpu_seconds, memory = times.user + times.system, process.memory_info().rss
-            is_stopped, begin = process.status() == psutil.STATUS_STOPPED, process.create_time()
     names = RankSample.__dataclass_fields__
-    own = {name: values[name] for name in names if name in values}
-    return RankSample(
-        **own,
-        is_up=state.is_up,
-        is_stopped=is_stopped,
-        begin=begin,
-        cpu_seconds=cpu_seconds,
-        memory_bytes=memory,
-    )
+    own = {name: state.values[name] for name in names if name in state.values}
+    return RankSample(**own, is_up=state.is_up, **state.process_state()._asdict())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from sirtaki.runner.rendezvous.rendezvous_state import join_names
-from sirtaki.runner.top.snapshot import RankSample, Snapshot
+from sirtaki.runner.top.snapshot import Place, RankSample, Snapshot
 
 SILENT_SECONDS = 5.0  # after which a rank that writes once a second counts as silent
 LONG_SECONDS = 1.0  # an operation of this age is named; shorter ones come and go between two snapshots
@@ -68,7 +68,7 @@ class Progress:
 
 def rows_of(before: Snapshot | None, now: Snapshot) -> list[Row]:
     """Returns a row for each rank of a snapshot. Rates are 0 for ranks that the one before does not have."""
-    earlier = {one.pid: one for one in before.ranks} if before is not None else {}
+    earlier = {one.place: one for one in before.ranks} if before is not None else {}
     elapsed = now.time - before.time if before is not None else 0.0
     missing = {one.rank: missing_ranks(one, now.ranks, earlier) for one in now.ranks}
     wanted: dict[int, float] = {}  # how long others have waited for a rank
@@ -78,7 +78,7 @@ def rows_of(before: Snapshot | None, now: Snapshot) -> list[Row]:
     return [
         _row(
             one,
-            earlier.get(one.pid),
+            earlier.get(one.place),
             elapsed,
             *_state(one, now, missing[one.rank], wanted.get(one.rank, 0.0)),
         )
@@ -87,7 +87,7 @@ def rows_of(before: Snapshot | None, now: Snapshot) -> list[Row]:
 
 
 def missing_ranks(
-    waiting: RankSample, ranks: tuple[RankSample, ...], earlier: Mapping[int, RankSample]
+    waiting: RankSample, ranks: tuple[RankSample, ...], earlier: Mapping[Place, RankSample]
 ) -> list[int]:
     """Returns ranks that have certainly not submitted what a rank waits for.
 
@@ -109,7 +109,7 @@ def missing_ranks(
             begin <= seen.time
             and seen.time + seen.look_seconds <= waiting.time
             and not seen.activity["operations"]
-            for seen in (one, earlier.get(one.pid))
+            for seen in (one, earlier.get(one.place))
             if seen is not None
         )
     ]

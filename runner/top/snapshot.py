@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 SCHEMA = 2
+Place = tuple[int, str, int]  # rank, host and process
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class RankSample:
     cpu_seconds: float
     memory_bytes: int
 
+    @property
+    def place(self) -> Place:
+        """Returns what tells a rank's process from all others: hosts number their processes by themselves."""
+        return self.rank, self.host, self.pid
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -82,13 +88,13 @@ class Snapshot:
         """Returns the number of ranks without a state here; 0 while an older, larger world ends."""
         return max(0, self.size - len(self.ranks))
 
-    def is_newer_than(self, moments: Mapping[int, float]) -> bool:
+    def is_newer_than(self, moments: Mapping[Place, float]) -> bool:
         """Returns whether each rank of the job that can has written a state after its moment, or after
         `since` if it has none there. A stopped rank, and one that has ended, cannot.
         """
         able = [one for one in self.ranks if one.is_up and not one.is_stopped]
         return 0 < self.size <= len(self.ranks) and all(
-            one.time > moments.get(one.pid, self.since) for one in able
+            one.time > moments.get(one.place, self.since) for one in able
         )
 
     def as_line(self) -> str:

@@ -94,8 +94,8 @@ def head_of(snapshot: Snapshot, progress: Progress | None = None) -> list[str]:
         lines.append(f"generation {newest.generation}: {newest.last_change}")
     if away := snapshot.ranks_away:
         lines.append(
-            f"{away} of {snapshot.size} ranks are on other hosts, or have written nothing yet: "
-            "run `sirtaki top` there, too"
+            f"{away} of {snapshot.size} ranks have written nothing yet, or are on other hosts: "
+            "`sirtaki top` on hvdrun's host shows those of all"
         )
     return lines
 

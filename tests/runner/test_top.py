@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from launching import is_running, read_pids, read_terminal, script_writer, wait_until
 
-from sirtaki.bindings import state_file
+from sirtaki.bindings import watch_marks
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.top import jobs
 
@@ -171,7 +171,7 @@ def test_without_a_job_and_with_several(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (folders[0] / "key").touch()
     found = jobs.find_job(None)
     assert found.folder == folders[0]
-    assert state_file.is_watched(found.folder / state_file.FOLDER)
+    assert watch_marks.is_watched(found.folder / watch_marks.FOLDER)
 
 
 def test_a_job_is_found_by_hvdrun_although_one_of_its_ranks_has_ended(
@@ -194,12 +194,12 @@ def test_a_job_is_found_by_hvdrun_although_one_of_its_ranks_has_ended(
 
 
 def test_a_mark_of_a_watcher_ends_by_itself(tmp_path: Path) -> None:
-    assert not state_file.is_watched(tmp_path)
-    mark = tmp_path / state_file.FOR_NOW
+    assert not watch_marks.is_watched(tmp_path)
+    mark = tmp_path / watch_marks.FOR_NOW
     mark.touch()
-    assert state_file.is_watched(tmp_path)
-    old = mark.stat().st_mtime - state_file.FOR_NOW_SECONDS
+    assert watch_marks.is_watched(tmp_path)
+    old = mark.stat().st_mtime - watch_marks.FOR_NOW_SECONDS
     os.utime(mark, (old, old))
-    assert not state_file.is_watched(tmp_path)
-    (tmp_path / state_file.ALWAYS).touch()
-    assert state_file.is_watched(tmp_path)
+    assert not watch_marks.is_watched(tmp_path)
+    (tmp_path / watch_marks.ALWAYS).touch()
+    assert watch_marks.is_watched(tmp_path)

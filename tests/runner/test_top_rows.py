@@ -174,7 +174,7 @@ def test_the_head_names_missing_ranks_and_the_last_change() -> None:
     )
     assert first == "sirtaki-x: 1 of 3 ranks are up on hostA"
     assert change == f"generation 2: {lost}"
-    assert away.startswith("1 of 3 ranks are on other hosts, or have written nothing yet")
+    assert away.startswith("1 of 3 ranks have written nothing yet, or are on other hosts")
 
 
 def test_no_rank_is_away_while_ranks_of_an_older_world_are_up() -> None:
