@@ -10,17 +10,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import lib
-from sirtaki.bindings.user_code import format_location, is_internal
+from sirtaki.bindings.user_code import frame_of_main_thread, line_of
 
 COLLECTION, NO_CORE, QUOTA = "garbage collection", "no free core", "stopped by a CPU quota"
 LINES = "lines of the program"
@@ -89,26 +87,16 @@ class _Lines:
     """The lines of the main thread. A line lasts from the first look at it to the look at the next one."""
 
     def __init__(self) -> None:
-        self._thread = threading.main_thread().ident
         self._line, self._began = "", 0
 
     def look(self, now: int, is_last: bool = False) -> Iterator[tuple[str, int]]:
         """Yields the line that ends now, or has lasted long, and its begin."""
-        line = line_of(sys._current_frames().get(self._thread or 0))
+        line = line_of(frame_of_main_thread())
         if line == self._line and not is_last and now - self._began < _LONGEST_LINE_NS:
             return
         if self._line:
             yield self._line, self._began
         self._line, self._began = line, now
-
-
-def line_of(frame: FrameType | None) -> str:
-    """Formats the user's innermost line as "in load() at train.py:4"; "" if there is none."""
-    while frame is not None and is_internal(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    return format_location(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
 
 
 class _CountedPause:

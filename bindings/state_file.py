@@ -23,6 +23,7 @@ from typing import Any
 from sirtaki.bindings import default_context
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.observe import activity, statistics
+from sirtaki.bindings.user_code import frame_of_main_thread, line_of, stack_of
 from sirtaki.bindings.watch_marks import FOLDER, INTERVAL_SECONDS, is_watched
 
 _COUNTERS = (
@@ -104,6 +105,8 @@ def _values_of(context: Context) -> dict[str, Any]:
         "generation": membership.generation if membership is not None else 1,
         **{name: counted[name] for name in _COUNTERS},
         "activity": activity(context),
+        "line": line_of(frame := frame_of_main_thread()),
+        "stack": stack_of(frame),
         "late_times": late["times"],
         "late_seconds": late["times"] * late["mean_seconds"],
         "last_change": changes[-1]["reason"] if changes else "",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from sirtaki.bindings.library import lib
 
 FULL_TRACEBACKS = "SIRTAKI_FULL_TRACEBACKS"  # 1: internal frames are shown, too
 _LONG_MESSAGE = 12  # lines
+_DEEP_STACK, _LONG_LINE = 10, 80  # frames, characters
 _OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
@@ -49,6 +51,32 @@ def call_site() -> CallSite | None:
     while frame is not None and frame.f_code.co_filename.startswith(_OWN_FOLDER):
         frame = frame.f_back
     return None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Formats the user's innermost line as "in load() at train.py:4"; "" if there is none."""
+    while frame is not None and is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else _location_of_frame(frame)
+
+
+def stack_of(frame: FrameType | None) -> list[str]:
+    """Formats a stack's innermost frames, the innermost first, without sirtaki's."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < _DEEP_STACK:
+        if not is_own(frame.f_code.co_filename):
+            lines.append(_location_of_frame(frame)[:_LONG_LINE])
+        frame = frame.f_back
+    return lines
+
+
+def frame_of_main_thread() -> FrameType | None:
+    """Returns what the main thread executes now; None if it has ended."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def _location_of_frame(frame: FrameType) -> str:
+    return format_location(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
 
 
 def location_of(trace: TracebackType | None) -> str:

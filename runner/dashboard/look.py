@@ -36,7 +36,10 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
         "progress": progress_texts(progress_of(now, rows)),
         "stalls": _stalls(before, now),
         "columns": [{"name": name, "is_number": is_number} for name, is_number, _ in columns],
-        "rows": [_row(row, columns, row.rank in renewed) for row in rows],
+        "rows": [
+            {**_row(row, columns, row.rank in renewed), "stack": one.stack}
+            for one, row in zip(now.ranks, rows, strict=True)
+        ],
         "legend": legend_of(rows),
     }
 

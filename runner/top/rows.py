@@ -192,7 +192,9 @@ def _state(one: RankSample, now: Snapshot, missing: list[int], wanted: float) ->
             PROBLEM,
         )
     if not pending["operations"]:
-        return (f"computes; others wait {wanted:.1f} s", _level(wanted, NOTE)) if wanted else ("runs", FINE)
+        place = f", {one.line}" if one.line else ""
+        text = f"computes{place}; others wait {wanted:.1f} s"
+        return (text, _level(wanted, NOTE)) if wanted else ("runs", FINE)
     age = pending["seconds"]
     if age < LONG_SECONDS:
         return "runs", FINE

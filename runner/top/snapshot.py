@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ class RankSample:
         begin: when its process has begun, in Unix time; 0 if that has ended.
         steps: its training steps (`bindings.observe.Steps`).
         activity: its operations that have not ended (`bindings.observe.Activity`).
+        line: of the user's program, the innermost in its main thread; "" without one.
+        stack: all frames there, the innermost first.
         late_times, late_seconds: how often, and how long in all, the others waited for this rank alone.
         last_change: the reason of the last change of the ranks of an elastic job.
     """
@@ -47,6 +49,8 @@ class RankSample:
     late_seconds: float
     last_change: str
     activity: Mapping[str, Any]
+    line: str
+    stack: Sequence[str]
     steps: Mapping[str, Any]
     cpu_seconds: float
     memory_bytes: int

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.bindings.program_timeline import NO_CORE, QUOTA, _counted_pauses, _Lines, line_of
+from sirtaki.bindings.program_timeline import NO_CORE, QUOTA, _counted_pauses, _Lines
+from sirtaki.bindings.user_code import line_of, stack_of
 
 MILLISECOND = 1_000_000
 
@@ -75,13 +76,16 @@ def test_a_file_that_says_nothing_is_no_pause(tmp_path: Path, opened: contextlib
     assert pause.look() == 0
 
 
-def test_a_line_is_that_of_the_user_below_a_library() -> None:
+def test_a_line_is_the_users_below_a_library() -> None:
     def inner() -> str:
         return line_of(sys._getframe())
 
     assert line_of(None) == ""
     line = inner.__code__.co_firstlineno + 1
     assert inner() == f"in inner() at {os.path.basename(__file__)}:{line}"
+    stack = [line_of(None), *stack_of(sys._getframe())]
+    assert stack[1].startswith("in test_a_line_is_the_users_below_a_library() at test_program_timeline.py:")
+    assert 2 < len(stack) <= 11, "pytest's frames, but not all"
     (found,) = ThreadPoolExecutor(1).map(lambda _: line_of(sys._getframe()), [0])
     assert found.startswith("in <lambda>() at ")
 

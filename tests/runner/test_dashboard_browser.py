@@ -63,7 +63,9 @@ def states_of(size: int, look: int) -> list[RankSample]:
     if size > 2:
         at["steps"] = stepped(7000 + 4 * look, 1750.0 + look, exposed_seconds=0.25 * look)
     others = {rank: sample(rank, **at, activity=pending(2.0 + look, name=STRANGE)) for rank in range(size)}
-    late = sample(1, **at, host="<b>host</b>", late_seconds=0.4 * look)
+    late = sample(
+        1, **at, host="<b>host</b>", late_seconds=0.4 * look, stack=[STRANGE, f"at train.py:{look}"]
+    )
     return list((others | {1: late}).values())
 
 
@@ -126,6 +128,20 @@ def test_the_page_shows_each_rank_and_names_stay_text(browser: Any, page: tuple[
     wait_until(lambda: "has ended" in text_of(browser, "#connection"), "the page says that the job has ended")
     assert count(browser, "#rows tr") == size  # the last look stays
     assert problems_of(browser) == []
+
+
+def test_a_rank_shows_its_stack_and_goes_on_to(browser: Any, page: tuple[Served, int]) -> None:
+    _, size = page
+    wait_until(lambda: count(browser, "#rows details") == 1, "rank 1 has a stack")
+    assert count(browser, "#rows details[open]") == 0
+    browser.execute_script("document.querySelector('#rows details').open = true")
+    wait_until(
+        lambda: f"at train.py:{LOOKS - 1}" in text_of(browser, "#rows details"), "the last look is shown"
+    )
+    assert count(browser, "#rows details[open] code") == 2
+    assert STRANGE in text_of(browser, "#rows details code:nth-of-type(1)")
+    assert count(browser, "#rows img") == 0
+    assert count(browser, "#rows tr") == size
 
 
 def test_the_policy_lets_no_other_script_run(browser: Any, page: tuple[Served, int]) -> None:

@@ -65,7 +65,11 @@ def test_it_names_the_rank_that_others_wait_for(job: Any, top: Top, tmp_path: Pa
 
     def is_named() -> bool:
         found[:] = [*states_of(top(job.pid, "--once")), "", ""]
-        return "for rank 1 to submit 'loss'" in found[0] and "computes; others wait" in found[1]
+        return (
+            "for rank 1 to submit 'loss'" in found[0]
+            and "computes, at training.py:" in found[1]
+            and "; others wait" in found[1]
+        )
 
     wait_until(is_named, "rank 1 is named")
     (tmp_path / "go").touch()

@@ -46,10 +46,12 @@ def test_counters_that_begin_anew_make_no_negative_rates() -> None:
 
 
 def test_the_rank_that_computes_while_another_waits_is_named() -> None:
-    waiting, computing = rows(sample(0, activity=pending(3.2)), sample(1, time=NOW - 0.5))
+    waiting, computing = rows(
+        sample(0, activity=pending(3.2)), sample(1, time=NOW - 0.5, line="at train.py:9")
+    )
     assert waiting.state == "waits 3.2 s for rank 1 to submit 'loss'"
     assert waiting.level == FINE
-    assert (computing.state, computing.level) == ("computes; others wait 3.2 s", NOTE)
+    assert (computing.state, computing.level) == ("computes, at train.py:9; others wait 3.2 s", NOTE)
 
 
 def test_a_wait_becomes_a_problem_after_ten_seconds() -> None:
