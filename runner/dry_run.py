@@ -33,7 +33,7 @@ def describe(settings: Settings) -> Iterator[str]:
     if settings.metrics is not None:
         yield f"each host with ranks serves metrics at {settings.metrics} (--metrics-port)"
     if settings.dashboard is not None:
-        yield f"this host serves a page with its ranks at {settings.dashboard} (--dashboard)"
+        yield f"this host serves a page with all ranks at {settings.dashboard} (--dashboard)"
     if any(not is_own_host(host.name) for host in hosts):
         count = len(exported(os.environ))
         way = f"through {settings.launcher.program}'s input"

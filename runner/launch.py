@@ -69,7 +69,7 @@ class Settings:
     oversubscribe: bool = False  # start ranks although a host seems to lack capacity for them
     torch_env: bool = False  # set torch's variables for the ranks
     metrics: str | None = None  # the address, "PORT" or "HOST:PORT", at which each host serves metrics
-    dashboard: str | None = None  # the address, "PORT" or "HOST:PORT", of the page with this host's ranks
+    dashboard: str | None = None  # the address, "PORT" or "HOST:PORT", of the page
     service: FunctionService | None = None  # of a job that `sirtaki.run` has started
 
 
@@ -207,16 +207,11 @@ class _Launch:
         return server
 
     def _start_endpoints(self, folder: Path, allocations: Sequence[HostAllocation]) -> Endpoints:
-        """Starts what the user wants to be served about the ranks of this host, if it has any."""
-        settings, say = self._settings, self._display.say
-        if any(is_own_host(one.host.name) for one in allocations):
-            return start_endpoints(settings, folder, self._reaper, say)
-        if settings.dashboard is not None:
-            raise LaunchError(
-                "--dashboard shows the ranks of this host, and all are on others: leave it out, and run "
-                "`sirtaki top` there"
-            )
-        return Endpoints(say)
+        """Starts what the user wants to be served: the page, and the metrics of this host's ranks, if any."""
+        settings = self._settings
+        if not any(is_own_host(one.host.name) for one in allocations):
+            settings = replace(settings, metrics=None)
+        return start_endpoints(settings, folder, self._reaper, self._display.say)
 
     def _torch_variables(
         self, remotes: Sequence[RemoteHost], allocations: Sequence[HostAllocation]

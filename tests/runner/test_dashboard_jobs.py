@@ -56,15 +56,16 @@ def texts_of(job: psutil.Process) -> Iterator[str]:
             yield from process.environ().values()
 
 
-@pytest.mark.parametrize("kind", ["fixed", "elastic"])
+@pytest.mark.parametrize("kind", ["fixed", "elastic", "elsewhere"])
 def test_a_page_shows_the_ranks_of_a_job_until_it_ends(
-    start_hvdrun: Start, tmp_path: Path, kind: str
+    start_hvdrun: Start, hosts: Hosts, tmp_path: Path, kind: str
 ) -> None:
+    hosts(hostB={})
     script, errors = tmp_path / "training.py", tmp_path / "errors"
     script.write_text(TRAINING)
     with errors.open("wb") as file:
         command = ("--dashboard", "python", str(script), str(tmp_path), kind)
-        options = ("--min-np", "2") if kind == "elastic" else ()
+        options = {"elastic": ("--min-np", "2"), "elsewhere": ("-H", "hostB:2")}.get(kind, ())
         job = start_hvdrun("-np", "2", *options, *command, stderr=file)
     port, token = address_in(errors)
     assert not any(token in text for text in texts_of(psutil.Process(job.pid)))
@@ -137,16 +138,9 @@ def test_a_page_that_others_reach_comes_with_a_warning(hvdrun: Run) -> None:
     assert re.search(pattern, result.stderr)
 
 
-def test_a_host_without_ranks_has_no_page(hvdrun: Run, hosts: Hosts) -> None:
-    hosts(hostB={})
-    result = hvdrun("-H", "hostB:1", "--dashboard", "echo", "started")
-    assert (result.returncode != 0, result.stdout) == (True, "")
-    assert "--dashboard shows the ranks of this host, and all are on others" in result.stderr
-
-
 def test_a_dry_run_names_the_page(hvdrun: Run) -> None:
     result = hvdrun("-np", "1", "--dashboard", "8080", "--dry-run", "echo")
-    assert "this host serves a page with its ranks at 8080 (--dashboard)" in result.stdout
+    assert "this host serves a page with all ranks at 8080 (--dashboard)" in result.stdout
 
 
 @pytest.mark.parametrize(
