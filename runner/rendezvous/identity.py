@@ -73,9 +73,10 @@ def host_identity() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
-def describe_process(listens_at: str, settings: Mapping[str, str]) -> RankDescription:
-    """Returns this process's description of itself."""
-    return RankDescription(host_identity(), socket.gethostname(), os.getpid(), listens_at, settings)
+def describe_process(listens_at: str, settings: Mapping[str, str], role: str = "") -> RankDescription:
+    """Returns this process's description of itself. Texts show the role, if there is one, with its host."""
+    hostname = f"{socket.gethostname()}, {role}" if role else socket.gethostname()
+    return RankDescription(host_identity(), hostname, os.getpid(), listens_at, settings)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 RENDEZVOUS_RANK = -1  # the rank number that the rendezvous uses for itself
+FIRST_SERVER = 1 << 20  # hvdrun's number of the first server of tables: those of ranks are smaller
 CALLS = 1  # the channel of the connection over which a rank asks the launcher; see `messages.CALL`
 
 

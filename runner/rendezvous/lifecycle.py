@@ -53,6 +53,8 @@ class _Rank:
     pid: int = 0  # the process that called init(); a forked child has another
     arguments: dict[str, Any] = field(default_factory=dict)  # those given to that call
     is_claimed: bool = False  # whether init() was called in this world, which a process group may have made
+    last_table: int = 0  # number of tables that it has begun to share with servers
+    tables: list[Context] = field(default_factory=list)  # the worlds that it shares with servers of tables
 
 
 _rank = _Rank()
@@ -182,8 +184,28 @@ def leave(context: Context, timeout_ms: int = SHUTDOWN_MS) -> None:
     default_context.process.context = None
     os.environ.pop(_RANK_VARIABLE, None)
     context.clear_process_context()
+    for table in list(_rank.tables):
+        leave_table(table, timeout_ms)
     context.shutdown(timeout_ms)
     _close_client("finished")
+
+
+def next_table() -> int:
+    """Numbers tables from 1 for the whole life of this process, as their rendezvous does."""
+    _rank.last_table += 1
+    return _rank.last_table
+
+
+def note_table(context: Context) -> None:
+    """Notes that this rank shares another world with servers: it ends with that of the ranks."""
+    _rank.tables.append(context)
+
+
+def leave_table(context: Context, timeout_ms: int = SHUTDOWN_MS) -> None:
+    """Ends this rank's part in a world that it shares with servers."""
+    if context in _rank.tables:
+        _rank.tables.remove(context)
+        context.shutdown(timeout_ms)
 
 
 def forget() -> None:
@@ -297,12 +319,13 @@ def abort(error: BaseException) -> bool:
     context = default_context.process.context
     if context is None or _rank.aborted:
         return False
-    reason = _reason(error, error.__traceback__)
+    reason = reason_of(error)
     _rank.aborted = True
     if _rank.client is not None:
         _rank.client.report("peer_lost" if _is_caused_elsewhere(context) else "aborted", reason)
     had_failed = context.failure is not None
-    context.abort(reason)
+    for one in (context, *_rank.tables):
+        one.abort(reason)
     return had_failed
 
 
@@ -321,16 +344,16 @@ def _is_caused_elsewhere(context: Context) -> bool:
     """Returns whether another rank made this one fail. The exception's class need not tell, because
     frameworks and users wrap sirtaki's exceptions in their own.
     """
-    failure = context.failure
-    if failure is not None:
-        return failure.culprit != context.rank
-    return context.has_missed_peer
+    failures = [one.failure for one in (context, *_rank.tables)]
+    if culprits := [one.culprit for one in failures if one is not None]:
+        return culprits[0] != context.rank
+    return any(one.has_missed_peer for one in (context, *_rank.tables))
 
 
-def _reason(error: BaseException, trace: TracebackType | None) -> str:
+def reason_of(error: BaseException) -> str:
     """Returns the reason for other ranks: the exception's last line, and the user's line that raised it."""
     with contextlib.suppress(Exception):
-        what, place = user_code.summary_of(error), user_code.location_of(trace)
+        what, place = user_code.summary_of(error), user_code.location_of(error.__traceback__)
         return f"{what} ({place})" if place else what
     return type(error).__name__
 

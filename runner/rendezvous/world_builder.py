@@ -44,12 +44,16 @@ def single_rank_context(config: Config) -> Context:
 
 @dataclass
 class WorldBuilder:
-    """The init() of one rank in a world of several; the generation counts the init() calls of its process."""
+    """The init() of one rank in a world of several; the generation counts the init() calls of its process.
+
+    `role` describes a process that is no rank of its job.
+    """
 
     world: World
     generation: int
     client: RendezvousClient
     config: Config
+    role: str = ""
     _elsewhere: dict[int, list[str]] = field(default_factory=dict)  # addresses that this rank connects to
 
     def run(self) -> Context:
@@ -119,7 +123,7 @@ class WorldBuilder:
 
     def _exchange_descriptions(self, listens_at: str) -> list[RankDescription]:
         agreed = {knob.name: self.config.get(knob.name) for knob in knobs() if knob.agreed}
-        mine = describe_process(listens_at, agreed)
+        mine = describe_process(listens_at, agreed, self.role)
         members = [unpack(payload) for payload in self.client.all_gather(pack(mine))]
         check_agreement(members)
         return members

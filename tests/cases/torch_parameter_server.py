@@ -19,6 +19,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.ownership import owners_of
+from sirtaki.runner.rendezvous.tables import count_servers
 
 Versions = list[list[Tensor]]
 
@@ -142,10 +143,38 @@ def several_dtypes_and_absent_gradients_work_as_on_one_device() -> None:
 
 
 @case()
+def a_scheduler_follows_the_updates() -> None:
+    def halving(own: list[Tensor]) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(own, lr=1.0)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+        optimizer.register_step_post_hook(lambda *_: schedule.step())
+        return optimizer
+
+    params = [torch.zeros(2), torch.zeros(1)]
+    table = hvd.ParameterServer(params, halving)
+    for _ in range(3):
+        table.push([torch.ones_like(one) for one in params])
+        table.pull()
+    table.finish()
+    assert [one.tolist() for one in params] == [[-1.75, -1.75], [-1.75]]
+
+
+@case()
+def tables_are_independent() -> None:
+    workers = [Worker(0, "Adam"), Worker(1)]
+    for step in range(6):
+        workers[step % 2].step()
+    for worker, staleness, made_with in zip(workers, (0, 1), ("Adam", "SGD"), strict=True):
+        assert worker.table.finish() == 3
+        assert_simulated(worker, staleness, made_with)
+
+
+@case()
 def a_rank_may_serve_nothing() -> None:
     params = [torch.ones(2)]
     table = hvd.ParameterServer(params, lambda own: torch.optim.SGD(own, lr=1.0))
-    assert (table.optimizer is None) == (hvd.rank() > 0)
+    is_served_here = hvd.rank() == 0 and not count_servers()
+    assert (table.optimizer is not None) == is_served_here
     table.push([torch.ones(2)])
     table.finish()
     assert params[0].tolist() == [0, 0]

@@ -59,6 +59,9 @@ class Rounds:
         """Makes an update. All ranks do so at the same time."""
         raise NotImplementedError
 
+    def _leave(self) -> None:
+        """Does what follows the last round, in the thread."""
+
     def _contribute(self) -> None:
         """Counts a gradient of this rank, whose program computes nothing now. The caller holds the lock."""
         now = time.monotonic()
@@ -96,8 +99,8 @@ class Rounds:
         names = ", ".join(f"rank {rank} on {peers[rank].host}" for rank in ranks)
         return DeadlineError(
             f"rank {self._scope.context.rank} has waited {waited:.1f} s for the next gradient of "
-            f"{names or 'any rank'}: staleness={self._clock.staleness} does not let it run on; look at what "
-            "holds that rank, or set --stall-deadline"
+            f"{names or 'any rank or server'}: staleness={self._clock.staleness} does not let it run on; "
+            "look at what holds that rank, or set --stall-deadline"
         )
 
     def _run(self) -> None:
@@ -107,6 +110,7 @@ class Rounds:
         except BaseException as error:  # the program raises it in its next step
             with self._changed:
                 self._failure = error
+        self._leave()
         with self._changed:
             self._is_running = False
             self._changed.notify_all()

@@ -9,18 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import global_process_set
+from sirtaki.common.tables import world_of_next_table
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.stale.arguments import check_staleness, refuse_parameters
-from sirtaki.torch.stale.clock import WorkerClock
-from sirtaki.torch.stale.table import MakeOptimizer, Table
+from sirtaki.torch.stale.shared_table import shared_table
+from sirtaki.torch.stale.table import MakeOptimizer, Table, TableOptions
 from sirtaki.torch.tensors import reducible_view
 
 
 class ParameterServer:
     """A table of parameters, in which each rank serves a part, and of which each rank is a worker.
+
+    In a job with servers (`hvdrun --servers`), these serve the table instead, and the ranks are workers only.
 
     A worker pulls the parameters, computes gradients, and pushes them. Update number c of the table is made
     of push number c of every worker, averaged over the ranks. A pull after c pushes returns a table with at
@@ -33,13 +37,14 @@ class ParameterServer:
         params: `model.parameters()`, or pairs of names and parameters, in the memory of the CPU.
         optimizer: a function that is given the parameters that this rank serves and returns their optimizer,
             such as `lambda params: torch.optim.Adam(params, lr=0.001)`. It is called once, and never on a
-            rank that serves nothing.
+            rank that serves nothing. Servers call that of rank 0, which is pickled with all it refers to.
         staleness: 0: each pull waits for the pushes of all workers, which is synchronous training.
 
     Raises:
         ValueError: wrong arguments, or an elastic job.
         ParametersDifferError: the ranks have different parameters.
         NotInitializedError: init() has not been called.
+        DeadlineError, InitializationError: a rank or a server did not arrive, or failed.
     """
 
     def __init__(
@@ -64,12 +69,10 @@ class ParameterServer:
                 "exists nowhere else: use DistributedOptimizer, or hvdrun without --min-np"
             )
         refuse_parameters(self._named.items())
-        name = f"parameter server.{context.next_number('parameter server')}"
-        scope = CollectiveScope(context, name, global_process_set)
         if context.setting("check_parameters") != "0":
             check_parameters(self._named.items())
-        self._staleness, self._has_finished = staleness, False
-        self._table = Table(scope, list(self._named.values()), optimizer, WorkerClock(staleness))
+        self._has_finished = False
+        self._table = _table_of(context, list(self._named.values()), optimizer, staleness)
         self._finalizer = weakref.finalize(self, self._table.end)
         self._finalizer.atexit = False
 
@@ -83,7 +86,7 @@ class ParameterServer:
         return self._table.pushes
 
     def push(self, gradients: Sequence[Tensor | None] | None = None) -> None:
-        """Sends gradients to the ranks that serve their parameters. Does not wait.
+        """Sends gradients to those that serve their parameters. Does not wait.
 
         Args:
             gradients: one for each parameter, None for one without; by default the parameters' `grad`.
@@ -123,12 +126,24 @@ class ParameterServer:
     def finish(self) -> int:
         """Ends the pushes of this rank, waits until all ranks have ended theirs, and pulls the last table.
 
-        All ranks must call it. The rank serves its parameters while it waits. Returns the number of
+        All ranks must call it. The rank serves its parameters, if any, while it waits. Returns the number of
         updates.
         """
         self._has_finished = True
         self._table.end()
         return self.pull()
+
+
+def _table_of(
+    context: Context, parameters: Sequence[Tensor], make_optimizer: MakeOptimizer, staleness: int
+) -> Table:
+    """Returns this rank's side of a table, which the servers of the job serve, if it has any."""
+    options = TableOptions(make_optimizer, staleness, context.size)
+    world = world_of_next_table(context)
+    if world is not None:
+        return shared_table(world, parameters, options)
+    name = f"parameter server.{context.next_number('parameter server')}"
+    return Table(CollectiveScope(context, name, global_process_set), parameters, options)
 
 
 def _named(params: Any) -> dict[str, Tensor]:

@@ -1,11 +1,11 @@
-"""The table of a parameter server: each rank serves some of the parameters, beside its program."""
+"""The table of a parameter server: members of its world serve its parameters."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,13 +22,27 @@ from sirtaki.torch.stale.rounds import Rounds
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
+class TableOptions(NamedTuple):
+    """The properties of a table on which all members of its world agree.
+
+    Attributes:
+        make_optimizer: returns the optimizer of the parameters that a member serves.
+        staleness: number of updates that a pulled table may lack.
+        ranks: number of ranks, which push. They are the first members.
+    """
+
+    make_optimizer: MakeOptimizer
+    staleness: int
+    ranks: int
+
+
 @dataclass
 class Part:
-    """The parameters of one dtype, in the order of the ranks that serve them.
+    """The parameters of one dtype, in the order of the members that serve them.
 
     Attributes:
         places: the positions of these parameters.
-        lengths: number of elements that each rank serves.
+        lengths: number of elements that each member serves.
     """
 
     places: list[int]
@@ -57,28 +71,35 @@ def parts_of(parameters: Sequence[Tensor], owners: Sequence[int], size: int) -> 
 
 
 class Table(Rounds):
-    """One rank's side of the table: it serves its parameters, and keeps the last values of all.
+    """One member's side of the table: it may serve parameters, and keeps the last values of all.
 
-    For each update, the ranks send their gradients to those that serve them. These add them up in the order
-    of the ranks, step, and send the new values to all.
+    Members that are no ranks serve the table; if there are none, each rank serves a part. For each update,
+    the ranks send their gradients to those that serve them. These add them up in the order of the ranks,
+    step, and send the new values to all.
+
+    `on_end` is called in the thread with the failure, if there is one, after the last round.
     """
 
     def __init__(
         self,
         scope: CollectiveScope,
         parameters: Sequence[Tensor],
-        make_optimizer: MakeOptimizer,
-        clock: WorkerClock,
+        options: TableOptions,
+        on_end: Callable[[BaseException | None], None] = lambda failure: None,
     ) -> None:
-        super().__init__(scope, clock)
-        self._workers, self._size = clock, len(scope.ranks)
+        self._workers, self._ranks, self._on_end = WorkerClock(options.staleness), options.ranks, on_end
+        super().__init__(scope, self._workers)
+        size = len(scope.ranks)
         self._values = [one.detach().clone(memory_format=torch.contiguous_format) for one in parameters]
         self._gradients: deque[list[Tensor | None]] = deque()
-        owners = owners_of([one.nbytes for one in self._values], self._size)
-        self._parts = parts_of(self._values, owners, self._size)
+        serving = range(options.ranks, size) or range(size)
+        owners = [serving[one] for one in owners_of([one.nbytes for one in self._values], len(serving))]
+        self._parts = parts_of(self._values, owners, size)
         own = [place for place, owner in enumerate(owners) if owner == self._place]
         self._served = {place: self._values[place].clone() for place in own}
-        self.optimizer = make_optimizer(list(self._served.values())) if own else None
+        self.optimizer = options.make_optimizer(list(self._served.values())) if own else None
+        if not self._pushes:
+            self.end()
         self.start()
 
     def push(self, gradients: Sequence[Tensor | None]) -> None:
@@ -110,6 +131,13 @@ class Table(Rounds):
     def pushes(self) -> int:
         """Returns the number of gradients that this rank has pushed."""
         return self._contributed
+
+    @property
+    def _pushes(self) -> bool:
+        return self._place < self._ranks
+
+    def _leave(self) -> None:
+        self._on_end(self._failure)
 
     def _wait_for_change(self, has_ended: bool, known: int) -> None:
         """Waits for another update than the known ones: the deadline is one for a single update."""
@@ -151,13 +179,19 @@ class Table(Rounds):
             self._changed.notify_all()
 
     def _collect(self, part: Part, gradients: list[Tensor], present: list[int], name: str) -> None:
-        """Sends the gradients of one dtype to the ranks that serve them, and sets the means of those here."""
-        (rows,) = self._run_one(ALLTOALL, name, part.joined(gradients), splits=part.lengths)
+        """Sends the gradients of one dtype to those that serve them, and sets the means of those here.
+
+        A server sends none: adding zeros would change the sign of a negative zero.
+        """
+        sent, splits = part.joined(gradients), part.lengths
+        if not self._pushes:
+            sent, splits = sent[:0], [0] * len(splits)
+        (rows,) = self._run_one(ALLTOALL, name, sent, splits=splits)
         length = part.lengths[self._place]
         total, *others = rows.split(length) if length else [rows]
         for one in others:
             total = total + one
-        means = total / self._size
+        means = total / self._ranks
         for place in part.places:
             if place in self._served:
                 served = self._served[place]

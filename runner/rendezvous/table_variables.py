@@ -1,0 +1,19 @@
+"""The job whose members share tables, and the variables by which hvdrun describes it to its processes.
+
+hvdrun reads this module, so it does not open the core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sirtaki.runner.rendezvous.job import Job
+
+# The number of servers, the address of their rendezvous, the number of a server, and the number of ranks.
+SERVERS, TABLES, SERVER, SIZE = "SIRTAKI_SERVERS", "SIRTAKI_TABLES", "SIRTAKI_SERVER", "SIRTAKI_SIZE"
+END = 0  # sent to a server in the place of a table's number: the ranks have ended
+
+
+def job_of_tables(job: Job, servers: int) -> Job:
+    """Returns the job whose members are the ranks of a job, then its servers."""
+    return replace(job, id=f"{job.id}-tables", size=job.size + servers)
