@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.frames import LIMITS, Frame, Kind
 from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.process import RankProcess
-from sirtaki.runner.rank_start import REPORTS, TIMELINE, describe_start_failure
+from sirtaki.runner.rank_start import REPORTS, SERVER_COMMAND, TIMELINE, describe_start_failure
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.timeline_files import elastic_parts, rank_file
@@ -31,13 +31,16 @@ _PIECE_BYTES = 64 * 1024
 
 
 class AgentJob:
-    """The ranks of this host, and the spares, if any. `values` are those of the START frame."""
+    """The ranks of this host, and the servers and spares, if any. `values` are those of the START frame."""
 
     def __init__(self, values: Mapping[str, Any], cores: int, reaper: Reaper) -> None:
         """Raises LaunchError, or KeyError, TypeError or ValueError if the values are malformed."""
         self._reaper = reaper
         self.comes_and_goes = "slots" in values  # its ranks are started one by one, and replaced
-        count = int(values["slots"]) if self.comes_and_goes else len(values["placements"])
+        self._servers = [int(number) for number in values.get("servers", [])]
+        count = (
+            int(values["slots"]) if self.comes_and_goes else len(values["placements"]) + len(self._servers)
+        )
         self.lease_seconds = float(values.get("lease", 0.0))
         self._capacity = Capacity(count, cores)
         if not values.get("oversubscribe"):
@@ -76,6 +79,8 @@ class AgentJob:
             if shortage := self._capacity.shortage(len(self.running)):
                 raise LaunchError(shortage)
             self._start(placement.rank, self._environment.of(placement, self._base), send)
+        for number in self._servers:
+            self._start(number, self._environment.of_server(number, self._base), send, SERVER_COMMAND)
 
     def launch(
         self, rank: int, values: Mapping[str, Any], send: Callable[[Frame], None]
@@ -116,12 +121,17 @@ class AgentJob:
         return {**self._environment.of(placement, self._base), **additions}
 
     def _start(
-        self, rank: int, environment: Mapping[str, str], send: Callable[[Frame], None]
+        self,
+        rank: int,
+        environment: Mapping[str, str],
+        send: Callable[[Frame], None],
+        command: Sequence[str] = (),
     ) -> RankProcess | None:
+        command = command or self._command
         try:
-            process = RankProcess(rank, self._command, environment, self._reaper)
+            process = RankProcess(rank, command, environment, self._reaper)
         except OSError as error:
-            text = describe_start_failure(rank, self._command, error)
+            text = describe_start_failure(rank, command, error)
         except LaunchError:
             if not self.comes_and_goes:
                 raise

@@ -128,6 +128,7 @@ def _settings(
         torch_env=options.torch_env,
         metrics=options.metrics_port,
         dashboard=options.dashboard,
+        servers=options.servers,
     )
 
 

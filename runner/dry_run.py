@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 from sirtaki.runner.cores import count_gpus
 from sirtaki.runner.environment import exported
+from sirtaki.runner.failure_analysis import name_rank
 from sirtaki.runner.host_connection import with_slot_counts
-from sirtaki.runner.hosts import allocate, is_own_host, name_range, needed
+from sirtaki.runner.hosts import allocate, is_own_host, name_range, needed, servers_of
 from sirtaki.runner.launch import Settings
+from sirtaki.runner.rendezvous.rendezvous_state import join_names
 
 
 def show(settings: Settings) -> int:
@@ -38,10 +40,13 @@ def describe(settings: Settings) -> Iterator[str]:
         count = len(exported(os.environ))
         way = f"through {settings.launcher.program}'s input"
         yield f"{count} of this host's environment variables are sent to other hosts, {way}"
-    for share in allocate(with_slot_counts(hosts, [], count_gpus()), settings.size):
+    shares = allocate(with_slot_counts(hosts, [], count_gpus()), settings.size)
+    for share in shares:
         name = share.host.name
         yield f"{name}: {name_range(share.ranks)}" + (
             " (if it has no GPUs; otherwise one rank per GPU)" if name in unknown else ""
         )
+        if servers := servers_of(share, shares, settings.servers):
+            yield f"{name}: {join_names(name_rank(number, 0) for number in servers)}"
         if not is_own_host(name):
             yield f"  {shlex.join(settings.launcher.command(settings.launcher.program, name))}"

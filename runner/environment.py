@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sirtaki.bindings.topology import RankPlacement
+from sirtaki.runner.rendezvous.job import FIRST_SERVER
+from sirtaki.runner.rendezvous.table_variables import SERVER
 from sirtaki.runner.torch_variables import variables_of_rank, without_torchruns
 
 AS_HOROVOD = "SIRTAKI_AS_HOROVOD"
@@ -29,7 +31,7 @@ _LOCAL_VARIABLES = (
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """The environment of the ranks of one job on one host."""
+    """The environment of the ranks, and the servers of tables, of one job on one host."""
 
     job: str
     rendezvous: str
@@ -40,11 +42,22 @@ class RankEnvironment:
 
     def of(self, placement: RankPlacement, base: Mapping[str, str]) -> dict[str, str]:
         """Returns the whole environment of one rank, on top of `base`."""
-        environment = {"PYTHONUNBUFFERED": "1", **base, **self.additions}
+        environment = self._of_job(base)
         for name, value in asdict(placement).items():
             environment[f"SIRTAKI_{name.upper()}"] = environment[f"HOROVOD_{name.upper()}"] = str(value)
         if self.torch:
             environment = without_torchruns(environment) | {**self.torch, **variables_of_rank(placement)}
+        return environment
+
+    def of_server(self, number: int, base: Mapping[str, str]) -> dict[str, str]:
+        """Returns the whole environment of one server of tables, on top of `base`.
+
+        The current folder is the user's, and may have files named like modules.
+        """
+        return {**self._of_job(base), SERVER: str(number - FIRST_SERVER), "PYTHONSAFEPATH": "1"}
+
+    def _of_job(self, base: Mapping[str, str]) -> dict[str, str]:
+        environment = {"PYTHONUNBUFFERED": "1", **base, **self.additions}
         environment["SIRTAKI_LAUNCHER"] = "hvdrun"
         environment["SIRTAKI_JOB"] = self.job
         environment["SIRTAKI_RENDEZVOUS"] = self.rendezvous

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sirtaki.runner.rendezvous.job import FIRST_SERVER
 from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
 
@@ -144,11 +145,10 @@ class FailureAnalyzer:
     @property
     def notice(self) -> str:
         """Returns a notice after a successful job: "", or that its ranks never communicated."""
-        if len(self._names) == 1 or self._arrived:
+        ranks = sum(rank < FIRST_SERVER for rank in self._names)
+        if ranks == 1 or self._arrived:
             return ""
-        text = (
-            f"no rank called hvd.init(): these were {len(self._names)} separate runs, which exchanged nothing"
-        )
+        text = f"no rank called hvd.init(): these were {ranks} separate runs, which exchanged nothing"
         advice = ". To train one model on all of them, call it at the start of the script"
         return text + advice * self._runs_python
 
@@ -205,7 +205,7 @@ class FailureAnalyzer:
         lost_ranks = [
             status.rank for status in self._statuses.values() if status.lost and status.host == culprit.host
         ]
-        subject = name_ranks(sorted(lost_ranks))
+        subject = _name_all(sorted(lost_ranks))
         return JobFailure(1, f"the host {culprit.host} was lost, and {subject} with it: {culprit.lost}")
 
     def _failure_by_loss(self) -> JobFailure:
@@ -258,9 +258,17 @@ class FailureAnalyzer:
 
 
 def name_rank(rank: int, pid: int, host: str = "") -> str:
-    """Formats "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)"."""
+    """Formats "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)", "server 0 (pid 71)"."""
+    name = f"rank {rank}" if rank < FIRST_SERVER else f"server {rank - FIRST_SERVER}"
     where = f"pid {pid}" * bool(pid) + " " * bool(pid and host) + f"on {host}" * bool(host)
-    return f"rank {rank} ({where})" if where else f"rank {rank}"
+    return f"{name} ({where})" if where else name
+
+
+def _name_all(lost: Sequence[int]) -> str:
+    """Formats "ranks 2 and 3", "ranks 2 and 3 and server 1"."""
+    ranks = [one for one in lost if one < FIRST_SERVER]
+    servers = [name_rank(one, 0) for one in lost if one >= FIRST_SERVER]
+    return " and ".join([*([name_ranks(ranks)] if ranks else []), *servers])
 
 
 def first_line(text: str) -> str:

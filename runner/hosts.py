@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.rendezvous.job import FIRST_SERVER
 
 # A name or an address, optionally with a user before it, that ssh cannot mistake for an option.
 _NAME = r"(?:[\w.+-]+@)?(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[\w][\w.-]*))"
 _ENTRY = re.compile(rf"(?P<whole>{_NAME})(?::(?P<slots>[0-9]+))?", re.ASCII)
 _MAX_SLOTS = 100_000
-_OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+OWN_HOST = "localhost"  # the name of the machine that hvdrun runs on
+_OWN_NAMES = (OWN_HOST, "127.0.0.1", "::1")
 _SLOT_KEYS = ("slots", "count")
 _LIMIT_KEYS = ("max_slots", "max-slots", "slots_max", "slots-max", "count-max")
 _IGNORED = dict.fromkeys(_LIMIT_KEYS, "hvdrun never starts more ranks on a host than it has slots") | {
@@ -79,11 +81,11 @@ def merge_hosts(hosts: Iterable[Host]) -> list[Host]:
 
 def merge_own(hosts: Sequence[Host], is_own: Callable[[str], bool]) -> list[Host]:
     """Returns the hosts with every name of this machine replaced by "localhost" and merged."""
-    return merge_hosts(replace(host, name=_OWN_NAMES[0]) if is_own(host.name) else host for host in hosts)
+    return merge_hosts(replace(host, name=OWN_HOST) if is_own(host.name) else host for host in hosts)
 
 
 def is_own_host(name: str) -> bool:
-    return name == _OWN_NAMES[0]
+    return name == OWN_HOST
 
 
 def is_this_host(name: str, own_names: Iterable[str], is_own_address: Callable[[str], bool]) -> bool:
@@ -123,6 +125,11 @@ def allocate(hosts: Sequence[Host], size: int | None) -> list[HostAllocation]:
         if ranks:
             allocations.append(HostAllocation(host, ranks))
     return allocations
+
+
+def servers_of(host: HostAllocation, hosts: Sequence[HostAllocation], count: int) -> list[int]:
+    """Returns the numbers of a host's servers of tables: hosts take turns, whatever their slots."""
+    return list(range(FIRST_SERVER, FIRST_SERVER + count))[hosts.index(host) :: len(hosts)]
 
 
 def placements_of(allocations: Sequence[HostAllocation]) -> list[RankPlacement]:

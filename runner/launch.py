@@ -28,17 +28,25 @@ from sirtaki.runner.display import Display
 from sirtaki.runner.endpoints import Endpoints
 from sirtaki.runner.environment import RankEnvironment, encrypts, exported, thread_counts
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.failure_analysis import FailureAnalyzer
-from sirtaki.runner.hosts import Host, HostAllocation, allocate, is_own_host, needed, placements_of
+from sirtaki.runner.failure_analysis import FailureAnalyzer, name_rank
+from sirtaki.runner.hosts import (
+    OWN_HOST,
+    Host,
+    HostAllocation,
+    allocate,
+    is_own_host,
+    needed,
+    placements_of,
+)
 from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.job_timeline import JobTimeline
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Rank
 from sirtaki.runner.progress import Progress
-from sirtaki.runner.rank_start import REPORTS, start_ranks
+from sirtaki.runner.rank_start import REPORTS, SERVER_COMMAND, start_ranks, start_servers
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.address import unix_address
-from sirtaki.runner.rendezvous.job import Job, RendezvousError
+from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, RendezvousError
 from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe
@@ -49,6 +57,7 @@ from sirtaki.runner.torch_variables import ReservedPort, offer_of_own_host, vari
 if TYPE_CHECKING:  # needed for some jobs only
     from sirtaki.runner.function.service import FunctionService
     from sirtaki.runner.remote import RemoteHost
+    from sirtaki.runner.servers import Servers
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class Settings:
     torch_env: bool = False  # set torch's variables for the ranks
     metrics: str | None = None  # the address, "PORT" or "HOST:PORT", at which each host serves metrics
     dashboard: str | None = None  # the address, "PORT" or "HOST:PORT", of the page
+    servers: int = 0  # processes beside the ranks, which serve tables
     service: FunctionService | None = None  # of a job that `sirtaki.run` has started
 
 
@@ -101,6 +111,7 @@ class _Launch:
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._display = Display(self._selector, settings.verbose)
         self._capacity: Capacity | None = None  # for the ranks of this host
+        self._servers: Servers | None = None
         self._port: ReservedPort | None = None  # for rank 0, if it is here and torch's variables are set
 
     def run(self) -> int:
@@ -115,7 +126,9 @@ class _Launch:
         key_file = str(folder / "key")
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), len(placements), write_job_key(key_file), VERSION, encrypt)
-        server = self._make_server(job, str(folder), several_hosts=bool(remotes))
+        on_call = None if settings.service is None else settings.service.answer
+        server = self._make_server(job, folder, bool(remotes), on_event=self._mailbox.put, on_call=on_call)
+        self._servers = self._make_servers(job, folder, bool(remotes), allocations)
         if settings.service is not None:
             settings.service.note_size(len(placements))
         post_mortem = self._make_post_mortem(len(placements), folder, bool(remotes))
@@ -135,6 +148,8 @@ class _Launch:
                 values |= {"torch": torch[remote.name], "lease": settings.launcher.lease_seconds}
                 ranks |= self._start_remote(remote, values, allocation.ranks, post_mortem, folder / STATES)
         server.start()
+        if self._servers is not None:
+            self._servers.start([ranks.pop(number) for number in self._servers.numbers])
         if _loses_input():
             display.say("standard input is not passed on: every rank reads /dev/null")
         ordered = [ranks[rank] for rank in sorted(ranks)]
@@ -150,6 +165,7 @@ class _Launch:
             progress,
             settings.service,
             endpoints,
+            self._servers,
         )
         if self._capacity is not None:
             supervisor.watch_memory(self._capacity, settings.start_timeout)
@@ -172,14 +188,32 @@ class _Launch:
         remotes = connection.connect(hosts, settings.command[0], self._wakeup, self._reaper)
         return remotes, allocate(with_slot_counts(hosts, remotes, count_gpus()), settings.size)
 
-    def _make_server(self, job: Job, folder: str, several_hosts: bool) -> RendezvousServer:
+    def _make_servers(
+        self, job: Job, folder: Path, several_hosts: bool, allocations: Sequence[HostAllocation]
+    ) -> Servers | None:
+        """Prepares for the servers of tables, if the user wants any, and creates their rendezvous."""
+        if not self._settings.servers:
+            return None
+        from sirtaki.runner.servers import Servers
+
+        servers = Servers(self._settings.servers, job, allocations, self._mailbox.put)
+        callbacks = {"on_event": servers.on_event, "on_message": servers.on_message}
+        servers.serve(self._make_server(servers.job, folder, several_hosts, **callbacks))
+        for number in servers.numbers:
+            self._display.add(number, name_rank(number, 0), None, self._settings.servers)
+        return servers
+
+    def _servers_on(self, host: str) -> Sequence[int]:
+        return [] if self._servers is None else self._servers.on_host[host]
+
+    def _make_server(self, job: Job, folder: Path, several_hosts: bool, **callbacks: Any) -> RendezvousServer:
         """Creates the rendezvous: a Unix socket for ranks of this host, all of this machine's addresses for
         others.
 
         The abstract socket serves another init() after the system has cleaned the job's folder away.
         """
         name = f"sirtaki-{job.id}"
-        address = ",".join(dict.fromkeys([unix_address(name, folder), unix_address(name)]))
+        address = ",".join(dict.fromkeys([unix_address(name, str(folder)), unix_address(name)]))
         if several_hosts:
             address += f",{network_address()}"
         settings = self._settings
@@ -189,12 +223,7 @@ class _Launch:
 
                 own_certificate()
             server = RendezvousServer(
-                address,
-                job,
-                settings.start_timeout,
-                self._mailbox.put,
-                settings.interfaces,
-                on_call=None if settings.service is None else settings.service.answer,
+                address, job, settings.start_timeout, interfaces=settings.interfaces, **callbacks
             )
         except RendezvousError as error:
             raise LaunchError(str(error), 1) from None
@@ -232,21 +261,25 @@ class _Launch:
         self, job: Job, rendezvous: str, key_file: str, post_mortem: PostMortem, allocation: HostAllocation
     ) -> RankEnvironment:
         settings = self._settings
-        cores = usable_cores()
-        threads = thread_counts(len(allocation.ranks), cores, os.environ)
+        cores, ranks, servers = usable_cores(), allocation.ranks, self._servers_on(allocation.host.name)
+        threads = thread_counts(len(ranks) + len(servers), cores, os.environ)
         if threads:
             show = self._display.say if settings.service is None else self._display.detail
-            show(_describe_threads(threads, len(allocation.ranks), cores))
+            show(_describe_threads(threads, len(ranks), len(servers), cores))
         additions = {**threads, **settings.additions, REPORTS: str(post_mortem.reports)}
+        if self._servers is not None:
+            additions |= self._servers.variables()
         return RankEnvironment(job.id, rendezvous, key_file, settings.start_timeout, additions)
 
     def _start_local(
         self, environment: RankEnvironment, placements: Sequence[RankPlacement]
     ) -> dict[int, Rank]:
-        capacity = self._capacity = Capacity(len(placements), usable_cores())
+        servers = self._servers_on(OWN_HOST)
+        capacity = self._capacity = Capacity(len(placements) + len(servers), usable_cores())
         if not self._settings.oversubscribe:
             capacity.check()
         started = start_ranks(self._settings.command, environment, placements, self._reaper, capacity)
+        started += start_servers(environment, servers, self._reaper)
         for rank in started:
             self._display.read_rank(rank.rank, rank.stdout, rank.stderr)
             self._note_start("", rank.rank, rank.pid)
@@ -262,7 +295,11 @@ class _Launch:
     ) -> dict[int, Rank]:
         from sirtaki.runner.remote import RemoteJob, RemoteRank
 
-        ranks = {rank: RemoteRank(rank, remote) for rank in host_ranks}
+        servers = self._servers_on(remote.name)
+        if self._servers is not None:
+            values["additions"] |= self._servers.variables(addresses_for_others)
+            values["servers"] = servers
+        ranks = {rank: RemoteRank(rank, remote) for rank in (*host_ranks, *servers)}
         for rank in ranks:
             self._analyzer.note_start(rank, 0, remote.name)
         on_start, timeline = partial(self._note_start, remote.name), self._settings.timeline
@@ -273,7 +310,8 @@ class _Launch:
     def _note_start(self, host: str, rank: int, pid: int) -> None:
         self._analyzer.note_start(rank, pid, host)
         where = f" on {host}" if host else ""
-        self._display.detail(f"rank {rank} is pid {pid}{where}: {' '.join(self._settings.command)}")
+        command = self._settings.command if rank < FIRST_SERVER else SERVER_COMMAND
+        self._display.detail(f"{name_rank(rank, 0)} is pid {pid}{where}: {' '.join(command)}")
 
     def _make_post_mortem(self, size: int, job_folder: Path, several_hosts: bool) -> PostMortem:
         """Creates the post-mortem. Failure reports go to the folder that the user chose, else the job's."""
@@ -352,9 +390,11 @@ def addresses_for_others(rendezvous: str) -> str:
     return ",".join(found)
 
 
-def _describe_threads(threads: Mapping[str, str], size: int, cores: int) -> str:
+def _describe_threads(threads: Mapping[str, str], size: int, servers: int, cores: int) -> str:
     name, count = next(iter(threads.items()))
     ranks = "1 rank" if size == 1 else f"{size} ranks"
+    if servers:
+        ranks += " and 1 server" if servers == 1 else f" and {servers} servers"
     usable = "1 usable core" if cores == 1 else f"{cores} usable cores"
     return f"{ranks} on {usable}: {name}={count} for each (set it yourself to change that)"
 

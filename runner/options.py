@@ -103,9 +103,21 @@ def _checked(options: argparse.Namespace) -> argparse.Namespace:
             "--torch-env is for jobs whose ranks stay, because the ranks of a process group cannot change: "
             "leave it out, or the options of elastic jobs (--min-np, --max-np, --host-discovery-script)"
         )
+    if options.servers and (reason := _why_no_servers(options)):
+        raise LaunchError(f"--servers cannot be used with {reason}: leave one of them out")
     if options.auto and (reason := _why_not_auto(options)):
         raise LaunchError(f"--auto cannot be used with {reason}: leave one of them out")
     return options
+
+
+def _why_no_servers(options: argparse.Namespace) -> str:
+    """Returns an option that excludes --servers, and why; "" if there is none."""
+    if is_elastic(options):
+        return (
+            "the options of elastic jobs (--min-np, --max-np, --host-discovery-script), because a lost "
+            "server's part of a table exists nowhere else"
+        )
+    return "--auto, whose scripts know no tables" if options.auto else ""
 
 
 def _why_not_auto(options: argparse.Namespace) -> str:
@@ -145,6 +157,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--auto",
         action="store_true",
         help="train with an unchanged script of one process: each rank computes its part of every batch",
+    )
+    add(
+        "--servers",
+        metavar="K",
+        type=whole_number,
+        default=0,
+        help="also start K processes that serve the tables of hvd.ParameterServer instead of the ranks; they "
+        "are on the hosts of ranks in turn, and need no slots",
     )
     add(
         "--start-timeout",

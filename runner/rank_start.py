@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Sequence
 
 from sirtaki.bindings.topology import RankPlacement
@@ -14,6 +15,7 @@ from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.reaper import Reaper
 
+SERVER_COMMAND = [sys.executable, "-m", "sirtaki.torch.stale.serving"]
 REPORTS = "SIRTAKI_DUMP_DIRECTORY"
 TIMELINE = "SIRTAKI_TIMELINE"
 
@@ -39,6 +41,17 @@ def start_ranks(
             text = describe_start_failure(placement.rank, command, error)
             raise LaunchError(text, NOT_EXECUTABLE) from None
     return ranks
+
+
+def start_servers(environment: RankEnvironment, numbers: Sequence[int], reaper: Reaper) -> list[RankProcess]:
+    """Starts the servers of tables with these numbers. Raises LaunchError as `start_ranks` does."""
+    try:
+        return [
+            RankProcess(number, SERVER_COMMAND, environment.of_server(number, os.environ), reaper)
+            for number in numbers
+        ]
+    except OSError as error:
+        raise LaunchError(f"cannot start a server: {sys.executable}: {error.strerror}", 1) from None
 
 
 def describe_start_failure(rank: int, command: Sequence[str], error: OSError) -> str:

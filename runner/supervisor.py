@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.display import Display
 from sirtaki.runner.endpoints import Endpoints
-from sirtaki.runner.failure_analysis import FailureAnalyzer, JobFailure
+from sirtaki.runner.failure_analysis import ExitStatus, FailureAnalyzer, JobFailure, name_rank
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Rank
 from sirtaki.runner.progress import Progress
 from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.rendezvous.job import FIRST_SERVER
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
@@ -26,6 +27,7 @@ from sirtaki.runner.stragglers import Stragglers
 if TYPE_CHECKING:  # needed for some jobs only
     from sirtaki.runner.function.service import FunctionService
     from sirtaki.runner.remote import RemoteHost
+    from sirtaki.runner.servers import Servers
 
 ANALYSIS_SECONDS = 0.5  # after the first failure, so that the rank that caused it can be identified
 REPORT_POLL_SECONDS = 0.01  # no event announces that a rank has written its report
@@ -63,8 +65,10 @@ class Supervisor:
     progress: Progress
     service: FunctionService | None  # receives the failure instead of the user
     endpoints: Endpoints
+    servers: Servers | None = None  # beside the ranks
 
     def __post_init__(self) -> None:
+        self._processes = [*self.ranks, *(self.servers.processes if self.servers is not None else [])]
         self._stragglers = Stragglers(self.display.say)
         self._failure: JobFailure | None = None  # set once it is certain that the job has failed
         self._decide_at: float | None = None
@@ -84,12 +88,14 @@ class Supervisor:
         )
         wakeup.unblock_signals()
         self._handle_wakeup(wakeup, mailbox, reaper)
-        self._run_until(lambda: all(rank.exit_status for rank in self.ranks))
+        self._run_until(lambda: all(process.exit_status for process in self._processes))
         self.server.close()
+        if self.servers is not None:
+            self.servers.close()
         self._conclude(mailbox)
         self._finish_hosts()
-        for rank in self.ranks:
-            rank.reap()
+        for process in self._processes:
+            process.reap()
         failed = self._failure is not None and self.analyzer.failed
         summary = self.post_mortem.lines(self._failure.event if self._failure and failed else "")
         reaper.release()
@@ -144,6 +150,7 @@ class Supervisor:
         candidates = [self._decide_at, self._kill_at, self.progress.due, self._stragglers.due]
         candidates += [host.deadline for host in self.hosts]
         candidates += [self._capacity.due] if self._capacity is not None else []
+        candidates += [self.servers.end_due] if self.servers is not None and self._failure is None else []
         deadlines = [moment for moment in candidates if moment is not None]
         if self._decide_at is not None and self.analyzer.conclusive:
             deadlines.append(time.monotonic() + REPORT_POLL_SECONDS)
@@ -160,6 +167,8 @@ class Supervisor:
         if self._capacity is not None and self._failure is None and (shortage := self._capacity.poll(now)):
             self._end(JobFailure(1, shortage), signal.SIGTERM)
             self._kill()
+        if self.servers is not None and self._failure is None and (overdue := self.servers.overdue(now)):
+            self._end(JobFailure(1, overdue), signal.SIGTERM)
 
     def _handle_wakeup(self, wakeup: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> None:
         numbers = wakeup.read()
@@ -171,13 +180,11 @@ class Supervisor:
             show(f"the rendezvous reports that {describe(event)}")
             self.analyzer.note_event(event)
             self._note_arrival(event)
-        for rank in self.ranks:
-            if status := rank.check():
-                self.analyzer.note_exit(status)
-                self.display.detail(f"rank {status.rank} has ended with exit code {status.exit_code}")
-                if not status.failed:
-                    self._stragglers.note_exit()
-                    self.server.rank_ended(status.rank, self.analyzer.describe_end(status.rank))
+        for process in self._processes:
+            if status := process.check():
+                self._note_exit(status)
+        if self.servers is not None and not self._running():
+            self.servers.end()
         if self.analyzer.failed and self._failure is None and self._decide_at is None:
             self._decide_at = time.monotonic() + ANALYSIS_SECONDS
             self.progress.end()
@@ -186,6 +193,17 @@ class Supervisor:
                 host.collect()
         for number in numbers:
             self._handle_signal(number)
+
+    def _note_exit(self, status: ExitStatus) -> None:
+        self.analyzer.note_exit(status)
+        self.display.detail(f"{name_rank(status.rank, 0)} has ended with exit code {status.exit_code}")
+        if status.failed or status.rank >= FIRST_SERVER:
+            return
+        reason = self.analyzer.describe_end(status.rank)
+        self._stragglers.note_exit()
+        self.server.rank_ended(status.rank, reason)
+        if self.servers is not None:
+            self.servers.rank_ended(status.rank, reason)
 
     def _note_arrival(self, event: RankEvent) -> None:
         if event.kind == "initialised" and self._capacity is not None:
@@ -251,8 +269,8 @@ class Supervisor:
 
     def _signal_ranks(self, number: int) -> None:
         self.analyzer.note_signal(number)
-        for rank in self.ranks:
-            rank.signal(number)
+        for process in self._processes:
+            process.signal(number)
 
     def _show_result(self, summary: Sequence[str]) -> None:
         failure, service = self._failure, self.service
@@ -262,7 +280,8 @@ class Supervisor:
             reason = self.display.show_error_of(rank)
         for line in summary:
             self.display.say(line)
-        if failure is None and service is None and (notice := self.analyzer.notice):
+        notices = [self.analyzer.notice, self.servers.notice if self.servers is not None else ""]
+        for notice in filter(None, notices if failure is None and service is None else []):
             self.display.say(notice)
         text = f"{failure.text}{reason and ': '}{reason}" if failure is not None and failure.text else ""
         if failure is not None and service is not None:
