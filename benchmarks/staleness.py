@@ -1,6 +1,6 @@
 """Measures stale gradients and a parameter server with a slow rank, beside synchronous training.
 
-    python benchmarks/staleness.py [-np 8] [--updates 400] [--rounds 3] [--json FILE]
+    python benchmarks/staleness.py [-np 8] [--servers K] [--updates 400] [--rounds 3] [--json FILE]
 
 The ranks learn to read handwritten digits. Their steps sleep, as if they computed on devices of their own, so
 many ranks share a few cores. Slow is no rank, the last one in all of its steps, or a different rank in each
@@ -57,7 +57,8 @@ def measure(options: Namespace) -> Results:
     """Trains in all ways, in turns."""
     ways = [(slow, *training) for slow in SLOW for training in TRAININGS]
     found: dict[tuple[str, str, int], list[list[float]]] = {way: [] for way in ways}
-    with Job(hvdrun(options.ranks), options.ranks, WORKER) as job:
+    servers = ["--servers", str(options.servers)] if options.servers else []
+    with Job([*hvdrun(options.ranks), *servers], options.ranks, WORKER) as job:
         versions = job.ask("versions")[0]
         for seed in range(options.rounds):
             for slow, method, staleness in ways:
@@ -73,7 +74,8 @@ def measure(options: Namespace) -> Results:
         Row(*way, speed=speed, share=speed / full, updates=updates, accuracy=accuracy)
         for way, (speed, updates, accuracy) in medians.items()
     ]
-    return {"ranks": options.ranks, "milliseconds": options.milliseconds, "versions": versions, "rows": rows}
+    how = {name: getattr(options, name) for name in ("ranks", "servers", "milliseconds")}
+    return {**how, "versions": versions, "rows": rows}
 
 
 def show(results: Results) -> None:
@@ -94,6 +96,7 @@ def judge(results: Results) -> list[Target]:
 
 OPTIONS = [
     Option("-np", dest="ranks", type=int, default=8, help="how many ranks (8)"),
+    number("--servers", 0, "processes beside the ranks that serve the table; 0: the ranks do"),
     number("--updates", 400, "updates of a training"),
     number("--milliseconds", 30, "duration of a step"),
     rounds(3, "trainings of each kind"),

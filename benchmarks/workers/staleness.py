@@ -56,17 +56,11 @@ class Training:
             return hvd.rank() == hvd.size() - 1
         return self.slow == "each" and self.steps % hvd.size() == hvd.rank()
 
-    def decaying(self, optimizer: Any) -> Any:
-        """Returns the optimizer, whose learning rate falls to a tenth with the updates."""
-        decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, self.updates)
-        optimizer.register_step_post_hook(lambda *_: decay.step())
-        return optimizer
-
     def with_optimizer(self) -> float:
         """Trains with a distributed optimizer; returns the duration."""
         staleness, named = self.staleness, self.model.named_parameters()
-        optimizer = self.decaying(
-            hvd.DistributedOptimizer(sgd(self.model.parameters()), named, staleness=staleness)
+        optimizer = decaying(
+            hvd.DistributedOptimizer(sgd(self.model.parameters()), named, staleness=staleness), self.updates
         )
         hvd.barrier()
         start = time.perf_counter()
@@ -78,8 +72,9 @@ class Training:
 
     def with_table(self) -> float:
         """Trains with a parameter server; returns the duration."""
+        updates = self.updates  # servers get the function, with all that it refers to
         table = hvd.ParameterServer(
-            self.model.named_parameters(), lambda params: self.decaying(sgd(params)), self.staleness
+            self.model.named_parameters(), lambda params: decaying(sgd(params), updates), self.staleness
         )
         hvd.barrier()
         start = time.perf_counter()
@@ -97,6 +92,13 @@ class Training:
 
 def sgd(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.5)
+
+
+def decaying(optimizer: Any, updates: int) -> Any:
+    """Returns the optimizer, whose learning rate falls to a tenth with the updates."""
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, updates)
+    optimizer.register_step_post_hook(lambda *_: decay.step())
+    return optimizer
 
 
 class Rank:
