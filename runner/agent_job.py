@@ -38,11 +38,9 @@ class AgentJob:
         self._reaper = reaper
         self.comes_and_goes = "slots" in values  # its ranks are started one by one, and replaced
         self._servers = [int(number) for number in values.get("servers", [])]
-        count = (
-            int(values["slots"]) if self.comes_and_goes else len(values["placements"]) + len(self._servers)
-        )
+        count = int(values["slots"]) if self.comes_and_goes else len(values["placements"])
         self.lease_seconds = float(values.get("lease", 0.0))
-        self._capacity = Capacity(count, cores)
+        self._capacity = Capacity(count, cores, servers=len(self._servers))
         if not values.get("oversubscribe"):
             self._capacity.check()
         self.folder = Path(make_job_directory(reaper))
@@ -52,7 +50,7 @@ class AgentJob:
         self._base = merge_login({str(k): str(v) for k, v in values["environment"].items()}, os.environ)
         key_file = self.folder / "key"
         write_key(str(key_file), bytes.fromhex(values["key"]))
-        additions = thread_counts(count, cores, self._base)
+        additions = thread_counts(count + len(self._servers), cores, self._base)
         additions |= {str(k): str(v) for k, v in values["additions"].items()}
         self.endpoints = Endpoints(_say)
         if (address := values.get("metrics")) is not None:

@@ -54,10 +54,14 @@ def read_memory(root: Path = Path("/")) -> Memory:
 
 
 class Capacity:
-    """Capacity for `ranks` processes on a host with `cores` usable cores."""
+    """Capacity for so many ranks, and servers of tables, on a host with `cores` usable cores."""
 
-    def __init__(self, ranks: int, cores: int, read: Callable[[], Memory] = read_memory) -> None:
+    def __init__(
+        self, ranks: int, cores: int, read: Callable[[], Memory] = read_memory, servers: int = 0
+    ) -> None:
         self._ranks = ranks
+        self._count = ranks + servers
+        self._subject = f"{self._count} ranks" + " and servers" * bool(servers)
         self._cores = cores
         self._read = read
         self._missing: set[int] = set()
@@ -66,16 +70,16 @@ class Capacity:
 
     def check(self) -> None:
         """Rejects a start that cannot succeed. Raises LaunchError with the remedy."""
-        if self._ranks > RANKS_PER_CORE * self._cores:
+        if self._count > RANKS_PER_CORE * self._cores:
             cores = "1 usable core" if self._cores == 1 else f"{self._cores} usable cores"
             raise LaunchError(
-                f"{self._ranks} ranks on {cores} are more than {RANKS_PER_CORE} per core: {_ADVICE}, or use "
+                f"{self._subject} on {cores} are more than {RANKS_PER_CORE} per core: {_ADVICE}, or use "
                 "--oversubscribe if this is intended"
             )
         memory = self._read()
-        if self._ranks * _BYTES_PER_RANK > memory.available:
+        if self._count * _BYTES_PER_RANK > memory.available:
             raise LaunchError(
-                f"{self._ranks} ranks need at least {_size(self._ranks * _BYTES_PER_RANK)} of memory for "
+                f"{self._subject} need at least {_size(self._count * _BYTES_PER_RANK)} of memory for "
                 f"Python alone, but only {_size(memory.available)} are available here: {_ADVICE}, or use "
                 "--oversubscribe to try anyway"
             )
@@ -87,7 +91,7 @@ class Capacity:
         if memory.available >= reserve or memory.total < 2 * reserve:
             return ""
         return (
-            f"starting {self._ranks} ranks uses up the memory of this host: only {_size(memory.available)} "
+            f"starting {self._subject} uses up the memory of this host: only {_size(memory.available)} "
             f"of {_size(memory.total)} are left with {started} of them running: {_ADVICE}"
         )
 
@@ -107,7 +111,7 @@ class Capacity:
         if self.due is None or now < self.due:
             return ""
         self.due = now + _POLL_SECONDS if now < self._until else None
-        return self.shortage(self._ranks)
+        return self.shortage(self._count)
 
 
 def _size(count: int) -> str:

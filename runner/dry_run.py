@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from sirtaki.runner.cores import count_gpus
 from sirtaki.runner.environment import exported
-from sirtaki.runner.failure_analysis import name_rank
 from sirtaki.runner.host_connection import with_slot_counts
 from sirtaki.runner.hosts import allocate, is_own_host, name_range, needed, servers_of
 from sirtaki.runner.launch import Settings
+from sirtaki.runner.rendezvous.job import name_of
 from sirtaki.runner.rendezvous.rendezvous_state import join_names
 
 
@@ -47,6 +47,6 @@ def describe(settings: Settings) -> Iterator[str]:
             " (if it has no GPUs; otherwise one rank per GPU)" if name in unknown else ""
         )
         if servers := servers_of(share, shares, settings.servers):
-            yield f"{name}: {join_names(name_rank(number, 0) for number in servers)}"
+            yield f"{name}: {join_names(map(name_of, servers))}"
         if not is_own_host(name):
             yield f"  {shlex.join(settings.launcher.command(settings.launcher.program, name))}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sirtaki.runner.rendezvous.job import FIRST_SERVER
+from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of
 from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
 
@@ -259,15 +259,14 @@ class FailureAnalyzer:
 
 def name_rank(rank: int, pid: int, host: str = "") -> str:
     """Formats "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)", "server 0 (pid 71)"."""
-    name = f"rank {rank}" if rank < FIRST_SERVER else f"server {rank - FIRST_SERVER}"
     where = f"pid {pid}" * bool(pid) + " " * bool(pid and host) + f"on {host}" * bool(host)
-    return f"{name} ({where})" if where else name
+    return f"{name_of(rank)} ({where})" if where else name_of(rank)
 
 
 def _name_all(lost: Sequence[int]) -> str:
     """Formats "ranks 2 and 3", "ranks 2 and 3 and server 1"."""
     ranks = [one for one in lost if one < FIRST_SERVER]
-    servers = [name_rank(one, 0) for one in lost if one >= FIRST_SERVER]
+    servers = [name_of(one) for one in lost if one >= FIRST_SERVER]
     return " and ".join([*([name_ranks(ranks)] if ranks else []), *servers])
 
 

@@ -28,7 +28,7 @@ from sirtaki.runner.display import Display
 from sirtaki.runner.endpoints import Endpoints
 from sirtaki.runner.environment import RankEnvironment, encrypts, exported, thread_counts
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.failure_analysis import FailureAnalyzer, name_rank
+from sirtaki.runner.failure_analysis import FailureAnalyzer
 from sirtaki.runner.hosts import (
     OWN_HOST,
     Host,
@@ -46,7 +46,7 @@ from sirtaki.runner.progress import Progress
 from sirtaki.runner.rank_start import REPORTS, SERVER_COMMAND, start_ranks, start_servers
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.address import unix_address
-from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, RendezvousError
+from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, RendezvousError, name_of
 from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe
@@ -200,7 +200,7 @@ class _Launch:
         callbacks = {"on_event": servers.on_event, "on_message": servers.on_message}
         servers.serve(self._make_server(servers.job, folder, several_hosts, **callbacks))
         for number in servers.numbers:
-            self._display.add(number, name_rank(number, 0), None, self._settings.servers)
+            self._display.add(number, name_of(number), None, self._settings.servers)
         return servers
 
     def _servers_on(self, host: str) -> Sequence[int]:
@@ -275,7 +275,7 @@ class _Launch:
         self, environment: RankEnvironment, placements: Sequence[RankPlacement]
     ) -> dict[int, Rank]:
         servers = self._servers_on(OWN_HOST)
-        capacity = self._capacity = Capacity(len(placements) + len(servers), usable_cores())
+        capacity = self._capacity = Capacity(len(placements), usable_cores(), servers=len(servers))
         if not self._settings.oversubscribe:
             capacity.check()
         started = start_ranks(self._settings.command, environment, placements, self._reaper, capacity)
@@ -311,7 +311,7 @@ class _Launch:
         self._analyzer.note_start(rank, pid, host)
         where = f" on {host}" if host else ""
         command = self._settings.command if rank < FIRST_SERVER else SERVER_COMMAND
-        self._display.detail(f"{name_rank(rank, 0)} is pid {pid}{where}: {' '.join(command)}")
+        self._display.detail(f"{name_of(rank)} is pid {pid}{where}: {' '.join(command)}")
 
     def _make_post_mortem(self, size: int, job_folder: Path, several_hosts: bool) -> PostMortem:
         """Creates the post-mortem. Failure reports go to the folder that the user chose, else the job's."""

@@ -14,6 +14,7 @@ from sirtaki.runner.environment import RankEnvironment
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.rendezvous.job import name_of
 
 SERVER_COMMAND = [sys.executable, "-m", "sirtaki.torch.stale.serving"]
 REPORTS = "SIRTAKI_DUMP_DIRECTORY"
@@ -51,10 +52,11 @@ def start_servers(environment: RankEnvironment, numbers: Sequence[int], reaper: 
             for number in numbers
         ]
     except OSError as error:
-        raise LaunchError(f"cannot start a server: {sys.executable}: {error.strerror}", 1) from None
+        text = describe_start_failure(numbers[0], SERVER_COMMAND, error)
+        raise LaunchError(text, NOT_EXECUTABLE) from None
 
 
 def describe_start_failure(rank: int, command: Sequence[str], error: OSError) -> str:
     if error.errno == errno.ENOEXEC:
         return f"{command[0]} is neither a program nor a script that begins with '#!'"
-    return f"cannot start rank {rank}: {command[0]}: {error.strerror}"
+    return f"cannot start {name_of(rank)}: {command[0]}: {error.strerror}"

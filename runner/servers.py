@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sirtaki.runner.hosts import HostAllocation, servers_of
 from sirtaki.runner.process import Rank
-from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job
+from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, name_of
 from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.rendezvous_state import join_names
@@ -86,7 +86,7 @@ class Servers:
 
     def overdue(self, now: float) -> str:
         """Returns a sentence about the servers that have not ended in time; "" if it is not yet time."""
-        late = [f"server {one.rank - FIRST_SERVER}" for one in self.processes if not one.exit_status]
+        late = [name_of(one.rank) for one in self.processes if not one.exit_status]
         if self.end_due is None or now < self.end_due or not late:
             return ""
         return f"all ranks have ended, but not {join_names(late)} within {_END_SECONDS:g} s"

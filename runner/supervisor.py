@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.display import Display
 from sirtaki.runner.endpoints import Endpoints
-from sirtaki.runner.failure_analysis import ExitStatus, FailureAnalyzer, JobFailure, name_rank
+from sirtaki.runner.failure_analysis import ExitStatus, FailureAnalyzer, JobFailure
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Rank
 from sirtaki.runner.progress import Progress
 from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.rendezvous.job import FIRST_SERVER
+from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
@@ -196,7 +196,7 @@ class Supervisor:
 
     def _note_exit(self, status: ExitStatus) -> None:
         self.analyzer.note_exit(status)
-        self.display.detail(f"{name_rank(status.rank, 0)} has ended with exit code {status.exit_code}")
+        self.display.detail(f"{name_of(status.rank)} has ended with exit code {status.exit_code}")
         if status.failed or status.rank >= FIRST_SERVER:
             return
         reason = self.analyzer.describe_end(status.rank)

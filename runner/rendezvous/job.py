@@ -10,6 +10,11 @@ FIRST_SERVER = 1 << 20  # hvdrun's number of the first server of tables: those o
 CALLS = 1  # the channel of the connection over which a rank asks the launcher; see `messages.CALL`
 
 
+def name_of(number: int) -> str:
+    """Formats "rank 3", "server 0": the name of a process with this number in hvdrun."""
+    return f"rank {number}" if number < FIRST_SERVER else f"server {number - FIRST_SERVER}"
+
+
 class RendezvousError(RuntimeError):
     """The ranks of a job could not reach or authenticate each other.
 

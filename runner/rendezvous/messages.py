@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.runner.rendezvous.job import RendezvousError, name_of
 from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
 
 # From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
@@ -55,7 +55,7 @@ def describe(event: RankEvent) -> str:
     if event.kind == "refused":
         return f"it refused a client: {event.text}"
     what = {"arrived": "called init", "peer_lost": "lost another rank"}.get(event.kind, event.kind)
-    return f"rank {event.rank} has {what}" + (f": {event.text}" if event.text else "")
+    return f"{name_of(event.rank)} has {what}" + (f": {event.text}" if event.text else "")
 
 
 def pack_failure(rank: int, text: str) -> bytes:

@@ -125,3 +125,9 @@ def test_sigterm_while_many_ranks_start(tmp_path: Path, environment: dict[str, s
     )  # fmt: skip
     assert ended.returncode == 143, ended.stderr
     assert "terminated (SIGTERM)" in ended.stderr
+
+
+def test_servers_take_room_beside_the_ranks() -> None:
+    Capacity(RANKS_PER_CORE, 1, plenty).check()
+    with pytest.raises(LaunchError, match=f"{RANKS_PER_CORE + 1} ranks and servers on 1 usable core"):
+        Capacity(RANKS_PER_CORE, 1, plenty, servers=1).check()
