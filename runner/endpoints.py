@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sirtaki.runner.failure_analysis import signal_name
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
+
+if TYPE_CHECKING:
+    from sirtaki.runner.launch import Settings
 
 
 class Endpoint(Protocol):
@@ -59,6 +62,23 @@ class Endpoints:
     def release(self) -> None:
         """Lets them end, as the job does."""
         self._running.clear()
+
+
+def start_endpoints(
+    settings: Settings, folder: Path, reaper: Reaper, say: Callable[[str], object]
+) -> Endpoints:
+    """Starts the servers of hvdrun's own host that the settings name. Raises LaunchError."""
+    endpoints = Endpoints(say)
+    if settings.metrics is not None:
+        endpoints.serve_metrics(settings.metrics, folder, reaper)
+    if settings.dashboard is not None:
+        endpoints.serve_page(settings.dashboard, folder, reaper)
+    return endpoints
+
+
+def metrics_question(settings: Settings) -> dict[str, str]:
+    """Returns what other hosts are asked about metrics: whether the port is free there."""
+    return {} if settings.metrics is None else {"metrics": settings.metrics}
 
 
 def _notice(one: Endpoint, code: int, killed_by: int) -> str:

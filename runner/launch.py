@@ -25,7 +25,7 @@ from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.command import runs_python
 from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
-from sirtaki.runner.endpoints import Endpoints
+from sirtaki.runner.endpoints import Endpoints, metrics_question, start_endpoints
 from sirtaki.runner.environment import RankEnvironment, encrypts, exported, thread_counts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import FailureAnalyzer
@@ -328,23 +328,6 @@ class _Launch:
             for rank in allocation.ranks
         }
         return Progress("ranks are here", names, self._display.show_progress, self._display.refreshes)
-
-
-def start_endpoints(
-    settings: Settings, folder: Path, reaper: Reaper, say: Callable[[str], object]
-) -> Endpoints:
-    """Starts the servers of hvdrun's own host that the settings name. Raises LaunchError."""
-    endpoints = Endpoints(say)
-    if settings.metrics is not None:
-        endpoints.serve_metrics(settings.metrics, folder, reaper)
-    if settings.dashboard is not None:
-        endpoints.serve_page(settings.dashboard, folder, reaper)
-    return endpoints
-
-
-def metrics_question(settings: Settings) -> dict[str, str]:
-    """Returns what other hosts are asked about metrics: whether the port is free there."""
-    return {} if settings.metrics is None else {"metrics": settings.metrics}
 
 
 def start_values(settings: Settings, job: Job, rendezvous: str) -> dict[str, Any]:

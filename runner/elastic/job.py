@@ -31,13 +31,14 @@ from sirtaki.runner.elastic.processes import Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spare_command import check_spare_command
 from sirtaki.runner.elastic.spare_process import SpareProcess
+from sirtaki.runner.endpoints import metrics_question, start_endpoints
 from sirtaki.runner.environment import encrypts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus, signal_name
 from sirtaki.runner.host_connection import Connection
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
-from sirtaki.runner.launch import Settings, metrics_question, start_endpoints, with_reaper, write_job_key
+from sirtaki.runner.launch import Settings, with_reaper, write_job_key
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
