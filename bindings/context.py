@@ -70,6 +70,7 @@ class Context:
         self._numbers: Counter[str] = Counter()
         self._progress_callbacks: deque[Callable[[], bool]] = deque()
         self._progress_lock = threading.Lock()
+        self.shutdown_callbacks: list[Callable[[], None]] = []  # called first by `shutdown`
         hosts = [ffi.new("char[]", peer.host.encode()) for peer in topology.peers]
         peers = ffi.new(
             "srt_peer[]", [(host, p.pid, p.host_index) for host, p in zip(hosts, topology.peers, strict=True)]
@@ -280,10 +281,7 @@ class Context:
         return int(lib.srt_own_rows(self._pointer, process_set, rows))
 
     def has_wire_format(self, process_set: int) -> bool:
-        """Returns whether wire formats have an effect on this rank's all-reduces in a process set.
-
-        They have none if all ranks of the set share memory.
-        """
+        """Returns whether wire formats affect this rank's all-reduces: not all of the set share memory."""
         return bool(lib.srt_has_wire_format(self._pointer, process_set))
 
     def release(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
@@ -328,6 +326,8 @@ class Context:
         if not self.is_shut_down:
             self.end_program_watch()
             self.is_shut_down = True
+            for callback in self.shutdown_callbacks:
+                callback()
             lib.srt_shutdown(self._pointer, timeout_ms)
             self._detached.clear()
 

@@ -39,6 +39,8 @@ def _open() -> Any:
 
 lib: Any = _open()
 
+_NANOSECONDS = 1e-9
+
 
 class StatusKind(NamedTuple):
     """A result of a call. `fatal`: the context is dead after it."""
@@ -84,6 +86,12 @@ class Knob(NamedTuple):
     choices: tuple[str, ...]
     help: str
     agreed: bool
+
+    def text_of(self, number: int) -> str:
+        """Returns a value that the core gives as a number as the text that the core takes."""
+        if self.choices:
+            return self.choices[number]
+        return f"{number * _NANOSECONDS:.9g}" if self.type == "seconds" else str(number)
 
 
 def text(pointer: Any) -> str:

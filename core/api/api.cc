@@ -157,6 +157,10 @@ srt_status srt_enqueue_or_complete(srt_context* c, const srt_request* requests, 
 void srt_flush(srt_context* c) {
   if (c->context->usable().is_ok()) c->context->flush();
 }
+srt_status srt_change_setting(srt_context* c, const char* name, const char* value, srt_error* error) {
+  return guarded(error, [&] { return c->context->change_setting(name, value); });
+}
+int64_t srt_live_setting(srt_context* c, const char* name) { return c->context->live_setting(name); }
 srt_status srt_poll(srt_context* c, srt_handle handle) {
   return guarded(nullptr, [&] { return c->context->poll(static_cast<Ticket>(handle)); });
 }

@@ -1,5 +1,6 @@
 #include "base/knobs.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -26,15 +27,16 @@ constexpr Row rows[] = {SIRTAKI_KNOBS(SIRTAKI_ROW)};
 
 bool is_type(const srt_knob& knob, std::string_view type) { return type == knob.type; }
 
-bool is_choice(const srt_knob& knob, std::string_view value) {
+// Returns the position of a value among the choices, from 0; -1 if it is none of them.
+int64_t choice_of(const srt_knob& knob, std::string_view value) {
   std::string_view choices = knob.choices;
-  while (!choices.empty()) {
+  for (int64_t position = 0; !choices.empty(); ++position) {
     const size_t bar = choices.find('|');
-    if (choices.substr(0, bar) == value) return true;
+    if (choices.substr(0, bar) == value) return position;
     if (bar == std::string_view::npos) break;
     choices.remove_prefix(bar + 1);
   }
-  return false;
+  return -1;
 }
 
 // Parses a number, with an optional suffix K, M or G (powers of 1,024) if `suffixes` is set.
@@ -60,6 +62,14 @@ Status refuse(const srt_knob& knob, std::string_view value, const std::string& r
 
 const srt_knob* knob_entry(int index) { return index >= 0 && index < knob_count ? &rows[index].knob : nullptr; }
 
+bool may_have(Knob knob, int64_t value) {
+  const Row& row = rows[static_cast<size_t>(knob)];
+  const std::string_view choices = row.knob.choices;
+  if (!choices.empty()) return value >= 0 && value <= std::count(choices.begin(), choices.end(), '|');
+  const double number = static_cast<double>(value) / (is_type(row.knob, "seconds") ? 1e9 : 1);
+  return number >= row.bounds.least && number <= row.bounds.most;
+}
+
 Config::Config() {
   for (const Row& row : rows) std::ignore = set(row.knob.name, row.knob.default_value);
 }
@@ -70,7 +80,8 @@ Status Config::set(std::string_view name, std::string_view value) {
     if (name != knob.name) continue;
     Value parsed{std::string(value), 0};
     if (is_type(knob, "choice")) {
-      if (!is_choice(knob, value)) return refuse(knob, value, format("it takes one of %s", knob.choices));
+      parsed.integer = choice_of(knob, value);
+      if (parsed.integer < 0) return refuse(knob, value, format("it takes one of %s", knob.choices));
     } else if (is_type(knob, "path")) {
       if (value.size() > longest_path) return refuse(knob, value, "the path is too long");
     } else {

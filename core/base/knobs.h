@@ -19,6 +19,8 @@ enum class Knob { SIRTAKI_KNOBS(SIRTAKI_NAME) count_ };
 constexpr int knob_count = static_cast<int>(Knob::count_);
 
 const srt_knob* knob_entry(int index);  // nullptr out of range
+// Returns whether a setting may have this value: a number, nanoseconds of a time, or the position of a choice.
+bool may_have(Knob knob, int64_t value);
 
 // One value per knob, checked when it is set.
 class Config {
@@ -37,7 +39,7 @@ class Config {
  private:
   struct Value {
     std::string text;
-    int64_t integer = 0;  // numbers; nanoseconds for times
+    int64_t integer = 0;  // numbers; nanoseconds of times; positions of choices
   };
   std::array<Value, knob_count> values_;
 };

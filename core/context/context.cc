@@ -60,6 +60,7 @@ Context::Context(const Config& config, const srt_topology& topology)
       log_(static_cast<int>(config.integer(Knob::log_descriptor))), links_(topology.size),
       kernels_(choose_kernels(config.text(Knob::kernel))),
       timeline_(rank_, size_, name_of(rank_, location_of(topology.peers[rank_])), log_), gpu_(config_),
+      settings_(config),
       state_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_, signals_) {
   topology_.peers = nullptr;
   for (int32_t rank = 0; rank < size_; ++rank) {
@@ -72,6 +73,23 @@ Context::Context(const Config& config, const srt_topology& topology)
 }
 
 Context::~Context() = default;
+
+Status Context::change_setting(const char* name, const char* value) {
+  SIRTAKI_TRY(usable());
+  if (rank_ != coordinator_rank || !config_.integer(Knob::autotune))
+    return {SRT_INVALID_ARGUMENT, "settings are changed by rank 0, in a job with the setting 'autotune'"};
+  const std::optional<Knob> knob = live_knob(name);
+  if (!knob) return {SRT_INVALID_ARGUMENT, format("setting '%s' cannot change while ranks run", name)};
+  Config wish;
+  SIRTAKI_TRY(wish.set(name, value));
+  settings_.wish(*knob, wish.integer(*knob));
+  return Status::ok();
+}
+
+int64_t Context::live_setting(const char* name) const {
+  const std::optional<Knob> knob = live_knob(name);
+  return knob ? settings_.in_use(*knob) : -1;
+}
 
 Status Context::usable() const {
   if (forked_)

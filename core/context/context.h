@@ -57,6 +57,10 @@ class Context {
   const char* error(Ticket handle);
   void release(const Ticket* handles, int32_t count);
   void flush() { intake_->flush(); }
+  // Changes a setting of all ranks while they run; for rank 0 of a context with the setting autotune.
+  Status change_setting(const char* name, const char* value);
+  // Returns the value in use of a setting that can be changed so; -1: there is no such setting.
+  int64_t live_setting(const char* name) const;
 
   void abort(std::string reason);
   void shutdown(Nanoseconds timeout);
@@ -114,6 +118,7 @@ class Context {
   const Kernels& kernels_;
   Timeline timeline_;
   GpuChoice gpu_;
+  LiveSettings settings_;
   HandleSignals signals_;
   SharedCallerState state_;
   std::unique_ptr<LocalPeers> local_peers_;

@@ -109,20 +109,24 @@ Status Context::start() {
 void Context::start_engine() {
   const OwnRank own{rank_, names_, local_peers_.get()};
   intake_ = std::make_unique<Intake>(state_, signals_, *event_waiter_, negotiation_->negotiator(),
-                                     execution_->late_results(), config_);
+                                     execution_->late_results(), settings_);
   failure_ =
       std::make_unique<EngineFailure>(EngineFailureParts{own, state_, *negotiation_, *execution_, *failure_report_});
   pending_abort_ = std::make_unique<PendingAbort>(own, *negotiation_, *failure_);
   peer_monitor_ =
       std::make_unique<PeerMonitor>(PeerMonitorParts{own, state_, *negotiation_, *execution_, *event_waiter_,
                                                      *deadline_monitor_, *heartbeat_, *pending_abort_, *failure_});
-  iteration_ = std::make_unique<Iteration>(IterationParts{own, state_, links_, *intake_, *negotiation_, *execution_,
-                                                          *peer_monitor_, *pending_abort_, *failure_,
+  iteration_ = std::make_unique<Iteration>(IterationParts{own, state_, settings_, links_, *intake_, *negotiation_,
+                                                          *execution_, *peer_monitor_, *pending_abort_, *failure_,
                                                           *deadline_monitor_, program_stack_});
   const bool is_crowded = static_cast<int>(local_ranks_.size()) > usable_cores();
-  loop_ = std::make_unique<EngineLoop>(EngineLoopParts{state_, signals_, role_, *intake_, *iteration_, *peer_monitor_,
-                                                       *negotiation_, *event_waiter_, local_peers_.get()},
-                                       Polling(config_.time(Knob::spin), is_crowded));
+  loop_ =
+      std::make_unique<EngineLoop>(EngineLoopParts{state_, signals_, settings_, role_, *intake_, *iteration_,
+                                                   *peer_monitor_, *negotiation_, *event_waiter_, local_peers_.get()},
+                                   Polling(config_.time(Knob::spin), is_crowded));
+  // With autotune, chunks may be smaller than the slots of the shared region.
+  if (rank_ == coordinator_rank && local_peers_ && config_.integer(Knob::autotune))
+    settings_.wish(Knob::chunk_bytes, SharedRegion::initial_chunk_bytes(config_, local_peers_->region().slot_count()));
   shutdown_ = std::make_unique<Shutdown>(
       ShutdownParts{own, state_, role_, *intake_, *iteration_, *loop_, *negotiation_, links_, *failure_});
   if (size_ > 1) std::call_once(thread_started_, [this] { loop_->start_thread(); });

@@ -54,6 +54,7 @@ void EngineLoop::poll() {
 }
 
 bool EngineLoop::drive(Condition done, Nanoseconds deadline, bool is_engine) {
+  polling_.set_spin(parts_.settings.in_use(Knob::spin));
   parts_.event_waiter.set_attention(Attention::awake);
   if (is_engine) parts_.peer_monitor.check_soon();  // to find out what has woken the thread
   Nanoseconds moment = now(), busy_at = 0;

@@ -16,6 +16,7 @@ namespace sirtaki {
 struct EngineLoopParts {
   SharedCallerState& state;
   const HandleSignals& signals;
+  const LiveSettings& settings;
   DriverRole& role;
   Intake& intake;
   Iteration& iteration;

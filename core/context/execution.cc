@@ -70,6 +70,7 @@ Status Execution::make_transfer(const Plan& plan, Transfer& transfer) {
   transfer.dtype = first.dtype;
   transfer.reduce_op = first.reduce_op;
   transfer.wire_format = first.wire_format;
+  transfer.chunk_bytes = plan.chunk_bytes;
   transfer.prescale.factor = first.prescale;
   transfer.postscale.factor = first.postscale;
   if (first.reduce_op == ReduceOp::average)

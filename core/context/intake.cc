@@ -5,10 +5,9 @@
 namespace sirtaki {
 
 Intake::Intake(SharedCallerState& state, HandleSignals& signals, EventWaiter& event_waiter, Negotiator& negotiator,
-               LateResults& late_results, const Config& config)
+               LateResults& late_results, const LiveSettings& settings)
     : state_(state), signals_(signals), event_waiter_(event_waiter), negotiator_(negotiator),
-      late_results_(late_results), report_bytes_(config.integer(Knob::report_bytes)),
-      report_window_(config.time(Knob::report_window)) {}
+      late_results_(late_results), settings_(settings) {}
 
 Intake::WakeHint Intake::queue(const Ticket* handles, int32_t count, CallerState& state) {
   const bool is_first = state.submitted.empty();
@@ -20,13 +19,14 @@ Intake::WakeHint Intake::queue(const Ticket* handles, int32_t count, CallerState
     state.submitted_bytes += entry.signature->bytes();
   }
   has_submissions_.store(true, std::memory_order_seq_cst);
-  if (before < report_bytes_ && state.submitted_bytes >= report_bytes_) return WakeHint::wake;
+  const int64_t enough = settings_.in_use(Knob::report_bytes);
+  if (before < enough && state.submitted_bytes >= enough) return WakeHint::wake;
   return is_first ? WakeHint::arm_window : WakeHint::none;
 }
 
 void Intake::deliver_hint(WakeHint hint) {
   if (hint == WakeHint::wake) event_waiter_.wake();
-  if (hint == WakeHint::arm_window) event_waiter_.set_timer(report_window_);
+  if (hint == WakeHint::arm_window) event_waiter_.set_timer(settings_.in_use(Knob::report_window));
 }
 
 void Intake::flush() {

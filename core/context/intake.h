@@ -4,7 +4,7 @@
 #include <atomic>
 #include <vector>
 
-#include "base/knobs.h"
+#include "base/live_settings.h"
 #include "context/caller_state.h"
 #include "context/driver_role.h"
 #include "context/event_waiter.h"
@@ -17,7 +17,7 @@ namespace sirtaki {
 class Intake {
  public:
   Intake(SharedCallerState& state, HandleSignals& signals, EventWaiter& event_waiter, Negotiator& negotiator,
-         LateResults& late_results, const Config& config);
+         LateResults& late_results, const LiveSettings& settings);
 
   // Functions for callers, on any thread.
 
@@ -55,8 +55,7 @@ class Intake {
   EventWaiter& event_waiter_;
   Negotiator& negotiator_;
   LateResults& late_results_;
-  const int64_t report_bytes_;
-  const Nanoseconds report_window_;
+  const LiveSettings& settings_;
   std::atomic<bool> flush_wanted_{false}, has_submissions_{false};
 
   std::vector<Ticket> taken_ GUARDED_BY(driving);

@@ -41,6 +41,7 @@ bool Iteration::run_parts(Nanoseconds now) {
 
 bool Iteration::negotiate(Nanoseconds now) {
   events_.clear();
+  if (auto wishes = parts_.settings.take_wishes()) parts_.negotiation.change_settings(std::move(*wishes));
   const Status status = parts_.negotiation.advance(now, events_);
   if (!status.is_ok()) parts_.failure.fail(status, now);
   else act_on_events(now);
@@ -78,6 +79,7 @@ void Iteration::observe(Nanoseconds now) {
 }
 
 Status Iteration::apply(const Outcome& outcome, Nanoseconds now) {
+  parts_.settings.use(outcome.settings);
   for (const Refusal& refusal : outcome.refusals) {
     const Access state(parts_.state);
     state->end_refused(refusal.ticket, refusal.status);

@@ -12,6 +12,7 @@ namespace sirtaki {
 struct IterationParts {
   OwnRank own;
   SharedCallerState& state;
+  LiveSettings& settings;
   const Links& links;
   Intake& intake;
   Negotiation& negotiation;

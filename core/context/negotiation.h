@@ -60,6 +60,9 @@ class Negotiation {
   Negotiator& negotiator() { return *negotiator_; }
   const Negotiator& negotiator() const { return *negotiator_; }
 
+  // Changes the live settings of all ranks; on the coordinator's rank only.
+  void change_settings(LiveValues values) { coordinator_->change_settings(std::move(values)); }
+
   // Receives frames, makes and applies reports and Decisions, sends frames. Never blocks.
   Status advance(Nanoseconds now, NegotiationEvents& events);
 

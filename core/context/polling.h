@@ -17,6 +17,8 @@ class Polling {
   // `is_crowded`: there are more ranks than cores, so that polling may keep a rank that has work from running.
   Polling(Nanoseconds spin, bool is_crowded) : spin_(spin), is_crowded_(is_crowded) {}
 
+  void set_spin(Nanoseconds spin) { spin_ = spin; }
+
   // Records that an operation begins while none was in progress.
   void began(Nanoseconds now) { last_moved_ = now; }
 

@@ -219,6 +219,11 @@ Status Coordinator::merge_aggregate(int32_t leader, const RankBits& subtree, std
   return status.is_ok() ? status : Status(status.code(), name + ", for the ranks below it: " + status.text());
 }
 
+void Coordinator::change_settings(LiveValues values) {
+  state_->rules.fusion_threshold = value_in(values, Knob::fusion_threshold);
+  state_->decision.settings = std::move(values);
+}
+
 bool Coordinator::decide(Nanoseconds now, Bytes& out) {
   State& state = *state_;
   if (!state.has_work(now)) return false;

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/codec.h"
+#include "base/live_settings.h"
 #include "base/status.h"
 #include "control/rank_bits.h"
 #include "plan/request.h"
@@ -39,6 +40,9 @@ class Coordinator {
   // Merges a leader's aggregate as if each rank of its subtree had reported; SRT_PROTOCOL if it is invalid, or
   // concerns ranks outside the subtree.
   Status merge_aggregate(int32_t leader, const RankBits& subtree, std::span<const uint8_t> aggregate, Nanoseconds now);
+
+  // Changes the live settings: the coordinator's own at once, those of all ranks with its next Decision.
+  void change_settings(LiveValues values);
 
   // Appends a Decision if there is anything to send; otherwise returns false and appends nothing.
   bool decide(Nanoseconds now, Bytes& out);

@@ -72,6 +72,7 @@ void endings(auto& archive, MessageOf<Decision> auto& decision) {
 
 void fields(auto& archive, MessageOf<Decision> auto& decision) {
   archive.number(decision.number);
+  archive.list(decision.settings);
   archive.number(decision.first_plan);
   agreements(archive, decision);
   archive.list(decision.retired);

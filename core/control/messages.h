@@ -85,19 +85,20 @@ struct DecidedSetChange {
 // A message from the coordinator to every rank.
 struct Decision {
   uint64_t number = 0;               // from 1
-  uint64_t first_plan = 0;           // the number of plans[0]; the others follow it
+  LiveValues settings;  // for its plans and later ones; empty: as before. Travels only with other content
+  uint64_t first_plan = 0;  // the number of plans[0]; the others follow it
   std::vector<DecidedPlan> plans;
   std::vector<Response> responses;
   std::vector<DecidedRefusal> refusals;
   std::vector<CacheId> retired;
   std::vector<DecidedJoin> joins;
   std::vector<DecidedSetChange> set_changes;
-  std::vector<int32_t> asked;        // ranks that must report what they are doing, because others wait for them
+  std::vector<int32_t> asked;  // ranks that must report what they are doing, because others wait for them
   std::vector<Stall> stalls;
   std::vector<RankLateness> lateness;  // travels only with other content
   srt_status fatal = SRT_OK;
   std::string fatal_text;
-  int32_t culprit = 0;               // the rank that caused it; the first of several late ranks
+  int32_t culprit = 0;  // the rank that caused it; the first of several late ranks
 
   bool says_nothing() const;
   void clear();

@@ -45,6 +45,20 @@ bool are_absentees_of(const DecidedPlan& plan, const NegotiatorSet& set) {
 
 }  // namespace
 
+// Applies new settings before the plans of the same Decision, which need them.
+Status Negotiator::State::apply_settings(Outcome& outcome) {
+  const LiveValues& values = decision.settings;
+  if (values.empty()) return {};
+  if (values.size() != std::size(live_knobs)) return nonsense_decision("settings that do not exist");
+  for (size_t i = 0; i < values.size(); ++i)
+    if (!may_have(live_knobs[i], values[i])) return nonsense_decision("a setting out of bounds");
+  rule.bytes = value_in(values, Knob::report_bytes);
+  rule.window = value_in(values, Knob::report_window);
+  chunk_bytes = value_in(values, Knob::chunk_bytes);
+  outcome.settings = values;
+  return {};
+}
+
 Status Negotiator::State::apply_plans(Outcome& outcome) {
   response_operations.clear();
   for (const Response& response : decision.responses) {
@@ -77,6 +91,7 @@ Status Negotiator::State::apply_plan(const DecidedPlan& decided, uint64_t number
   plan.members = set->members;
   plan.contributors = decided.contributors;
   plan.untouched = decided.untouched;
+  plan.chunk_bytes = chunk_bytes;
   plan.absentees = decided.absentees;
   if (!plan.absentees.empty() && (!are_absentees_of(decided, *set) || decided.items.size() != 1))
     return nonsense_decision("a plan without ranks that do not exist, or of several tensors");
@@ -291,6 +306,7 @@ Status Negotiator::apply(std::span<const uint8_t> decision, Outcome& outcome) {
                                     static_cast<unsigned long long>(state.last_decision)));
   }
   state.last_decision = state.decision.number;
+  SIRTAKI_TRY(state.apply_settings(outcome));
   SIRTAKI_TRY(state.apply_plans(outcome));
   SIRTAKI_TRY(state.apply_refusals(outcome));
   SIRTAKI_TRY(state.apply_cache_changes());

@@ -77,6 +77,7 @@ struct Negotiator::State {
   void report_queue(NegotiatorSet& set, Nanoseconds now);
   void report_portion(NegotiatorSet& set, Nanoseconds now);
 
+  Status apply_settings(Outcome& outcome);
   Status apply_plans(Outcome& outcome);
   Status apply_plan(const DecidedPlan& decided, uint64_t number, Outcome& outcome);
   Status look_up(PlanItem item, const NegotiatorSet& set, PlannedTensor& tensor) const;
@@ -93,6 +94,7 @@ struct Negotiator::State {
 
   int32_t rank;
   ReportRule rule;
+  int64_t chunk_bytes = 0;           // of the next plans
   CacheTable<NegotiatorOperation> cache;
   std::vector<std::unique_ptr<NegotiatorSet>> sets;  // by number
   std::unordered_map<OperationKey, std::unique_ptr<NegotiatorOperation>, OperationKeyHash> operations;

@@ -59,6 +59,7 @@ class Adasum final : public Operation {
     transfer->phase = whole_->phase + phase_;
     transfer->is_last_phase = phase_ == last_phase() && whole_->is_last_phase;
     transfer->dtype = whole_->dtype;
+    transfer->chunk_bytes = whole_->chunk_bytes;
     transfer->members = whole_->members;
     transfer->own = whole_->own;
     transfer->times = whole_->times;

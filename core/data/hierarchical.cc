@@ -62,6 +62,7 @@ std::shared_ptr<Transfer> Hierarchical::among(const Members& members, Kind kind)
   transfer->kind = kind;
   transfer->dtype = whole_->dtype;
   transfer->reduce_op = whole_->reduce_op;
+  transfer->chunk_bytes = whole_->chunk_bytes;
   transfer->times = whole_->times;
   transfer->wire_bytes = whole_->wire_bytes;
   transfer->own = index_in(members, whole_->own);

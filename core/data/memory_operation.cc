@@ -13,7 +13,8 @@ constexpr int64_t steps_a_phase = 1 << 20;
 }  // namespace
 
 MemoryOperation::MemoryOperation(const MemorySetting& setting, TransferPtr transfer)
-    : setting_(setting), arithmetic_(setting.kernels.of(transfer->dtype)), transfer_(std::move(transfer)) {
+    : setting_(setting), arithmetic_(setting.kernels.of(transfer->dtype)), transfer_(std::move(transfer)),
+      chunk_bytes_(setting_.local_peers.region().chunk_bytes_for(transfer_->chunk_bytes)) {
   slots_.reserve(transfer_->members.size());
   for (int32_t member : transfer_->members) slots_.push_back(setting_.local_peers.slot_of(member));
 }

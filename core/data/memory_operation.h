@@ -56,7 +56,7 @@ class MemoryOperation : public Operation {
   const Transfer& transfer() const { return *transfer_; }
   const DTypeKernels& arithmetic() const { return *arithmetic_; }
   size_t member_count() const { return slots_.size(); }
-  int64_t chunk_bytes() const { return static_cast<int64_t>(setting_.local_peers.region().chunk_bytes()); }
+  int64_t chunk_bytes() const { return chunk_bytes_; }
   uint8_t* chunk(size_t member, int64_t round) const {
     return setting_.local_peers.region().chunk(slots_[member], turn(round));
   }
@@ -82,6 +82,7 @@ class MemoryOperation : public Operation {
   MemorySetting setting_;
   const DTypeKernels* arithmetic_;  // nullptr if nothing is reduced
   TransferPtr transfer_;
+  int64_t chunk_bytes_;
   std::vector<int> slots_;       // by member
   int64_t next_ = 0;
   uint64_t awaited_ = 0;         // the awaited milestone

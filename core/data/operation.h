@@ -30,6 +30,7 @@ struct Transfer {
   WireFormat wire_format = WireFormat::exact;
   Scale prescale, postscale;
   int32_t device = -1;
+  int64_t chunk_bytes = 0;           // see Plan
   std::vector<int32_t> members;      // world ranks, ascending
   size_t own = 0;                    // this rank's index among them
   size_t root = 0;                   // the root's index

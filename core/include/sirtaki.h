@@ -208,8 +208,8 @@ int32_t srt_usable_cores(void); /* by affinity and cgroup quotas, at least 1 */
 srt_config *srt_config_create(void);
 srt_status srt_config_set(srt_config *, const char *name, const char *value, srt_error *);
 srt_status srt_config_get(const srt_config *, const char *name, char *value, int32_t capacity);
-int64_t srt_config_integer(const srt_config *, const char *name); /* of a number: bytes, or nanoseconds
-                                                                     of a time; -1: no such knob */
+/* Returns a number: bytes, nanoseconds of a time, or the position of a choice; -1: no such knob. */
+int64_t srt_config_integer(const srt_config *, const char *name);
 void srt_config_destroy(srt_config *);
 
 /* Descriptors that bootstrap makes and passes between processes; each function returns -1 on failure. */
@@ -258,14 +258,17 @@ void srt_release_process_context(void);
 
 /* Operations. Either all requests of a call are queued, or none. */
 srt_status srt_enqueue(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
-/* Enqueues and waits, without waking the engine's thread. After SRT_IN_PROGRESS the handles are valid. If nothing was
- * queued, there are no handles (out[0] is 0). The status is that of the first handle that failed. */
+/* Enqueues and waits, without waking the engine's thread. After SRT_IN_PROGRESS the handles are valid; out[0] is 0 if
+ * nothing was queued. The status is that of the first handle that failed. */
 srt_status srt_run(srt_context *, const srt_request *, int32_t count, int32_t timeout_ms, srt_handle *out, srt_error *);
 /* Starts operations of native callers that must not wait, and whose requests have hooks. SRT_IN_PROGRESS: the hooks
  * will be called. SRT_OK: all operations ended within microseconds, successfully or not, and no hook is called. Any
  * other status: nothing was queued. */
 srt_status srt_enqueue_or_complete(srt_context *, const srt_request *, int32_t count, srt_handle *out, srt_error *);
 void srt_flush(srt_context *); /* negotiates what is queued, without waiting for more */
+/* Changes a setting of all ranks from rank 0's next Decision on, in a job with the setting autotune. */
+srt_status srt_change_setting(srt_context *, const char *name, const char *value, srt_error *);
+int64_t srt_live_setting(srt_context *, const char *name); /* in use, as by srt_config_integer; -1: unknown */
 srt_status srt_poll(srt_context *, srt_handle); /* SRT_IN_PROGRESS, or the operation's final status */
 /* Waits for all handles; the status is that of the first handle that failed. */
 srt_status srt_wait(srt_context *, const srt_handle *, int32_t count, int32_t timeout_ms);
@@ -279,8 +282,7 @@ srt_status srt_wait_watched(srt_context *, srt_handle *out, int32_t capacity, in
 /* Blocks until operations on GPU tensors are launched; from then on the CUDA stream waits for them, not the
  * host. A later failure ends the context, and is reported by the next call. */
 srt_status srt_wait_on_stream(srt_context *, const srt_handle *, int32_t count, uintptr_t stream, int32_t timeout_ms);
-/* Makes srt_wait_on_stream block until the operations have ended, from now on: then it reports every failure, and no
- * work that follows it uses an undefined result. */
+/* Makes srt_wait_on_stream block until the operations have ended, from now on, so that it reports every failure. */
 void srt_wait_on_host(srt_context *);
 srt_status srt_output(srt_context *, srt_handle, srt_tensor *out); /* valid until the handle is released */
 uint32_t srt_result(srt_context *, srt_handle); /* SRT_RESULT_* of a finished handle */
@@ -288,15 +290,13 @@ uint32_t srt_result(srt_context *, srt_handle); /* SRT_RESULT_* of a finished ha
 int64_t srt_result_number(srt_context *, srt_handle);
 /* Writes the rows received from each member in a finished all-to-all, at most `capacity` numbers; returns how many. */
 int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capacity);
-/* Writes the ranks whose data is in the result of a finished all-reduce with a deadline, ascending, at most `capacity`;
- * returns their count. */
+/* Writes the contributors to an all-reduce with a deadline, ascending, at most `capacity`; returns their count. */
 int32_t srt_result_contributors(srt_context *, srt_handle, int32_t *out, int32_t capacity);
 /* Writes the ranks of a process set, ascending, at most `capacity`; returns their count, -1 if there is no such set. */
 int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t capacity);
 /* Returns how many of `rows` rows this rank receives from a reduce-scatter; 0 if it is not a member of the set. */
 int64_t srt_own_rows(srt_context *, int32_t process_set, int64_t rows);
-/* Returns 1 if wire formats have an effect on this rank's all-reduces in a process set: not all of its ranks share
- * memory. */
+/* Returns 1 if wire formats affect this rank's all-reduces in a process set: not all of its ranks share memory. */
 int32_t srt_has_wire_format(srt_context *, int32_t process_set);
 /* Writes this rank's topology; peers is NULL. */
 void srt_get_topology(srt_context *, srt_topology *out);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/live_settings.h"
 #include "base/status.h"
 #include "observe/program_stack.h"
 #include "observe/statistics.h"
@@ -32,6 +33,7 @@ struct Plan {
   int32_t contributors = 0;  // members that take part with data: they have not joined, and are not late
   std::vector<int32_t> absentees;  // operations with a deadline only: members that do not contribute, ascending
   bool untouched = false;  // absent on every member: completes without touching memory
+  int64_t chunk_bytes = 0;  // through shared memory; 0: as large as the region allows
   std::vector<PlannedTensor> tensors;
 };
 
@@ -82,6 +84,7 @@ struct ProcessSetChange {
 
 // The consequences of one Decision for this rank, in the order in which they must be applied.
 struct Outcome {
+  LiveValues settings;  // from now on; empty: as before. The plans have theirs already
   std::vector<Plan> plans;  // only plans of which this rank is a member; ascending numbers
   std::vector<Refusal> refusals;
   std::vector<Stall> stalls;
@@ -94,6 +97,7 @@ struct Outcome {
 
   // Clears the outcome. Lists keep their capacity, because this is called in every iteration.
   void clear() {
+    settings.clear();
     plans.clear();
     refusals.clear();
     stalls.clear();

@@ -16,6 +16,7 @@ namespace sirtaki {
 namespace {
 
 constexpr int64_t page = 4096;
+constexpr int64_t largest_fitting = 1 << 20;
 constexpr size_t ring_span = sizeof(RingHeader) + SharedRegion::ring_bytes;
 
 size_t rings_offset(int slots) { return sizeof(AbortRecord) + static_cast<size_t>(slots) * sizeof(RankBlock); }
@@ -39,18 +40,27 @@ Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", w
 }  // namespace
 
 int64_t SharedRegion::fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores) {
-  constexpr int64_t least = 128 << 10, most = 1 << 20, unknown = 512 << 10;
+  constexpr int64_t least = 128 << 10, unknown = 512 << 10;
   if (cache_bytes <= 0) return unknown;
   constexpr int64_t chunks_at_a_time = 4;  // one written, one read, and two of the user's memory
   const int64_t ranks_a_core = (ranks + cores - 1) / cores;
-  return std::clamp(cache_bytes / (chunks_at_a_time * ranks_a_core), least, most) / page * page;
+  return std::clamp(cache_bytes / (chunks_at_a_time * ranks_a_core), least, largest_fitting) / page * page;
+}
+
+int64_t SharedRegion::initial_chunk_bytes(const Config& config, int slot_count) {
+  const int64_t wish = config.integer(Knob::chunk_bytes);
+  return wish ? std::max(wish / page * page, page)
+              : fitting_chunk_bytes(second_level_cache_bytes(), slot_count, online_cores());
 }
 
 int64_t SharedRegion::bytes_needed(const Config& config, int slot_count) {
-  const int64_t wish = config.integer(Knob::chunk_bytes);
-  return bytes_with(wish ? std::max(wish / page * page, page)
-                         : fitting_chunk_bytes(second_level_cache_bytes(), slot_count, online_cores()),
-                    slot_count);
+  const int64_t initial = initial_chunk_bytes(config, slot_count);
+  return bytes_with(config.integer(Knob::autotune) ? std::max(initial, largest_fitting) : initial, slot_count);
+}
+
+int64_t SharedRegion::chunk_bytes_for(int64_t wish) const {
+  const auto most = static_cast<int64_t>(chunk_bytes_);
+  return wish ? std::clamp(wish / page * page, std::min(page, most), most) : most;
 }
 
 Status SharedRegion::create(int64_t bytes, Descriptor& out) {

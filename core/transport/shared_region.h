@@ -68,6 +68,8 @@ class SharedRegion {
   static constexpr size_t ring_bytes = 128 << 10;
   static constexpr int slots_each = 2;  // chunk slots per rank: one is filled while the other is read
 
+  // Returns the size of a chunk at the start. With autotune, slots are larger where that is less than 1 MiB.
+  static int64_t initial_chunk_bytes(const Config& config, int slot_count);
   static int64_t bytes_needed(const Config& config, int slot_count);
   // Returns the size of a chunk if the setting is 0: the few chunks that a rank handles at a time, and those of the
   // ranks that share its core, must fit into its second-level cache.
@@ -88,6 +90,8 @@ class SharedRegion {
   uint8_t* ring_data(int from, int to) const;
   uint8_t* chunk(int slot, uint64_t turn) const;
   size_t chunk_bytes() const { return chunk_bytes_; }
+  // Returns the size of the chunks for a wish, the same on all ranks of the host; 0: as large as a slot.
+  int64_t chunk_bytes_for(int64_t wish) const;
   int slot_count() const { return slot_count_; }
 
  private:

@@ -335,4 +335,19 @@ TEST(falsified_decisions_are_refused_or_harmless) {
   CHECK(believed > 1'000 && refused > 1'000);
 }
 
+TEST(settings_that_do_not_exist_or_are_out_of_bounds_are_refused) {
+  const LiveValues usual = {64 << 20, 1 << 20, 300'000, 0, 200'000, 0};
+  const auto with_settings = [](LiveValues values) {
+    return Listener(allreduce("x")).says([&](Decision& decision) { decision.settings = std::move(values); });
+  };
+  CHECK_EQUAL(with_settings(usual).hear().code(), SRT_OK);
+  LIE(with_settings({1}));
+  for (size_t place = 0; place < usual.size(); ++place)
+    for (const int64_t value : {int64_t{-1}, huge}) {
+      LiveValues values = usual;
+      values[place] = value;
+      LIE(with_settings(values));
+    }
+}
+
 CHECK_MAIN()

@@ -54,6 +54,7 @@ inline Report rich_report() {
 inline Decision rich_decision() {
   Decision decision;
   decision.number = 13;
+  decision.settings = {64 << 20, 1 << 20, 300'000, 0, 200'000, 2};
   decision.first_plan = 40;
   decision.plans = {{4, 2, true, {CacheId{5} << 24, is_response}}, {0, 2, false, {is_response}, {0, 3}}};
   decision.responses = {{std::make_shared<Signature>(rich_signature()), {3, 0, 9}, CacheId{8} << 24}};
