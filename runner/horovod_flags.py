@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sirtaki.runner.errors import LaunchError
 
-_NO_TUNING = "there is no tuning, as there is little to tune: leave it out; hvdrun --help lists the settings"
+_OWN_STEPS = "autotune chooses the number of its steps, and models no noise: leave it out"
 
 # Options with an alternative, by the reason. With or without a value, the answer is the reason.
 _REFUSED_FOR: dict[str, Sequence[str]] = {
@@ -21,8 +21,8 @@ _REFUSED_FOR: dict[str, Sequence[str]] = {
     "there are no cycles; the closest equivalent is --report-window SECONDS": ("--cycle-time-ms",),
     "all-gathers need no such option: leave it out": ("--hierarchical-allgather",),
     "use --cpu-algorithm hierarchical": ("--torus-allreduce",),
-    _NO_TUNING: (
-        *("--autotune", "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
+    _OWN_STEPS: (
+        *("--autotune-warmup-samples", "--autotune-steps-per-sample"),
         *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
     ),
     "hvdrun binds no rank to cores: start the command through taskset or numactl": (
@@ -57,6 +57,7 @@ class Translation:
 
 TRANSLATED = {
     "--fusion-threshold-mb": Translation("fusion_threshold", lambda value: f"{value}M"),
+    "--autotune-log-file": Translation("autotune_log", str),
     "--hierarchical-allreduce": Translation("cpu_algorithm", fixed="hierarchical"),
     "--no-hierarchical-allreduce": Translation("cpu_algorithm", fixed="direct"),
     "--stall-check-warning-time-seconds": Translation("stall_report", str),

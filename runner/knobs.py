@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sirtaki.runner.autotune_options import loaded_settings
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.horovod_flags import add_translated_flags
 
@@ -49,6 +51,19 @@ def knob_environment(options: argparse.Namespace, knobs: Sequence[Knob]) -> dict
             _check(knob, value)
             chosen[f"SIRTAKI_{knob.name.upper()}"] = value
     return chosen
+
+
+def loaded_environment(path: Path, knobs: Sequence[Knob]) -> dict[str, str]:
+    """Returns the variables for the settings that a log of autotune ends with.
+
+    Raises:
+        LaunchError: the file cannot be read, has no result, or has a bad value.
+    """
+    names = {f"SIRTAKI_{knob.name.upper()}": knob for knob in knobs}
+    found = loaded_settings(path, {knob.name for knob in knobs})
+    for variable, value in found.items():
+        _check(names[variable], value)
+    return found
 
 
 def _check(knob: Knob, value: str) -> None:

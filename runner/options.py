@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from sirtaki.runner.autotune_options import add_autotune_options, check_autotune
 from sirtaki.runner.elastic_options import add_elastic_options, is_elastic, unused_option
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.horovod_flags import add_horovod_flags
@@ -47,9 +48,10 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
     """
     parser, arguments = _parser(), _with_address(arguments)
     options, unknown = parser.parse_known_args(arguments)
-    if not unknown and not options.help and options.config_file is None:
+    needs_settings = options.help or options.config_file is not None or options.autotune_load is not None
+    if not unknown and not needs_settings:
         return _checked(options), {}
-    from sirtaki.runner.knobs import add_knobs, knob_environment
+    from sirtaki.runner.knobs import add_knobs, knob_environment, loaded_environment
 
     knobs = add_knobs(parser)
     if options.help:
@@ -60,7 +62,11 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
         from sirtaki.runner.config_file import config_arguments
 
         options = parser.parse_args(_with_address([*config_arguments(options.config_file), *arguments]))
-    return _checked(options), knob_environment(options, knobs)
+    settings = knob_environment(options, knobs)
+    check_autotune(options, settings)
+    if options.autotune_load is not None:
+        settings = {**loaded_environment(options.autotune_load, knobs), **settings}
+    return _checked(options), settings
 
 
 def _parser() -> OptionParser:
@@ -74,6 +80,7 @@ def _parser() -> OptionParser:
     _add_options(parser)
     _add_options_for_observing(parser)
     add_options_for_hosts(parser)
+    add_autotune_options(parser)
     add_elastic_options(parser, whole_number, _seconds)
     add_horovod_flags(parser)
     return parser

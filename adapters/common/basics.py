@@ -15,6 +15,7 @@ from sirtaki.bindings.errors import (
     PeerLostError,
 )
 from sirtaki.bindings.topology import Topology
+from sirtaki.common.autotune import tuner_of
 from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sirtaki.common.repeated_init import compatible, is_list_of_ranks, require_all_ranks
 from sirtaki.common.root import is_root, on_root
@@ -83,6 +84,7 @@ def init(
     lists_ranks = are_horovods() and is_list_of_ranks(comm)
     lifecycle.start(rank, size, address, key, None if lists_ranks else comm)
     lifecycle.store_arguments(arguments)
+    tuner_of(current())  # on rank 0 of a job with autotune, it also reports that there was nothing to tune
     if lists_ranks:
         require_all_ranks(comm)
     _add_all(sets)

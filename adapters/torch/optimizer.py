@@ -13,6 +13,7 @@ from torch import Tensor
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.common.autotune import tuner_of
 from sirtaki.common.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.deadlines import Deadline
 from sirtaki.common.groups import Groups
@@ -220,6 +221,7 @@ class _Distributed(Survivor, Wrapped):
     _reducer: GradientReducer
     _finalizer: Any
     _has_stepped: bool
+    _tuner: Any  # of the world, on rank 0 with autotune; else None
 
     def _adopt(self, settings: _Settings, reducer: GradientReducer) -> None:
         self._settings, self._reducer = settings, reducer
@@ -344,6 +346,7 @@ def _distributed(optimizer: Optimizer, settings: _Settings, partition: Partition
     distributed._adopt(settings, reducer)
     if partition is not None:
         distributed._adopt_slices(partition, scope, settings.names)
+    distributed._tuner = tuner_of(scope.context) if scope.process_set is global_process_set else None
     distributed._hooks = [
         distributed.register_step_pre_hook(_before_step),
         distributed.register_step_post_hook(_after_step),
@@ -392,3 +395,5 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     assert isinstance(optimizer, _Distributed)
     optimizer._end_update()
     optimizer._reducer.stepped()
+    if optimizer._tuner is not None:
+        optimizer._tuner.stepped(str(optimizer._scope.name))

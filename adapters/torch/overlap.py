@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from sirtaki.bindings import live_settings
+from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.library import usable_cores
+from sirtaki.torch import device
+from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.sparse_gradients import ExchangeOptions
 
 # A pass that sleeps for at least half of the time leaves its core free for an exchange.
 _IDLE_SHARE = 0.5
 _NANOSECONDS = 1e-9
+_AUTO, _EARLY = "auto", "early"  # choices of the setting hand_over; the other one is "late"
 
 
 class Overlap:
@@ -19,9 +28,20 @@ class Overlap:
     """
 
     def __init__(
-        self, *, has_spare_core: bool, clocks: Callable[[], tuple[float, float]] | None = None
+        self,
+        *,
+        has_spare_core: bool,
+        clocks: Callable[[], tuple[float, float]] | None = None,
+        wish: Callable[[], str] = lambda: _AUTO,
     ) -> None:
-        """Creates it. `clocks` returns seconds: elapsed, and those in which this thread was runnable."""
+        """Creates it.
+
+        Args:
+            has_spare_core: whether there is a core that no backward pass needs.
+            clocks: returns seconds: elapsed, and those in which this thread was runnable.
+            wish: returns the setting hand_over: "early", "late", or "auto", which leaves the decision here.
+        """
+        self._wish = wish
         self._has_spare_core = has_spare_core
         self._clocks = clocks or _clocks
         self._begun: tuple[float, float] | None = None
@@ -30,7 +50,8 @@ class Overlap:
     @property
     def is_worth_it(self) -> bool:
         """Returns whether the next pass should submit gradients early, judging by the last one."""
-        return self._is_worth_it
+        wish = self._wish()
+        return self._is_worth_it if wish == _AUTO else wish == _EARLY
 
     def begin(self) -> None:
         """Records that a pass has made its first gradient, in this thread."""
@@ -47,6 +68,22 @@ class Overlap:
     def drop(self) -> None:
         """Records that the pass has raised."""
         self._begun = None
+
+
+def overlap_of(exchange_options: ExchangeOptions, named: Sequence[NamedParameter]) -> Overlap:
+    """Returns the decision for the parameters of an optimizer, in the world of its ranks."""
+    context = exchange_options.scope.context
+    is_on_gpu = any(device.ordinal(parameter) != core.CPU for _, parameter, _ in named)
+    has_spare_core = is_on_gpu or context.topology.local_size < usable_cores()
+    return Overlap(has_spare_core=has_spare_core, wish=_wish_in(context))
+
+
+def _wish_in(context: Context) -> Callable[[], str]:
+    """Returns a function that returns the setting hand_over, which changes during the job with autotune."""
+    if context.setting("autotune") == "1":
+        return lambda: live_settings.in_use(context, "hand_over")
+    fixed = context.setting("hand_over")
+    return lambda: fixed
 
 
 def _clocks() -> tuple[float, float]:

@@ -19,14 +19,13 @@ from torch.autograd.graph import get_gradient_edge
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.library import usable_cores
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.common.shares import Share
 from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.claims import Claim
 from sirtaki.torch.exchange import GradientExchange
-from sirtaki.torch.overlap import Overlap
+from sirtaki.torch.overlap import overlap_of
 from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, trainable
 from sirtaki.torch.pass_end import PassEnd
@@ -85,7 +84,7 @@ class GradientReducer:
         self.no_sync = Nesting()  # keeps the gradients of passes inside on this rank
         self._bytes_until_submit = _NEVER  # bytes until gradients are submitted early
         self._may_submit_early = False  # once a whole pass without nested ones has been seen, and it pays off
-        self._overlap = Overlap(has_spare_core=_has_spare_core(exchange_options, named))
+        self._overlap = overlap_of(exchange_options, named)
         self._has_nested = False
         self._is_reduced = False  # a round has ended since the last step
         self._guards: list[Any] = []  # hooks that keep the next pass from changing gradients in flight
@@ -391,10 +390,3 @@ class GradientReducer:
 def _times(gradient: Tensor, factor: float) -> Tensor:
     """Returns a gradient times a factor: zeros for 0, whatever the gradient holds."""
     return gradient * factor if factor else torch.zeros_like(gradient)
-
-
-def _has_spare_core(exchange_options: ExchangeOptions, named: Sequence[NamedParameter]) -> bool:
-    """Returns whether gradients can be exchanged on a core that the backward pass does not need."""
-    if any(device.ordinal(parameter) != core.CPU for _, parameter, _ in named):
-        return True
-    return exchange_options.scope.context.topology.local_size < usable_cores()

@@ -137,7 +137,8 @@ def test_an_empty_config_file_says_nothing(config: Callable[[str], Path]) -> Non
         ("'a b': 1", "'a b' is not a setting"),
         ("no_such_option: 1", "--no-such-option=1"),
         ("controller: mpi", "hvdrun does not take --mpi: "),
-        ("autotune: {enabled: true}", "hvdrun does not take --autotune: "),
+        ("autotune: {warmup_samples: 3}", "hvdrun does not take --autotune-warmup-samples: "),
+        ("autotune: {log_file: a.csv}", "--autotune-log is for --autotune"),
         ("params: {cycle_time_ms: 3}", "hvdrun does not take --cycle-time-ms: there are no cycles"),
     ],
 )

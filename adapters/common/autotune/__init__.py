@@ -1,0 +1,30 @@
+"""Autotune: rank 0 changes settings while the job trains, and keeps what makes its steps faster."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from sirtaki.bindings.context import Context
+
+if TYPE_CHECKING:
+    from sirtaki.common.autotune.tuner import Tuner
+
+_COORDINATOR = 0
+_tuners: weakref.WeakKeyDictionary[Context, Tuner] = weakref.WeakKeyDictionary()
+
+
+def tuner_of(context: Context) -> Tuner | None:
+    """Returns the tuner of a world; None on ranks other than 0, and in worlds that are not tuned.
+
+    Raises:
+        ValueError: the file of autotune_log cannot be written.
+    """
+    is_wanted = context.rank == _COORDINATOR and context.size > 1 and context.setting("autotune") == "1"
+    if not is_wanted or context.survivors is not None:
+        return None
+    if context not in _tuners:
+        from sirtaki.common.autotune.tuner import Tuner  # imported late, because few jobs need it
+
+        _tuners[context] = Tuner(context)
+    return _tuners[context]

@@ -1,0 +1,39 @@
+"""The settings that autotune changes, and the values that it tries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sirtaki.bindings.config import Config
+from sirtaki.common.autotune.search import Change
+
+_K, _M = 1 << 10, 1 << 20
+# The values that matter. All of these settings can be changed while the ranks run, and none of them changes
+# the bits of a sum. A chunk is at most as large as a slot of the shared region, 1 MiB.
+_VALUES: dict[str, tuple[str, ...]] = {
+    "hand_over": ("early", "late"),
+    "chunk_bytes": (f"{128 * _K}", f"{256 * _K}", f"{512 * _K}", f"{_M}"),
+    "fusion_threshold": (f"{64 * _M}", f"{4 * _M}"),
+    "report_bytes": (f"{_M}", f"{16 * _M}"),
+    "report_window": ("0.0003", "0.003"),
+    "spin": ("0", "0.0002", "0.002"),
+}
+TUNED = tuple(_VALUES)
+
+
+def candidates(start: Mapping[str, str]) -> list[Change]:
+    """Returns the changes that are worth trying: other values than those of the start.
+
+    The size of a chunk is 0 where the ranks share no memory; then it does not matter.
+    """
+    return [
+        Change(name, value)
+        for name, values in _VALUES.items()
+        for value in values
+        if name != "chunk_bytes" or start[name] != "0"
+        if _number(name, value) != _number(name, start[name])
+    ]
+
+
+def _number(name: str, value: str) -> int:
+    return Config({name: value}).integer(name)

@@ -1,0 +1,82 @@
+"""The record of a search: a CSV file, and a paragraph that explains the result.
+
+The file has a line for each block of steps, with the settings and the time of a step. The last line has the
+verdict "kept", and the settings that were kept: `hvdrun --autotune-load` reads these.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import IO
+
+from sirtaki.common.autotune.search import MARGIN, PROOF_PAIRS, PROOF_WINS, Block, Findings, Settings
+
+KEPT = "kept"
+
+
+class Log:
+    """The CSV file. Each line is complete when it is written: a job that is killed leaves those before."""
+
+    def __init__(self, path: str, names: Sequence[str]) -> None:
+        """Creates or overwrites the file, with columns for the settings of these names; "": writes none.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
+        self._file: IO[str] | None = None
+        if not path:
+            return
+        try:
+            self._file = open(path, "w", newline="", buffering=1)  # noqa: SIM115  # until the search ends
+        except OSError as error:
+            raise ValueError(f"autotune_log: cannot write {path}: {error.strerror}") from None
+        self._lines = csv.writer(self._file, lineterminator="\n")
+        self._lines.writerow(["step", "purpose", *names, "step_seconds", "verdict"])
+
+    def block(self, step: int, block: Block, seconds: float) -> None:
+        """Records a block of steps that ended with `step`."""
+        if self._file is not None:
+            self._lines.writerow([step, block.purpose, *block.settings.values(), f"{seconds:.6f}", ""])
+
+    def close(self, step: int, kept: Settings | None) -> None:
+        """Records the result, if there is one, and completes the file."""
+        if self._file is None:
+            return
+        if kept is not None:
+            self._lines.writerow([step, "result", *kept.values(), "", KEPT])
+        self._file.close()
+
+
+def paragraph(findings: Findings, steps: int) -> str:
+    """Explains a search: what was tried, what was kept, and why."""
+    state = "" if findings.is_finished else ", and the training ended before all were compared"
+    sentences = [
+        f"autotune has tried {findings.tried} changes of settings in {steps} steps, in turns with the "
+        f"settings without them{state}"
+    ]
+    kept = {change.setting for change in findings.changes}
+    for verdict in findings.verdicts:
+        change, share = verdict.change, f"{verdict.ratio:.0%} of the time of those without it"
+        if verdict.is_kept and change.setting in kept:
+            before = findings.start[change.setting]
+            sentences.append(f"Kept {change} (before: {before}): steps took {share}")
+        elif verdict.is_kept:
+            sentences.append(f"Reverted {change}, although steps took {share} at first")
+        else:
+            sentences.append(
+                f"Not kept: {change}, because steps took {share}, and less in {verdict.wins} of "
+                f"{PROOF_PAIRS} comparisons: less than {1 - MARGIN:.0%}, and less in {PROOF_WINS}, would do"
+            )
+    if findings.whole_ratio is not None:
+        sentences.append(f"With all changes, steps took {findings.whole_ratio:.0%} of the time of the start")
+    sentences.append(_advice(findings.start, findings.kept))
+    return ". ".join(sentences) + "."
+
+
+def _advice(start: Settings, kept: Settings) -> str:
+    changed = {name: value for name, value in kept.items() if start[name] != value}
+    if not changed:
+        return f"The settings stay as they were: no change made steps faster by {MARGIN:.0%} or more"
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changed.items())
+    return f"To start with this result: hvdrun {options}, or --autotune-load with the file of --autotune-log"

@@ -1,0 +1,113 @@
+"""The tuner of a job: it measures the steps of rank 0, and changes settings for all ranks.
+
+Every rank changes a setting with the same Decision of the coordinator, in the order of plans. So ranks need
+no further agreement, and only rank 0 has a tuner.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from statistics import median
+
+from sirtaki.bindings import live_settings
+from sirtaki.bindings.context import Context
+from sirtaki.common.autotune.candidates import TUNED, candidates
+from sirtaki.common.autotune.record import Log, paragraph
+from sirtaki.common.autotune.search import Findings, Settings, search
+
+_FIRST_STEPS = 10  # that are not measured: programs and caches warm up
+_BLOCK_STEPS = 5  # measured in a block; a step with an evaluation or a checkpoint does not move their median
+_UNUSED = (
+    "autotune has measured nothing, and changed nothing: no optimizer of sirtaki.torch, distributed over "
+    f"all ranks, has taken more than {_FIRST_STEPS} steps"
+)
+
+
+class Tuner:
+    """Measures steps, block by block, and applies what the search asks for.
+
+    The first step of a block is not measured: it may still have used the settings of the last one.
+    """
+
+    def __init__(self, context: Context, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Creates it; reports the result to standard error, at the latest when the world is shut down.
+
+        Args:
+            context: rank 0 of a world with the setting autotune.
+            clock: returns seconds.
+
+        Raises:
+            ValueError: the file of autotune_log cannot be written.
+        """
+        self.findings: Findings | None = None  # until the first steps are over
+        self.is_over = False
+        self._context, self._clock = weakref.ref(context), clock
+        self._log = Log(context.setting("autotune_log"), TUNED)
+        self._optimizer = ""  # the one whose steps count
+        self._steps, self._last_end = 0, clock()
+        self._tuning = self._tune()
+        next(self._tuning)
+        context.shutdown_callbacks.append(self._end)
+
+    def stepped(self, optimizer: str) -> None:
+        """Records the end of a step of the optimizer with this name. Only steps of the first one count."""
+        if self.is_over:
+            return
+        self._optimizer = self._optimizer or optimizer
+        if optimizer != self._optimizer:
+            return
+        now = self._clock()
+        took, self._last_end = now - self._last_end, now
+        self._steps += 1
+        try:
+            self._tuning.send(took)
+        except StopIteration:
+            self._end()
+
+    def _tune(self) -> Generator[None, float, None]:
+        """Runs the search. Is sent the duration of each step, in seconds, when it ends."""
+        for _ in range(_FIRST_STEPS):
+            yield
+        start = self._in_use()
+        self.findings = Findings(start, start)
+        blocks = search(self.findings, candidates(start))
+        with suppress(StopIteration):
+            block = next(blocks)
+            while True:
+                self._use(block.settings)
+                yield
+                times = []
+                for _ in range(_BLOCK_STEPS):
+                    times.append((yield))
+                self._log.block(self._steps, block, median(times))
+                block = blocks.send(median(times))
+        self._use(self.findings.kept)
+
+    def _in_use(self) -> Settings:
+        context = self._context()
+        assert context is not None
+        return {name: live_settings.in_use(context, name) for name in TUNED}
+
+    def _use(self, settings: Settings) -> None:
+        context = self._context()
+        assert context is not None
+        for name, value in settings.items():
+            live_settings.change(context, name, value)
+
+    def _end(self) -> None:
+        """Reports the result, once."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self._tuning.close()
+        if self.findings is None:
+            self._log.close(self._steps, None)
+            text = f"{_UNUSED}."
+        else:
+            self._log.close(self._steps, self.findings.kept)
+            text = paragraph(self.findings, self._steps)
+        sys.stderr.write(f"sirtaki: {text}\n")

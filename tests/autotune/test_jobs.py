@@ -1,0 +1,125 @@
+"""Autotune in jobs that begin with bad settings: what it keeps, records and says, and that no bit changes."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+
+from sirtaki.common.autotune.candidates import TUNED
+
+pytest.importorskip("torch")
+
+# A step exchanges 2 MiB, and little is computed. Without a number of steps, training ends when autotune does.
+TRAINING = """
+import hashlib, sys
+import torch
+import sirtaki.torch as hvd
+from sirtaki.bindings import live_settings
+from sirtaki.bindings.default_context import current
+from sirtaki.common.autotune import tuner_of
+
+most_steps, *names = sys.argv[1:]
+hvd.init()
+torch.set_num_threads(1)
+torch.manual_seed(1)
+layers = {f"layer{i}": torch.nn.Parameter(torch.randn(1 << 17)) for i in range(4)}
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.values(), lr=1e-3), layers.items())
+tuner, steps, is_over = tuner_of(current()), 0, False
+while not is_over:
+    optimizer.zero_grad()
+    sum((one * (hvd.rank() + 1.5)).sum() for one in layers.values()).backward()
+    optimizer.step()
+    steps += 1
+    is_over = steps == int(most_steps)
+    if not int(most_steps) and steps % 50 == 0:
+        is_over = hvd.broadcast_object(tuner is None or tuner.is_over)
+hvd.barrier()  # its decision carries the last settings
+bits = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in layers.values())).hexdigest()
+print("END", hvd.rank(), steps, bits, *(live_settings.in_use(current(), name) for name in names), flush=True)
+"""
+
+REDUCTION = (
+    *(sys.executable, "-c"),
+    "import numpy, sirtaki.numpy as hvd; hvd.init(); hvd.allreduce(numpy.ones(3), name='x')",
+)
+
+
+def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs two ranks with one thread each."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        hvdrun(2, *command),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        cwd=folder,
+        env=environment,
+    )
+
+
+def train(folder: Path, most_steps: int, *options: str) -> tuple[int, str, dict[str, str], str]:
+    """Runs the training, on two ranks that must end alike.
+
+    Returns its steps, a checksum of its parameters, the settings in use at the end, and the standard error.
+    """
+    script = folder / "training.py"
+    script.write_text(TRAINING)
+    done = run(folder, *options, sys.executable, script, str(most_steps), *TUNED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = re.findall(r"END \d (.*)", done.stdout)
+    assert first == second
+    steps, bits, *values = first.split()
+    return int(steps), bits, dict(zip(TUNED, values, strict=True)), " ".join(done.stderr.split())
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_job_with_tiny_chunks_ends_with_larger_ones(tmp_path: Path) -> None:
+    """Chunks of 4 KiB take several times as long as any other size that is tried.
+
+    On a busy machine, ranks that sleep at once waste less time between these chunks, and may be found first.
+    """
+    log = tmp_path / "tuning.csv"
+    options = ("--chunk-bytes", "4K", "--autotune", "--autotune-log", str(log))
+    steps, bits, in_use, said = train(tmp_path, 0, *options)
+    assert in_use["chunk_bytes"] != "4096" or in_use["spin"] == "0"
+    assert said.count("autotune has tried") == 1
+
+    rows = rows_of(log)
+    assert list(rows[0]) == ["step", "purpose", *TUNED, "step_seconds", "verdict"]
+    assert rows[0]["chunk_bytes"] == "4096"
+    assert {name: rows[-1][name] for name in TUNED} == in_use
+    for name, value in in_use.items():
+        before = rows[0][name] if name != "hand_over" else "auto"
+        assert (f"Kept {name}={value} (before: {before}): steps took " in said) == (value != before)
+        assert (f"--{name.replace('_', '-')} {value}" in said) == (value != before)
+    assert [row["verdict"] for row in rows] == [""] * (len(rows) - 1) + ["kept"]
+    assert all(float(row["step_seconds"]) > 0 for row in rows[:-1])
+
+    again = train(tmp_path, steps, "--autotune-load", str(log))
+    assert again[:3] == (steps, bits, in_use)  # without autotune: the same bits
+    assert "autotune" not in again[3]
+
+
+def test_a_job_without_an_optimizer_of_torch_says_that_nothing_is_tuned(tmp_path: Path) -> None:
+    done = run(tmp_path, "--autotune", *REDUCTION)
+    assert done.returncode == 0, done.stderr
+    assert " ".join(done.stderr.split()).count("autotune has measured nothing, and changed nothing: no ") == 1
+
+
+def test_a_log_that_cannot_be_written_ends_the_job_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "tuning.csv"
+    done = run(tmp_path, "--autotune", "--autotune-log", path, *REDUCTION)
+    assert done.returncode == 1
+    assert f"autotune_log: cannot write {path}: No such file or directory" in done.stderr

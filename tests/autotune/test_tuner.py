@@ -1,0 +1,132 @@
+"""The tuner of rank 0, on a clock that only the settings in use drive; and what it reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sirtaki.bindings import live_settings
+from sirtaki.common.autotune import tuner_of
+from sirtaki.common.autotune.candidates import TUNED
+from sirtaki.common.autotune.tuner import Tuner
+
+START = {
+    "hand_over": "auto",
+    "chunk_bytes": "4096",
+    "fusion_threshold": "67108864",
+    "report_bytes": "1048576",
+    "report_window": "0.0003",
+    "spin": "0.0002",
+}
+
+
+@dataclass(eq=False)
+class World:
+    """Rank 0 of a world in which only large chunks, and late hand-over, are fast."""
+
+    log: str = ""
+    rank: int = 0
+    size: int = 2
+    autotune: str = "1"
+    survivors: Any = None
+    in_use: dict[str, str] = field(default_factory=lambda: dict(START))
+    shutdown_callbacks: list[Any] = field(default_factory=list)
+    time: float = 0.0
+    steps: int = 0
+
+    def setting(self, name: str) -> str:
+        return {"autotune": self.autotune, "autotune_log": self.log}[name]
+
+    def step(self, tuner: Tuner, optimizer: str = "gradient") -> None:
+        """Takes a step; every tenth one includes an evaluation."""
+        self.steps += 1
+        self.time += 0.010 if self.in_use["chunk_bytes"] == "4096" else 0.004
+        self.time += 0.002 if self.in_use["hand_over"] != "late" else 0
+        self.time += 1.0 if self.steps % 10 == 0 else 0
+        tuner.stepped(optimizer)
+
+    def clock(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    monkeypatch.setattr(live_settings, "in_use", lambda context, name: context.in_use[name])
+    monkeypatch.setattr(
+        live_settings, "change", lambda context, name, value: context.in_use.update({name: value})
+    )
+    return World(log=str(tmp_path / "log.csv"))
+
+
+def make(world: World) -> Tuner:
+    return Tuner(world, world.clock)  # type: ignore[arg-type]
+
+
+def test_it_ends_with_the_fastest_settings_in_use(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    tuner = make(world)
+    while not tuner.is_over:
+        world.step(tuner)
+    assert world.in_use["hand_over"] == "late"
+    assert world.in_use["chunk_bytes"] == "131072"
+    assert {name for name in TUNED if world.in_use[name] != START[name]} == {"hand_over", "chunk_bytes"}
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert "Kept chunk_bytes=131072 (before: 4096): steps took 50% of the time" in said
+    assert "Kept hand_over=late (before: auto): steps took 67% of the time" in said
+    assert "With all changes, steps took 33% of the time of the start" in said
+    assert "hvdrun --hand-over late --chunk-bytes 131072, or --autotune-load" in said
+
+    world.in_use["spin"] = "0"
+    world.step(tuner)
+    assert world.in_use["spin"] == "0"  # it changes nothing any more
+    for callback in world.shutdown_callbacks:
+        callback()
+    assert capfd.readouterr().err == ""  # and reports once
+
+
+def test_a_training_that_ends_early_keeps_what_was_proven(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tuner = make(world)
+    while tuner.findings is None or not tuner.findings.changes:
+        world.step(tuner)
+    for callback in world.shutdown_callbacks:
+        callback()
+    said = capfd.readouterr().err
+    assert "and the training ended before all were compared" in said
+    assert "hvdrun --chunk-bytes 131072, or" in said
+    last = Path(world.log).read_text().splitlines()[-1]
+    assert last == f"{world.steps},result,auto,131072,67108864,1048576,0.0003,0.0002,,kept"
+
+
+def test_steps_of_a_second_optimizer_do_not_count(world: World) -> None:
+    tuner = make(world)
+    for _ in range(30):
+        world.step(tuner, "gradient")
+        tuner.stepped("gradient.1")
+    lines = Path(world.log).read_text().splitlines()[1:]
+    assert [line.split(",")[0] for line in lines] == ["16", "22", "28"]
+    assert {line.split(",")[-2] for line in lines} == {"0.012000"}
+
+
+def test_a_job_without_steps_says_so(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    make(world)
+    for callback in world.shutdown_callbacks:
+        callback()
+    assert "autotune has measured nothing, and changed nothing" in capfd.readouterr().err
+    assert len(Path(world.log).read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"rank": 1}, {"size": 1}, {"autotune": "0"}, {"survivors": "some"}], ids=str
+)
+def test_other_ranks_and_worlds_have_no_tuner(change: dict[str, Any]) -> None:
+    assert tuner_of(World(**change)) is None  # type: ignore[arg-type]
+
+
+def test_a_world_has_one_tuner(world: World) -> None:
+    assert tuner_of(world) is tuner_of(world)  # type: ignore[arg-type]
+    assert len(world.shutdown_callbacks) == 1
