@@ -16,9 +16,10 @@ from sirtaki.common.autotune.candidates import TUNED
 
 pytest.importorskip("torch")
 
-# A step exchanges 2 MiB, and little is computed. Without a number of steps, training ends when autotune does.
+# A rank pauses while chunks are tiny: what these cost by themselves depends on whatever else the cores do.
+# Without a number of steps, training ends when autotune does.
 TRAINING = """
-import hashlib, sys
+import hashlib, sys, time
 import torch
 import sirtaki.torch as hvd
 from sirtaki.bindings import live_settings
@@ -29,12 +30,14 @@ most_steps, *names = sys.argv[1:]
 hvd.init()
 torch.set_num_threads(1)
 torch.manual_seed(1)
-layers = {f"layer{i}": torch.nn.Parameter(torch.randn(1 << 17)) for i in range(4)}
+layers = {f"layer{i}": torch.nn.Parameter(torch.randn(1 << 14)) for i in range(4)}
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.values(), lr=1e-3), layers.items())
 tuner, steps, is_over = tuner_of(current()), 0, False
 while not is_over:
     optimizer.zero_grad()
     sum((one * (hvd.rank() + 1.5)).sum() for one in layers.values()).backward()
+    if live_settings.in_use(current(), "chunk_bytes") == "4096":
+        time.sleep(0.04)
     optimizer.step()
     steps += 1
     is_over = steps == int(most_steps)
@@ -86,14 +89,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_job_with_tiny_chunks_ends_with_larger_ones(tmp_path: Path) -> None:
-    """Chunks of 4 KiB take several times as long as any other size that is tried.
-
-    On a busy machine, ranks that sleep at once waste less time between these chunks, and may be found first.
-    """
     log = tmp_path / "tuning.csv"
     options = ("--chunk-bytes", "4K", "--autotune", "--autotune-log", str(log))
     steps, bits, in_use, said = train(tmp_path, 0, *options)
-    assert in_use["chunk_bytes"] != "4096" or in_use["spin"] == "0"
+    assert int(in_use["chunk_bytes"]) >= 128 << 10
     assert said.count("autotune has tried") == 1
 
     rows = rows_of(log)
