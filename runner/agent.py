@@ -278,6 +278,7 @@ class Agent:
     def _collect_remaining_files(self) -> None:
         self._collecting = False
         if self._job is not None:
+            self._job.endpoints.release()
             self._job.reap()
         self._send_reports()
         self._remaining_files = self._job.timelines() if self._job is not None else iter(())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.output import Pipe, Sink, Stream
+from sirtaki.runner.rendezvous.job import name_of
 from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.standard_error import exception_in, without_log_lines
 
@@ -122,7 +123,7 @@ class Display:
         if exception := exception_in(lines):
             return exception
         if lines:
-            self.say(f"the last lines that {name or f'rank {rank}'} wrote to its standard error:")
+            self.say(f"the last lines that {name or name_of(rank)} wrote to its standard error:")
         for line in lines:
             self._stderr.write_line(stream.prefix, line)
         return ""

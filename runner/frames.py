@@ -66,6 +66,7 @@ LIMITS = {
     Kind.SPARE: 1 << 20,
     Kind.ANSWER: 1 << 20,
     Kind.REPORT: 4 << 20,
+    Kind.STATE: 1 << 20,
 }
 _SHORT = 64 * 1024 + 64
 

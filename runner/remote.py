@@ -175,7 +175,7 @@ class RemoteHost:
 
     def finish(self) -> None:
         """Has the agent send the ranks' remaining files, and end, because all ranks have ended."""
-        self._states = None
+        self._end_states()
         self._credit = INITIAL_CREDIT + (self._launched + len(self._spares)) * FINAL_CREDIT
         self.send(Frame(Kind.FINISH))
 
@@ -345,6 +345,7 @@ class RemoteHost:
 
     def _end(self, code: int, killed_by: int) -> None:
         self.ended = True
+        self._end_states()
         self._channel.close_writing()
         if self._job is None:
             self.failure = self.failure or self._describe_no_answer(code, killed_by)
@@ -353,6 +354,11 @@ class RemoteHost:
             self.failure = self.failure or self._describe_loss(code, killed_by)
         for rank in self._job.ranks.values():  # those of which the agent has reported no end
             self.lost |= self._note_exit(rank, 0, 0, self.failure or "hvdrun's agent there has ended")
+
+    def _end_states(self) -> None:
+        if self._states is not None:
+            self._states.end()
+            self._states = None
 
     def _describe_no_answer(self, code: int, killed_by: int) -> str:
         if self._channel.error:

@@ -26,6 +26,7 @@ class RemoteStates:
         self._prefix = name.replace("/", "_")
         self._folder = folder
         self._send = send
+        self._last: dict[str, dict[str, Any]] = {}  # by file
         self._number = 0  # of the last question
         self._asked = 0.0  # when it was sent, in Unix time
         self.due = time.monotonic()  # when to look again whether somebody watches
@@ -51,12 +52,19 @@ class RemoteStates:
             values["look_seconds"] += time.time() - self._asked
             if process is not None:
                 process["begin"] += behind
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise WireError(f"{frame.kind.name} is malformed") from None
-        self._store(f"{self._prefix}-{pid}.json", json.dumps({**values, "process": process}))
+        name = f"{self._prefix}-{pid}.json"
+        self._last[name] = values
+        self._store(name, process)
 
-    def _store(self, name: str, text: str) -> None:
-        folder = self._folder / REMOTE
+    def end(self) -> None:
+        """Stores that no rank runs there any more."""
+        for name in self._last:
+            self._store(name, None)
+
+    def _store(self, name: str, process: dict[str, Any] | None) -> None:
+        folder, text = self._folder / REMOTE, json.dumps({**self._last[name], "process": process})
         with contextlib.suppress(OSError):  # such as a full disk: there will be another answer
             folder.mkdir(mode=0o700, exist_ok=True)
             fresh = folder / f"{name}.new"

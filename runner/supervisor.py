@@ -233,7 +233,7 @@ class Supervisor:
             remote.note_signal(number)
 
     def _handle_termination(self, number: int) -> None:
-        running = self._running()
+        running = [one.rank for one in self._processes if not one.exit_status]
         if not running:
             self._skips_output = True
             self.display.drop()
@@ -291,4 +291,5 @@ class Supervisor:
 
 
 def _count(running: Sequence[int]) -> str:
-    return "1 rank" if len(running) == 1 else f"{len(running)} ranks"
+    one, several = ("process", "processes") if max(running) >= FIRST_SERVER else ("rank", "ranks")
+    return f"1 {one}" if len(running) == 1 else f"{len(running)} {several}"

@@ -13,7 +13,14 @@ from queue import SimpleQueue
 
 from sirtaki.bindings import default_context, user_code
 from sirtaki.bindings.context import SHUTDOWN_MS, Context
-from sirtaki.bindings.errors import DeadlineError, HorovodInternalError, InitializationError
+from sirtaki.bindings.errors import (
+    DeadlineError,
+    HorovodInternalError,
+    InitializationError,
+    InternalError,
+    OutOfMemoryError,
+    SystemRefusedError,
+)
 from sirtaki.common.objects import broadcast_object
 from sirtaki.runner.rendezvous import lifecycle
 from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
@@ -102,7 +109,7 @@ class TableServer:
         A failure that another member has caused, or the early end of a rank, is told by hvdrun or by that
         rank. Any other ends the job: the table exists nowhere else.
         """
-        if failure is None or isinstance(failure, HorovodInternalError):
+        if failure is None or (isinstance(failure, HorovodInternalError) and not _is_own(context, failure)):
             context.shutdown(SHUTDOWN_MS)
             self._news.put(self._close)
             return
@@ -117,3 +124,10 @@ class TableServer:
     def _fail(self, failure: BaseException) -> None:
         user_code.show(failure, sys.excepthook, is_from_sirtaki=False)
         sys.exit(1)
+
+
+def _is_own(context: Context, failure: HorovodInternalError) -> bool:
+    """Returns whether a failure of the core began in this process."""
+    culprit = None if context.failure is None else context.failure.culprit
+    is_of_machine = isinstance(failure, OutOfMemoryError | SystemRefusedError | InternalError)
+    return is_of_machine and culprit in (None, context.rank)

@@ -1,5 +1,6 @@
 // The start of a rank: its links, its parts and its backends.
 #include <algorithm>
+#include <unordered_map>
 
 #include "base/machine.h"
 #include "context/context.h"
@@ -19,6 +20,14 @@ int64_t chunk_bytes_of_links(const Config& config) {
   constexpr int64_t usual = 512 << 10;
   const int64_t wish = config.integer(Knob::chunk_bytes);
   return wish ? std::max<int64_t>(wish / 4096, 1) * 4096 : usual;
+}
+
+// Returns the number of ranks of the host that has most of them.
+int most_on_a_host(const std::vector<int32_t>& host_of) {
+  std::unordered_map<int32_t, int> counts;
+  int most = 0;
+  for (int32_t host : host_of) most = std::max(most, ++counts[host]);
+  return most;
 }
 
 }  // namespace
@@ -124,9 +133,11 @@ void Context::start_engine() {
       std::make_unique<EngineLoop>(EngineLoopParts{state_, signals_, settings_, role_, *intake_, *iteration_,
                                                    *peer_monitor_, *negotiation_, *event_waiter_, local_peers_.get()},
                                    Polling(config_.time(Knob::spin), is_crowded));
-  // With autotune, chunks may be smaller than the slots of the shared region.
-  if (rank_ == coordinator_rank && local_peers_ && config_.integer(Knob::autotune))
-    settings_.wish(Knob::chunk_bytes, SharedRegion::initial_chunk_bytes(config_, local_peers_->region().slot_count()));
+  // With autotune, chunks may be smaller than the slots of the shared region, here or on another host.
+  const int crowd = most_on_a_host(host_of_);
+  if (rank_ == coordinator_rank && crowd > 1 && config_.integer(Knob::autotune) &&
+      config_.text(Knob::transport) != "socket")
+    settings_.wish(Knob::chunk_bytes, SharedRegion::initial_chunk_bytes(config_, crowd));
   shutdown_ = std::make_unique<Shutdown>(
       ShutdownParts{own, state_, role_, *intake_, *iteration_, *loop_, *negotiation_, links_, *failure_});
   if (size_ > 1) std::call_once(thread_started_, [this] { loop_->start_thread(); });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class World:
     steps: int = 0
 
     def setting(self, name: str) -> str:
-        return {"autotune": self.autotune, "autotune_log": self.log}[name]
+        return {"autotune": self.autotune, "autotune_log": self.log, "chunk_bytes": "0"}[name]
 
     def step(self, tuner: Tuner, optimizer: str = "gradient") -> None:
         """Takes a step; every tenth one includes an evaluation."""
@@ -130,3 +131,30 @@ def test_other_ranks_and_worlds_have_no_tuner(change: dict[str, Any]) -> None:
 def test_a_world_has_one_tuner(world: World) -> None:
     assert tuner_of(world) is tuner_of(world)  # type: ignore[arg-type]
     assert len(world.shutdown_callbacks) == 1
+
+
+@pytest.mark.parametrize(("start", "logged"), [("4096", "131072"), ("262144", "0")])
+def test_an_unchanged_size_of_chunks_is_logged_as_it_was_set(world: World, start: str, logged: str) -> None:
+    """Covers 0, for which each host has its own size: another job would start with that of rank 0."""
+    world.in_use["chunk_bytes"] = start
+    tuner = make(world)
+    while not tuner.is_over:
+        world.step(tuner)
+    header, last = [Path(world.log).read_text().splitlines()[at].split(",") for at in (0, -1)]
+    assert dict(zip(header, last, strict=True))["chunk_bytes"] == logged
+
+
+def test_a_disk_that_becomes_full_ends_no_training(world: World) -> None:
+    tuner = make(world)
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115  # the tuner closes it
+    tuner._log._file, tuner._log._lines = full, csv.writer(full)
+    while not tuner.is_over:
+        world.step(tuner)
+    assert full.closed
+    assert world.in_use["hand_over"] == "late"
+
+
+def test_a_disk_that_is_full_is_named_at_the_start(world: World) -> None:
+    world.log = "/dev/full"
+    with pytest.raises(ValueError, match="autotune_log: cannot write /dev/full: No space left"):
+        make(world)

@@ -305,6 +305,7 @@ def test_each_host_serves_its_own_ranks(
     wait_until(lambda: ranks_up() == ["0", "1"], "each endpoint has one rank")
     (tmp_path / "end").touch()
     assert job.wait() == 0, errors.read_text()
+    assert "the process that serves" not in errors.read_text(), "the servers end with the job"
 
 
 @pytest.mark.full

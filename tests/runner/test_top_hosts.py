@@ -125,6 +125,16 @@ def test_a_rank_that_has_ended_is_not_up_and_its_successor_counts(tmp_path: Path
     assert state.is_up
 
 
+def test_ranks_of_a_host_that_has_ended_are_not_up(tmp_path: Path) -> None:
+    watch_for_now(tmp_path)
+    agent = Agent(tmp_path, 0.0)
+    agent.states.poll(time.monotonic())
+    agent.answer(1)
+    agent.states.end()
+    (state,) = read_job(tmp_path)
+    assert (state.values["rank"], state.is_up) == (2, False)
+
+
 def test_nobody_is_asked_unless_somebody_watches_and_once_a_second(tmp_path: Path) -> None:
     agent = Agent(tmp_path, 0.0)
     now = time.monotonic()
@@ -143,9 +153,15 @@ def test_an_old_answer_is_dropped_and_a_malformed_one_refused(tmp_path: Path) ->
     agent.states.poll(time.monotonic())
     agent.answer(0)
     assert read_job(tmp_path) == []
-    for values in ({"number": 1}, {"number": 1, "now": "x", "values": {"pid": 1}, "process": None}):
+    endless = {
+        "number": 1,
+        "now": 1.0,
+        "values": state_values(2, 77) | {"pid": float("inf")},
+        "process": None,
+    }
+    for answer in ({"number": 1}, endless, {"number": 1, "now": "x", "values": {"pid": 1}, "process": None}):
         with pytest.raises(WireError, match="STATE is malformed"):
-            agent.states.take(Frame.of_values(Kind.STATE, values))
+            agent.states.take(Frame.of_values(Kind.STATE, answer))
 
 
 def test_an_agent_has_its_ranks_write_and_sends_what_they_wrote(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import sirtaki.numpy as hvd
 
 hvd.init()
 late, place = hvd.rank() == 1, {place!r}
-junk = [[] for _ in range(1_000_000)] if late and place == "collection" else []
+junk = [[] for _ in range(100_000)] if late and place == "collection" else []
 gc.disable()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO
 
 from sirtaki.common.autotune.search import MARGIN, PROOF_PAIRS, PROOF_WINS, Block, Findings, Settings
@@ -29,23 +30,26 @@ class Log:
             return
         try:
             self._file = open(path, "w", newline="", buffering=1)  # noqa: SIM115  # until the search ends
+            self._lines = csv.writer(self._file, lineterminator="\n")
+            self._lines.writerow(["step", "purpose", *names, "step_seconds", "verdict"])
         except OSError as error:
             raise ValueError(f"autotune_log: cannot write {path}: {error.strerror}") from None
-        self._lines = csv.writer(self._file, lineterminator="\n")
-        self._lines.writerow(["step", "purpose", *names, "step_seconds", "verdict"])
 
     def block(self, step: int, block: Block, seconds: float) -> None:
         """Records a block of steps that ended with `step`."""
         if self._file is not None:
-            self._lines.writerow([step, block.purpose, *block.settings.values(), f"{seconds:.6f}", ""])
+            with suppress(OSError):  # a full disk is no reason to end a training
+                self._lines.writerow([step, block.purpose, *block.settings.values(), f"{seconds:.6f}", ""])
 
     def close(self, step: int, kept: Settings | None) -> None:
         """Records the result, if there is one, and completes the file."""
         if self._file is None:
             return
-        if kept is not None:
-            self._lines.writerow([step, "result", *kept.values(), "", KEPT])
-        self._file.close()
+        with suppress(OSError):
+            if kept is not None:
+                self._lines.writerow([step, "result", *kept.values(), "", KEPT])
+        with suppress(OSError):
+            self._file.close()
 
 
 def paragraph(findings: Findings, steps: int) -> str:

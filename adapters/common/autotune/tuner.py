@@ -46,6 +46,7 @@ class Tuner:
         self.findings: Findings | None = None  # until the first steps are over
         self.is_over = False
         self._context, self._clock = weakref.ref(context), clock
+        self._chunk_bytes = context.setting("chunk_bytes")
         self._log = Log(context.setting("autotune_log"), TUNED)
         self._optimizer = ""  # the one whose steps count
         self._steps, self._last_end = 0, clock()
@@ -98,6 +99,15 @@ class Tuner:
         for name, value in settings.items():
             live_settings.change(context, name, value)
 
+    def _to_load(self, findings: Findings) -> Settings:
+        """Returns the settings with which another job starts with the result.
+
+        An unchanged size of chunks is that of the settings, which may be 0: each host then has its own.
+        """
+        if findings.kept["chunk_bytes"] != findings.start["chunk_bytes"]:
+            return findings.kept
+        return {**findings.kept, "chunk_bytes": self._chunk_bytes}
+
     def _end(self) -> None:
         """Reports the result, once."""
         if self.is_over:
@@ -108,6 +118,6 @@ class Tuner:
             self._log.close(self._steps, None)
             text = f"{_UNUSED}."
         else:
-            self._log.close(self._steps, self.findings.kept)
+            self._log.close(self._steps, self._to_load(self.findings))
             text = paragraph(self.findings, self._steps)
         sys.stderr.write(f"sirtaki: {text}\n")
