@@ -3,10 +3,10 @@
     sudo python benchmarks/hosts.py [--hosts 2] [--each 2] [--rate 1gbit] [--sizes 64K 1M 64M] [--json FILE]
 
 The hosts are network namespaces on a bridge, each with its own link of the given rate (tc tbf; "none": as
-fast as the kernel allows). sirtaki chooses its algorithm, or uses the one that the row names. The goodput is
-the number of bytes that must leave each host, divided by the time: 2 (H - 1) / H of the tensor's bytes among
-H hosts for every algorithm. The stream is the throughput of plain TCP streams from each host to the next, all
-at the same time, in the same run.
+fast as the kernel allows). sirtaki chooses its algorithm, or uses the one that the row names. The useful rate
+is the number of bytes that must leave each host, divided by the time: 2 (H - 1) / H of the tensor's bytes
+among H hosts for every algorithm. The stream is the throughput of plain TCP streams from each host to the
+next, all at the same time, in the same run.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Row:
     bytes: int
     who: str
     milliseconds: float  # median of one call, on the slowest rank
-    goodput: float  # 10^9 bytes per second that leave each host
-    share: float  # fraction of the stream's goodput
+    useful_rate: float  # 10^9 bytes per second that leave each host
+    share: float  # fraction of the stream's
 
 
 COLUMNS = [
     ("size", lambda row: readable(row.bytes)),
     ("who", lambda row: row.who),
     ("median ms", lambda row: f"{row.milliseconds:,.3f}"),
-    ("goodput GB/s", lambda row: f"{row.goodput:.4f}"),
+    ("useful GB/s", lambda row: f"{row.useful_rate:.4f}"),
     ("of the stream", lambda row: f"{row.share:.2f}"),
 ]
 
@@ -102,8 +102,8 @@ def measure_size(jobs: dict[str, Job], size: int, options: Namespace) -> list[Ro
     stream = size / times["stream"] / 1e3
     rows = []
     for who, time in times.items():
-        goodput = (size if who == "stream" else crossing) / time / 1e3
-        rows.append(Row(size, who, time / 1e3, goodput, goodput / stream))
+        useful_rate = (size if who == "stream" else crossing) / time / 1e3
+        rows.append(Row(size, who, time / 1e3, useful_rate, useful_rate / stream))
     return rows
 
 
@@ -122,7 +122,7 @@ def judge(results: Results) -> list[Target]:
     bound = 0.85 if results["rate"] == "none" else 0.9
     targets = []
     if "sirtaki" in largest:
-        targets.append(at_least(f"goodput of the stream's, {place}", bound, largest["sirtaki"].share))
+        targets.append(at_least(f"useful rate of the stream's, {place}", bound, largest["sirtaki"].share))
     if {"sirtaki, hierarchical", "sirtaki, direct"} <= largest.keys():
         faster = largest["sirtaki, direct"].milliseconds / largest["sirtaki, hierarchical"].milliseconds
         targets.append(at_least(f"hierarchical's speed / direct's, {place}", 1.0, faster))
