@@ -68,6 +68,15 @@ TEST(settings_stay_as_they_are_without_a_wish) {
   });
 }
 
+TEST(ranks_start_with_the_usual_chunks_where_rank_0_has_no_neighbour) {
+  World ranks(3, on_hosts({0, 1, 1}, {{"autotune", "1"}}));
+  const int64_t usual = SharedRegion::initial_chunk_bytes(Config(), 2);
+  ranks.run([&](int rank, Context& context) {
+    sum(context, rank, 3);
+    CHECK_EQUAL(context.live_setting("chunk_bytes"), usual);
+  });
+}
+
 TEST(a_change_is_refused_where_it_cannot_be_right) {
   World ranks(2, tuned());
   CHECK_EQUAL(ranks[1].change_setting("spin", "0").code(), SRT_INVALID_ARGUMENT);
