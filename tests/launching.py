@@ -61,6 +61,24 @@ def pickled_by_value(name: str) -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
 
+# The last rank computes until the file "go" exists, while the others wait for it; then all go on until the
+# file "end" exists.
+TRAINING = """
+import os, pathlib, sys, time
+import numpy
+import sirtaki.numpy as hvd
+
+hvd.init()
+folder, rank = pathlib.Path(sys.argv[1]), hvd.rank()
+(folder / f"{{rank}}.pid").write_text(f"{{os.getpid()}}\\n")
+while rank == hvd.size() - 1 and not (folder / "go").exists():
+    time.sleep(0.02)
+while hvd.allreduce(numpy.float32(not (folder / "end").exists()), name="loss") > 0.5:
+    time.sleep(0.001)
+{}
+"""
+
+
 def script_writer(path: Path, template: str) -> Callable[[str], str]:
     """Returns a function that writes a script, the template with the given body, and returns its path."""
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from sirtaki.runner.trace.formats import percent
 
 _LEAST_SHARE = 0.25  # of the time: what took less is no reason
 
@@ -66,7 +68,6 @@ def _doing(slices: Slices, windows: Sequence[Window], whole: int) -> Doing:
     return Doing(slices.what, share, slices.is_pause)
 
 
-def as_texts(found: Sequence[Doing]) -> Iterator[str]:
-    """Yields "garbage collection 96 %" for each."""
-    for one in found:
-        yield f"{one.what} {100 * one.share:.0f} %"
+def as_text(found: Sequence[Doing]) -> str:
+    """Formats "garbage collection 96 %, at train.py:9 98 %"."""
+    return ", ".join(f"{one.what} {percent(one.share)}" for one in found)

@@ -13,7 +13,7 @@ from sirtaki.runner.doctor.findings import Finding
 from sirtaki.runner.doctor.report import exit_code, summary
 from sirtaki.runner.trace.analysis import Measures, RankMeasures, Step, TensorMeasures
 from sirtaki.runner.trace.clocks import HostClock
-from sirtaki.runner.trace.doings import as_texts
+from sirtaki.runner.trace.doings import as_text
 from sirtaki.runner.trace.failures import failures
 from sirtaki.runner.trace.formats import percent, percentile, ranks_text, time
 from sirtaki.runner.trace.rules import TracePicture
@@ -111,7 +111,7 @@ def _ranks(measures: Measures) -> Iterator[str]:
 def _rank_cells(one: RankMeasures) -> _Cells:
     rank = f"{one.row.generation}/{one.row.rank}" if one.row.generation else f"{one.row.rank}"
     times = map(time, (one.caused, one.waited, one.exposed))
-    meanwhile = ", ".join(as_texts(one.doings())) or "-"
+    meanwhile = as_text(one.doings()) or "-"
     return rank, one.row.host, *times, f"{one.times_last}", f"{len(one.late_steps)}", meanwhile
 
 

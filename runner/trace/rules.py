@@ -9,7 +9,7 @@ from sirtaki.bindings.program_timeline import COLLECTION, NO_CORE, QUOTA
 from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Rule
 from sirtaki.runner.trace.analysis import SLOW_DECISION, Measures
 from sirtaki.runner.trace.clocks import HostClock
-from sirtaki.runner.trace.doings import Doing, as_texts
+from sirtaki.runner.trace.doings import Doing, as_text
 from sirtaki.runner.trace.failures import Disagreement, failures
 from sirtaki.runner.trace.formats import percent, time
 from sirtaki.runner.trace.trace import Trace
@@ -80,7 +80,7 @@ def _late_ranks(picture: TracePicture, is_often: bool) -> Iterator[Evidence]:
         named = f": {', '.join(str(step.number) for step in worst)}" if len(worst) <= _MAX_STEPS else ""
         text = f"{waited}; mostly in {len(worst)} of {steps} {'step' if steps == 1 else 'steps'}"
         found = one.doings()
-        meanwhile = f"; meanwhile: {', '.join(as_texts(found))}" if found else ""
+        meanwhile = f"; meanwhile: {as_text(found)}" if found else ""
         values = {
             "rank": one.row.rank,
             "part": "before its first exchange" if at_first else "between exchanges",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import is_running, read_pids, read_terminal, script_writer, wait_until
+from launching import TRAINING, is_running, read_pids, read_terminal, script_writer, wait_until
 
 from sirtaki.bindings import watch_marks
 from sirtaki.runner.errors import LaunchError
@@ -22,22 +22,6 @@ from sirtaki.runner.top import jobs
 
 Start = Callable[..., subprocess.Popen[bytes]]
 Top = Callable[..., subprocess.CompletedProcess[str]]
-
-# Rank 1 computes until the file "go" exists, while rank 0 waits for it; then both go on until "end" exists.
-TRAINING = """
-import os, pathlib, sys, time
-import numpy
-import sirtaki.numpy as hvd
-
-hvd.init()
-folder, rank = pathlib.Path(sys.argv[1]), hvd.rank()
-(folder / f"{{rank}}.pid").write_text(f"{{os.getpid()}}\\n")
-while rank == 1 and not (folder / "go").exists():
-    time.sleep(0.02)
-while hvd.allreduce(numpy.float32(not (folder / "end").exists()), name="loss") > 0.5:
-    time.sleep(0.001)
-{}
-"""
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import read_pids, script_writer, wait_until
+from launching import TRAINING, read_pids, script_writer, wait_until
 from rank_samples import state_values
 
 from sirtaki.bindings.watch_marks import FOLDER, FOR_NOW, watch_for_now
@@ -23,22 +23,6 @@ from sirtaki.runner.states import ProcessState, read_job, read_states
 Start = Callable[..., subprocess.Popen[bytes]]
 Top = Callable[..., subprocess.CompletedProcess[str]]
 HOUR = 3600.0
-
-# Rank 2, on the other host, computes until the file "go" exists; then all go on until "end" exists.
-TRAINING = """
-import os, pathlib, sys, time
-import numpy
-import sirtaki.numpy as hvd
-
-hvd.init()
-folder, rank = pathlib.Path(sys.argv[1]), hvd.rank()
-(folder / f"{{rank}}.pid").write_text(f"{{os.getpid()}}\\n")
-while rank == 2 and not (folder / "go").exists():
-    time.sleep(0.02)
-while hvd.allreduce(numpy.float32(not (folder / "end").exists()), name="loss") > 0.5:
-    time.sleep(0.001)
-{}
-"""
 
 
 def test_a_rank_on_another_host_is_named_and_shown(
