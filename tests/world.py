@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import socket
 import traceback
@@ -83,18 +82,16 @@ def _topologies(size: int, on_many_hosts: bool) -> list[Topology]:
 
 def _link_memory(contexts: list[Context], config: Config, owned: contextlib.ExitStack) -> None:
     size = len(contexts)
-    region = mmap.mmap(-1, lib.srt_memory_bytes(config.pointer, size))
-    memory = ffi.from_buffer(region)
-    owned.callback(region.close)
-    owned.callback(ffi.release, memory)
+    memory = lib.srt_memory_create(config.pointer, size, ffi.new("srt_error *"))
+    owned.callback(os.close, memory)
     bells = [[lib.srt_doorbell_create(ffi.new("srt_error *")) for _ in contexts] for _ in range(2)]
     for bell in bells[0] + bells[1]:
         owned.callback(os.close, bell)
     for slot, context in enumerate(contexts):
         context.link_memory(
             SharedMemory(
-                descriptor=-1,
-                address=int(ffi.cast("uintptr_t", memory)),
+                descriptor=memory,
+                address=0,
                 slot=slot,
                 ranks=range(size),
                 engine_doorbells=bells[0],

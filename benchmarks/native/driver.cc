@@ -1,10 +1,11 @@
-// The bare call: N processes all-reduce float32 sums through the C header, in turn with the memory-bound prototype.
+// The bare call: N processes all-reduce float32 sums through the C header, of memory of their own and of memory that
+// they share, in turn with the memory-bound prototype.
 //
 //   driver RANKS [SETTING=VALUE ...] [BYTES ...]   prints one JSON object a size; times in microseconds, as rank 0
 //                                                  saw them
 //
-// Both run in blocks, so that neither evicts the other's caches; "ratios" are the prototype's time divided by
-// sirtaki's, block by block. "cold" is a call after a pause in which the engines fall asleep.
+// They run in blocks, so that none evicts the others' caches; "ratios" and "shared_ratios" are the prototype's time
+// divided by sirtaki's, block by block. "cold" is a call after a pause in which the engines fall asleep.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -67,6 +68,8 @@ srt_context* join(const Setting& setting, int rank) {
   return context;
 }
 
+enum class Way { own_memory, shared_memory, prototype };
+
 class Rank {
  public:
   Rank(const Setting& setting, int rank)
@@ -80,24 +83,37 @@ class Rank {
 
   void measure(size_t bytes) {
     prepare(context_, name, data_, bytes, setting_.ranks);
+    srt_error error{};
+    srt_buffer* buffer = srt_buffer_create(context_, static_cast<int64_t>(data_.size() * sizeof(float)), &error);
+    must(buffer, error.text);
+    shared_ = reinterpret_cast<float*>(srt_buffer_address(buffer));
     const int calls = static_cast<int>(std::clamp<size_t>(bytes_per_size / bytes, least_calls, most_calls));
-    Times core, bound, ratios;
+    Times core, shared, bound, ratios, shared_ratios;
     for (int i = 0; i <= calls / block_calls; ++i) {
-      const Times here = block(false), there = block(true);
+      const Times here = block(Way::own_memory), there = block(Way::prototype), shares = block(Way::shared_memory);
       if (i == 0) continue;  // the first block warms up
       core.insert(core.end(), here.begin(), here.end());
       bound.insert(bound.end(), there.begin(), there.end());
+      shared.insert(shared.end(), shares.begin(), shares.end());
       ratios.push_back(median(there) / median(here));
+      shared_ratios.push_back(median(there) / median(shares));
     }
     const Times cold = measure_cold();
-    if (rank_ == 0) print(bytes, core, bound, ratios, median(cold));
+    srt_buffer_destroy(buffer);
+    if (rank_ != 0) return;
+    std::printf("{\"ranks\": %d, \"bytes\": %zu, \"cold_us\": %.1f", setting_.ranks, bytes, median(cold));
+    print("sirtaki", core);
+    print("shared", shared);
+    print("bound", bound);
+    print_list("shared_ratios", shared_ratios);
+    print_ratios(ratios);
   }
 
  private:
-  Times block(bool prototype) {
+  Times block(Way way) {
     Times times;
-    once(prototype);
-    for (int i = 0; i < block_calls; ++i) times.push_back(once(prototype));
+    once(way);
+    for (int i = 0; i < block_calls; ++i) times.push_back(once(way));
     return times;
   }
 
@@ -107,24 +123,21 @@ class Rank {
     for (int i = 0; i < 20; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       prototype_.allreduce(&one, 1);  // the ranks wake at different times; the engines stay asleep
-      times.push_back(once(false));
+      times.push_back(once(Way::own_memory));
     }
     return times;
   }
 
-  double once(bool prototype) {
+  double once(Way way) {
     const auto start = Clock::now();
-    if (prototype) prototype_.allreduce(data_.data(), data_.size());
-    else allreduce(context_, name, data_);
+    if (way == Way::prototype) prototype_.allreduce(data_.data(), data_.size());
+    else if (way == Way::own_memory) allreduce(context_, name, data_);
+    else allreduce(context_, name, shared_, static_cast<int64_t>(data_.size()));
     return microseconds_since(start);
   }
 
-  void print(size_t bytes, const Times& core, const Times& bound, const Times& ratios, double cold) const {
-    std::printf(
-        "{\"ranks\": %d, \"bytes\": %zu, \"sirtaki_us\": %.3f, \"sirtaki_p99_us\": %.3f, \"cold_us\": %.1f, "
-        "\"bound_us\": %.3f, \"bound_p99_us\": %.3f",
-        setting_.ranks, bytes, median(core), quantile(core, 0.99), cold, median(bound), quantile(bound, 0.99));
-    print_ratios(ratios);
+  static void print(const char* who, const Times& times) {
+    std::printf(", \"%s_us\": %.3f, \"%s_p99_us\": %.3f", who, median(times), who, quantile(times, 0.99));
   }
 
   const Setting& setting_;
@@ -132,6 +145,7 @@ class Rank {
   srt_context* context_;
   memory_bound::Prototype prototype_;
   std::vector<float> data_;
+  float* shared_ = nullptr;
 };
 
 Setting parse(int argument_count, char** arguments) {
@@ -148,7 +162,7 @@ void share(Setting& setting) {
       ::mmap(nullptr, sizeof(memory_bound::Segment), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   must(shared != MAP_FAILED, "no shared memory");
   setting.segment = static_cast<memory_bound::Segment*>(shared);
-  setting.memory = srt_memory_create(srt_memory_bytes(setting.workload.config, setting.ranks), nullptr);
+  setting.memory = srt_memory_create(setting.workload.config, setting.ranks, nullptr);
   must(setting.memory >= 0, "no shared memory");
   for (int rank = 0; rank < setting.ranks; ++rank) {
     setting.numbers.push_back(rank);

@@ -31,11 +31,17 @@ inline void must(bool condition, const char* what) {
   std::_Exit(1);
 }
 
+// Prints a list in a JSON object.
+inline void print_list(const char* name, const std::vector<double>& values) {
+  std::printf(", \"%s\": [", name);
+  for (size_t i = 0; i < values.size(); ++i) std::printf("%s%.4f", i ? ", " : "", values[i]);
+  std::printf("]");
+}
+
 // Prints the end of a JSON object.
 inline void print_ratios(const Times& ratios) {
-  std::printf(", \"ratios\": [");
-  for (size_t i = 0; i < ratios.size(); ++i) std::printf("%s%.4f", i ? ", " : "", ratios[i]);
-  std::printf("]}\n");
+  print_list("ratios", ratios);
+  std::printf("}\n");
   std::fflush(stdout);
 }
 
@@ -69,9 +75,8 @@ struct Workload {
   }
 };
 
-// Sums the data over all ranks, in place.
-inline void allreduce(srt_context* context, const char* name, std::vector<float>& data) {
-  const auto count = static_cast<int64_t>(data.size());
+// Sums floats over all ranks, in place.
+inline void allreduce(srt_context* context, const char* name, float* data, int64_t count) {
   srt_request request{};
   request.struct_size = sizeof request;
   request.kind = SRT_ALLREDUCE;
@@ -81,11 +86,15 @@ inline void allreduce(srt_context* context, const char* name, std::vector<float>
   request.dimensions = 1;
   request.shape = &count;
   request.prescale = request.postscale = 1.0;
-  request.input = request.output = reinterpret_cast<uintptr_t>(data.data());
+  request.input = request.output = reinterpret_cast<uintptr_t>(data);
   srt_handle handle = 0;
   srt_error error{};
   must(srt_run(context, &request, 1, 60'000, &handle, &error) == SRT_OK, error.text);
   srt_release(context, &handle, 1);
+}
+
+inline void allreduce(srt_context* context, const char* name, std::vector<float>& data) {
+  allreduce(context, name, data.data(), static_cast<int64_t>(data.size()));
 }
 
 // Gives the data this many bytes, and checks a sum of ones over all ranks. Leaves zeros: other sums in place would

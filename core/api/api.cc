@@ -90,9 +90,12 @@ void srt_config_destroy(srt_config* config) { delete config; }
 int64_t srt_memory_bytes(const srt_config* config, int32_t slot_count) {
   return SharedRegion::bytes_needed(config->config, slot_count);
 }
-int32_t srt_memory_create(int64_t bytes, srt_error* error) {
+int32_t srt_memory_create(const srt_config* config, int32_t slot_count, srt_error* error) {
   Descriptor memory;
-  if (guarded(error, [&] { return SharedRegion::create(bytes, memory); }) != SRT_OK) return -1;
+  const auto create = [&] {
+    return SharedRegion::create(SharedRegion::layout(config->config, slot_count), slot_count, memory);
+  };
+  if (guarded(error, create) != SRT_OK) return -1;
   return ::fcntl(memory.get(), F_DUPFD_CLOEXEC, 0);
 }
 int32_t srt_doorbell_create(srt_error* error) {

@@ -30,6 +30,8 @@
        "report a rank that is late for a deadline this many times in a row, and again after twice as many")            \
   KNOB(transport, "choice", "auto", "auto|shm|socket", agreed, 0, 0,                                                   \
        "data transport between ranks of one host: shared memory or sockets")                                           \
+  KNOB(shared_tensors, "boolean", "1", "", agreed, 0, 1,                                                               \
+       "let the ranks of a host share memory for tensors, which all-reduces then change where they are")               \
   KNOB(cpu_algorithm, "choice", "auto", "auto|direct|ring|recursive_doubling|hierarchical", agreed, 0, 0,              \
        "all-reduce algorithm between hosts: direct gives the same bits for every placement of ranks, auto selects "    \
        "the fastest")                                                                                                  \

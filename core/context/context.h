@@ -29,6 +29,9 @@ class Context {
   Status watch_stack(const srt_stack_source& source);
   Status start();
 
+  // Allocates memory that the ranks of this host share, for tensors.
+  Status allocate_shared(int64_t bytes, std::unique_ptr<SharedBuffer>& out);
+
   // The caller's next step after enqueue(). A caller that waits at once needs neither the timer nor the engine's
   // thread.
   enum class WaitMode { leave, wait_at_once, attempt };

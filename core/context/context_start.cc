@@ -86,6 +86,13 @@ Status Context::link_memory(const srt_memory& memory) {
   return Status::ok();
 }
 
+Status Context::allocate_shared(int64_t bytes, std::unique_ptr<SharedBuffer>& out) {
+  if (forked_) return {SRT_FORKED, "a forked child has no ranks to share memory with"};
+  if (bytes < 0) return {SRT_INVALID_ARGUMENT, "memory has at least 0 bytes"};
+  if (!local_peers_) return {SRT_UNSUPPORTED, "this rank shares its host's memory with no other"};
+  return local_peers_->arena().allocate(bytes, out);
+}
+
 Status Context::watch_stack(const srt_stack_source& source) {
   if (is_started()) return {SRT_INVALID_ARGUMENT, "the stack is watched from before srt_start on"};
   return program_stack_.open(source);

@@ -12,15 +12,16 @@ constexpr int64_t steps_a_phase = 1 << 20;
 
 }  // namespace
 
-MemoryOperation::MemoryOperation(const MemorySetting& setting, TransferPtr transfer)
+MemoryOperation::MemoryOperation(const MemorySetting& setting, TransferPtr transfer, int64_t earlier_steps)
     : setting_(setting), arithmetic_(setting.kernels.of(transfer->dtype)), transfer_(std::move(transfer)),
-      chunk_bytes_(setting_.local_peers.region().chunk_bytes_for(transfer_->chunk_bytes)) {
+      chunk_bytes_(setting_.local_peers.region().chunk_bytes_for(transfer_->chunk_bytes)),
+      earlier_steps_(earlier_steps) {
   slots_.reserve(transfer_->members.size());
   for (int32_t member : transfer_->members) slots_.push_back(setting_.local_peers.slot_of(member));
 }
 
 Milestone MemoryOperation::after(int64_t done) const {
-  return {transfer_->plan, static_cast<uint64_t>(transfer_->phase * steps_a_phase + done)};
+  return {transfer_->plan, static_cast<uint64_t>(transfer_->phase * steps_a_phase + earlier_steps_ + done)};
 }
 
 Status MemoryOperation::advance(Nanoseconds now, Progress& progress) {

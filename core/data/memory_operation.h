@@ -33,7 +33,8 @@ struct MemorySetting {
 
 class MemoryOperation : public Operation {
  public:
-  MemoryOperation(const MemorySetting& setting, TransferPtr transfer);
+  // earlier_steps: those of the same transfer before the first one of the algorithm.
+  MemoryOperation(const MemorySetting& setting, TransferPtr transfer, int64_t earlier_steps = 0);
 
   Status advance(Nanoseconds now, Progress& progress) final;
   std::vector<int32_t> waits_for() const final;
@@ -56,6 +57,8 @@ class MemoryOperation : public Operation {
   const Transfer& transfer() const { return *transfer_; }
   const DTypeKernels& arithmetic() const { return *arithmetic_; }
   size_t member_count() const { return slots_.size(); }
+  const std::vector<int>& slots() const { return slots_; }  // by member
+  LocalPeers& local_peers() const { return setting_.local_peers; }
   int64_t chunk_bytes() const { return chunk_bytes_; }
   uint8_t* chunk(size_t member, int64_t round) const {
     return setting_.local_peers.region().chunk(slots_[member], turn(round));
@@ -84,6 +87,7 @@ class MemoryOperation : public Operation {
   TransferPtr transfer_;
   int64_t chunk_bytes_;
   std::vector<int> slots_;       // by member
+  int64_t earlier_steps_;
   int64_t next_ = 0;
   uint64_t awaited_ = 0;         // the awaited milestone
 
@@ -92,6 +96,9 @@ class MemoryOperation : public Operation {
 };
 
 std::unique_ptr<Operation> make_memory_allreduce(const MemorySetting& setting, TransferPtr transfer);
+// An all-reduce whose data passes through the chunk slots, wherever the tensors are.
+std::unique_ptr<Operation> make_staged_allreduce(const MemorySetting& setting, TransferPtr transfer,
+                                                 int64_t earlier_steps);
 std::unique_ptr<Operation> make_memory_reducescatter(const MemorySetting& setting, TransferPtr transfer);
 std::unique_ptr<Operation> make_memory_broadcast(const MemorySetting& setting, TransferPtr transfer);
 // All-gather and all-to-all.

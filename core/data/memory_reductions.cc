@@ -13,7 +13,8 @@ namespace {
 // reduces it.
 class WholeAllreduce final : public MemoryOperation {
  public:
-  WholeAllreduce(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
+  WholeAllreduce(const MemorySetting& setting, TransferPtr t, int64_t earlier_steps)
+      : MemoryOperation(setting, std::move(t), earlier_steps) {
     rounds = rounds_for(transfer().buffer.bytes(), chunk_bytes());
     steps = 2 * rounds;
     sources_.resize(member_count());
@@ -61,7 +62,8 @@ class WholeAllreduce final : public MemoryOperation {
 // packed before the previous one is copied, so that a rank has work while others reduce.
 class SlicedAllreduce final : public MemoryOperation {
  public:
-  SlicedAllreduce(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
+  SlicedAllreduce(const MemorySetting& setting, TransferPtr t, int64_t earlier_steps)
+      : MemoryOperation(setting, std::move(t), earlier_steps) {
     rounds = rounds_for(transfer().buffer.bytes(), chunk_bytes());
     steps = 3 * rounds + 2;
     sources_.resize(member_count());
@@ -188,9 +190,11 @@ class MemoryReducescatter final : public MemoryOperation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_memory_allreduce(const MemorySetting& setting, TransferPtr transfer) {
-  if (WholeAllreduce::suits(*transfer)) return std::make_unique<WholeAllreduce>(setting, std::move(transfer));
-  return std::make_unique<SlicedAllreduce>(setting, std::move(transfer));
+std::unique_ptr<Operation> make_staged_allreduce(const MemorySetting& setting, TransferPtr transfer,
+                                                 int64_t earlier_steps) {
+  if (WholeAllreduce::suits(*transfer))
+    return std::make_unique<WholeAllreduce>(setting, std::move(transfer), earlier_steps);
+  return std::make_unique<SlicedAllreduce>(setting, std::move(transfer), earlier_steps);
 }
 
 std::unique_ptr<Operation> make_memory_reducescatter(const MemorySetting& setting, TransferPtr transfer) {

@@ -19,6 +19,7 @@ class ScatterList {
   }
 
   int64_t bytes() const { return total_; }
+  int64_t pieces() const { return static_cast<int64_t>(pieces_.size()); }
 
   void append(const ScatterList& other) {
     for (const Piece& piece : other.pieces_) add(piece.input, piece.output, piece.end - piece.begin);

@@ -22,6 +22,7 @@ typedef int32_t srt_status;   /* SRT_OK or a kind of failure; srt_status_get lis
 typedef int64_t srt_handle;   /* one operation in flight; 0 is never a handle */
 typedef struct srt_context srt_context;
 typedef struct srt_config srt_config;
+typedef struct srt_buffer srt_buffer;
 typedef struct srt_tls srt_tls;
 typedef struct srt_tls_session srt_tls_session;
 
@@ -208,13 +209,12 @@ int32_t srt_usable_cores(void); /* by affinity and cgroup quotas, at least 1 */
 srt_config *srt_config_create(void);
 srt_status srt_config_set(srt_config *, const char *name, const char *value, srt_error *);
 srt_status srt_config_get(const srt_config *, const char *name, char *value, int32_t capacity);
-/* Returns a number: bytes, nanoseconds of a time, or the position of a choice; -1: no such knob. */
-int64_t srt_config_integer(const srt_config *, const char *name);
+int64_t srt_config_integer(const srt_config *, const char *name); /* bytes, ns, a choice's position; -1: no such knob */
 void srt_config_destroy(srt_config *);
 
 /* Descriptors that bootstrap makes and passes between processes; each function returns -1 on failure. */
 int64_t srt_memory_bytes(const srt_config *, int32_t slot_count);
-int32_t srt_memory_create(int64_t bytes, srt_error *); /* a sealed memfd, allocated and zeroed */
+int32_t srt_memory_create(const srt_config *, int32_t slot_count, srt_error *); /* a sealed memfd, zeroed */
 int32_t srt_doorbell_create(srt_error *); /* an eventfd */
 int32_t srt_process_open(srt_error *); /* a pidfd of the calling process */
 
@@ -243,6 +243,12 @@ srt_status srt_link_socket(srt_context *, int32_t peer, int32_t fd, srt_error *)
 srt_status srt_link_tls(srt_context *, int32_t peer, int32_t fd, srt_tls_session *, srt_error *); /* takes over both */
 srt_status srt_link_memory(srt_context *, const srt_memory *, srt_error *);
 srt_status srt_start(srt_context *, srt_error *);
+/* Allocates zeroed memory that the ranks of this host share. An all-reduce of tensors that lie in it on all ranks, and
+ * whose results replace them, works there, without copies. It outlives the context. NULL: none, see the error. */
+srt_buffer *srt_buffer_create(srt_context *, int64_t bytes, srt_error *);
+uintptr_t srt_buffer_address(const srt_buffer *);
+void srt_buffer_fork_child(srt_buffer *); /* in a forked child: from now on, what is written there stays there */
+void srt_buffer_destroy(srt_buffer *); /* no operation may use it */
 srt_status srt_abort(srt_context *, const char *reason); /* all open handles of all ranks fail with this text */
 srt_status srt_shutdown(srt_context *, int32_t timeout_ms); /* waits for operations in flight, then says goodbye */
 void srt_destroy(srt_context *); /* no other call may be running */
@@ -286,33 +292,27 @@ srt_status srt_wait_on_stream(srt_context *, const srt_handle *, int32_t count, 
 void srt_wait_on_host(srt_context *);
 srt_status srt_output(srt_context *, srt_handle, srt_tensor *out); /* valid until the handle is released */
 uint32_t srt_result(srt_context *, srt_handle); /* SRT_RESULT_* of a finished handle */
-/* Returns the rank that joined last, for a finished join; the number of the added set, for a process set. */
-int64_t srt_result_number(srt_context *, srt_handle);
+int64_t srt_result_number(srt_context *, srt_handle); /* the rank that joined last, or the added process set */
 /* Writes the rows received from each member in a finished all-to-all, at most `capacity` numbers; returns how many. */
 int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capacity);
 /* Writes the contributors to an all-reduce with a deadline, ascending, at most `capacity`; returns their count. */
 int32_t srt_result_contributors(srt_context *, srt_handle, int32_t *out, int32_t capacity);
 /* Writes the ranks of a process set, ascending, at most `capacity`; returns their count, -1 if there is no such set. */
 int32_t srt_process_set(srt_context *, int32_t number, int32_t *out, int32_t capacity);
-/* Returns how many of `rows` rows this rank receives from a reduce-scatter; 0 if it is not a member of the set. */
-int64_t srt_own_rows(srt_context *, int32_t process_set, int64_t rows);
+int64_t srt_own_rows(srt_context *, int32_t process_set, int64_t rows); /* this rank's after a reduce-scatter */
 /* Returns 1 if wire formats affect this rank's all-reduces in a process set: not all of its ranks share memory. */
 int32_t srt_has_wire_format(srt_context *, int32_t process_set);
-/* Writes this rank's topology; peers is NULL. */
-void srt_get_topology(srt_context *, srt_topology *out);
+void srt_get_topology(srt_context *, srt_topology *out); /* of this rank; peers is NULL */
 const char *srt_handle_error(srt_context *, srt_handle); /* "" if none; valid until it is released */
 const char *srt_context_error(srt_context *); /* why the context is dead; "" if it is alive */
 /* Returns the failure that ended the context, or SRT_OK if it is alive. `culprit`: the rank that failed, was lost or
  * was too late (the first of several). */
 srt_status srt_context_failure(srt_context *, int32_t *culprit);
-/* Returns 1 if an operation has failed because a rank that it needs had finished (SRT_PEER_FINISHED). */
-int32_t srt_has_missed_peer(srt_context *);
-/* Returns 1 if a Python file belongs to the standard library or an installed package, not to the user's program. */
-int32_t srt_is_library(const char *file);
+int32_t srt_has_missed_peer(srt_context *); /* 1: an operation has failed with SRT_PEER_FINISHED */
+int32_t srt_is_library(const char *file); /* 1: a Python file of the standard library or an installed package */
 void srt_release(srt_context *, const srt_handle *, int32_t count); /* an unfinished handle is released when it ends */
 
-/* A library that is opened when the first tensor on a GPU is submitted. */
-typedef struct srt_gpu_library {
+typedef struct srt_gpu_library { /* opened when the first tensor on a GPU is submitted */
   int32_t version; /* libcuda: 12080 is 12.8; libnccl: 22803 is 2.28.3; 0: it cannot be used */
   char path[1024]; /* the file; "" if there is none */
   char text[3064]; /* one line: what was found, or what was searched for, where, and why it cannot be used */

@@ -1,5 +1,7 @@
 #include "transport/local_peers.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -17,6 +19,7 @@ Status LocalPeers::open(const Config& config, const srt_memory& memory, std::uni
   std::unique_ptr<LocalPeers> made(new LocalPeers);
   SIRTAKI_TRY(SharedRegion::open(config, memory.fd, memory.address, memory.slot_count, made->region_));
   made->own_slot_ = memory.slot;
+  made->arena_ = std::make_unique<SharedArena>(memory.fd, made->region_->arena(), memory.slot_count, memory.slot);
   made->ranks_.assign(memory.ranks, memory.ranks + memory.slot_count);
   made->bells_.resize(static_cast<size_t>(memory.slot_count));
   for (int slot = 0; slot < memory.slot_count; ++slot) {
@@ -111,12 +114,32 @@ Abort LocalPeers::read_abort() const {
           std::string(record.text, length), record.decision};
 }
 
+// Each side writes its own word before it reads the other's, in one order for both: either this rank sees that a peer
+// has withdrawn, or that peer sees that this rank is writing.
+bool LocalPeers::begin_writing(const std::vector<int>& slots) {
+  own().writing.store(1, std::memory_order_seq_cst);
+  const bool is_welcome = std::ranges::none_of(
+      slots, [&](int slot) { return region_->rank(slot).withdrawn.load(std::memory_order_seq_cst) != 0; });
+  if (!is_welcome) end_writing();
+  return is_welcome;
+}
+
+bool LocalPeers::is_writing(int slot) const {
+  const Bells& bells = bells_[static_cast<size_t>(slot)];
+  if (slot == own_slot_ || bells.is_gone || region_->rank(slot).writing.load(std::memory_order_seq_cst) == 0)
+    return false;
+  pollfd process{bells.process.get(), POLLIN, 0};
+  return !bells.process.is_open() || ::poll(&process, 1, 0) <= 0;
+}
+
 void LocalPeers::close() {
+  arena_->fork_child();
   for (Bells& bells : bells_)
     for (Descriptor* one : {&bells.engine, &bells.waiter, &bells.process, &bells.socket}) one->close();
 }
 
 void LocalPeers::stop_watching(int slot) {
+  bells_[static_cast<size_t>(slot)].is_gone = true;
   bells_[static_cast<size_t>(slot)].process.close();
   bells_[static_cast<size_t>(slot)].socket.close();
 }

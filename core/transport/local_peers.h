@@ -27,6 +27,7 @@ class LocalPeers {
   static Status open(const Config& config, const srt_memory& memory, std::unique_ptr<LocalPeers>& out);
 
   const SharedRegion& region() const { return *region_; }
+  SharedArena& arena() const { return *arena_; }
   int own_slot() const { return own_slot_; }
   int slot_count() const { return region_->slot_count(); }
   int32_t rank_in(int slot) const { return ranks_[static_cast<size_t>(slot)]; }
@@ -63,6 +64,18 @@ class LocalPeers {
   int own_engine_doorbell() const { return bells_[static_cast<size_t>(own_slot_)].engine.get(); }
   int own_waiter_doorbell() const { return bells_[static_cast<size_t>(own_slot_)].waiter.get(); }
 
+  // Tensors in the arena: an offer lets the other ranks write results into this rank's tensors, until it withdraws.
+  void offer(Milestone milestone) { own().offer.store(milestone.value(), std::memory_order_relaxed); }
+  bool has_offered(int slot, Milestone milestone) const {
+    return region_->rank(slot).offer.load(std::memory_order_relaxed) == milestone.value();
+  }
+  void withdraw() { own().withdrawn.store(1, std::memory_order_seq_cst); }
+  // Begins to write into the tensors of these ranks, unless one of them has withdrawn.
+  bool begin_writing(const std::vector<int>& slots);
+  void end_writing() { own().writing.store(0, std::memory_order_release); }
+  // Returns whether a peer still writes; one that has died does not.
+  bool is_writing(int slot) const;
+
   void close();  // in a forked child
 
   // Closes the descriptors of a local peer whose death has been handled.
@@ -71,6 +84,7 @@ class LocalPeers {
  private:
   struct Bells {
     Descriptor engine, waiter, process, socket;
+    bool is_gone = false;          // its death has been handled
     bool wanted = false;           // a doorbell is pending: the rank slept when this one had something for it
     Nanoseconds due = 0;           // the time at which it is rung
     Attention least = Attention::idle;  // the lightest sleep that must be interrupted
@@ -82,6 +96,7 @@ class LocalPeers {
   void ring(int slot);
 
   std::unique_ptr<SharedRegion> region_;
+  std::unique_ptr<SharedArena> arena_;
   int own_slot_ = 0;
   std::vector<int32_t> ranks_;
   std::vector<Bells> bells_;

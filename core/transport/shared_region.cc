@@ -19,7 +19,9 @@ constexpr int64_t page = 4096;
 constexpr int64_t largest_fitting = 1 << 20;
 constexpr size_t ring_span = sizeof(RingHeader) + SharedRegion::ring_bytes;
 
-size_t rings_offset(int slots) { return sizeof(AbortRecord) + static_cast<size_t>(slots) * sizeof(RankBlock); }
+constexpr size_t ranks_offset = sizeof(RegionHeader) + sizeof(AbortRecord);
+
+size_t rings_offset(int slots) { return ranks_offset + static_cast<size_t>(slots) * sizeof(RankBlock); }
 
 size_t chunks_offset(int slots) {
   const size_t end = rings_offset(slots) + 2 * static_cast<size_t>(slots - 1) * ring_span;
@@ -34,6 +36,8 @@ int64_t chunk_bytes_in(int64_t bytes, int slots) {
   const int64_t chunks = slots * SharedRegion::slots_each;
   return (bytes - static_cast<int64_t>(chunks_offset(slots))) / chunks / page * page;
 }
+
+int64_t memory_of_host() { return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE); }
 
 Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}; }
 
@@ -63,47 +67,65 @@ int64_t SharedRegion::chunk_bytes_for(int64_t wish) const {
   return wish ? std::clamp(wish / page * page, std::min(page, most), most) : most;
 }
 
-Status SharedRegion::create(int64_t bytes, Descriptor& out) {
+RegionHeader SharedRegion::layout(const Config& config, int slot_count) {
+  const int64_t bytes = (bytes_needed(config, slot_count) + page - 1) / page * page;
+  const bool shares_tensors = config.integer(Knob::shared_tensors) != 0;
+  return {bytes, shares_tensors ? memory_of_host() / slot_count / page * page : 0};
+}
+
+Status SharedRegion::create(const RegionHeader& layout, int slot_count, Descriptor& out) {
   // Uses the raw system call: there is no name in /dev/shm that could be left behind, and no limit of a container's
   // /dev/shm.
   Descriptor memory(static_cast<int>(::syscall(SYS_memfd_create, "sirtaki", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (!memory.is_open()) return refused("memfd_create");
-  // Allocates all memory now: a lack of it is an error here instead of a SIGBUS during training.
-  if (const int error = ::posix_fallocate(memory.get(), 0, bytes)) {
+  // Allocates the region now: a lack of memory is an error here instead of a SIGBUS during training.
+  if (const int error = ::posix_fallocate(memory.get(), 0, layout.bytes)) {
     errno = error;
     return refused("allocating shared memory");
   }
+  if (::ftruncate(memory.get(), layout.bytes + slot_count * layout.section_bytes) != 0)
+    return refused("making room for shared tensors");
+  if (::pwrite(memory.get(), &layout, sizeof layout, 0) != sizeof layout) return refused("writing shared memory");
   if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return refused("sealing shared memory");
   out = std::move(memory);
   return Status::ok();
 }
 
+// Reads the layout of sealed memory, and checks that all of it is there.
+Status SharedRegion::read_layout(int fd, int64_t least, int slot_count, RegionHeader& out) {
+  struct stat facts;
+  if (::fstat(fd, &facts) != 0) return refused("looking at the shared memory");
+  // A peer that could shrink the memory could end this process with SIGBUS.
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || !(seals & F_SEAL_SHRINK))
+    return {SRT_INVALID_ARGUMENT, "the shared memory is not sealed against shrinking: no rank of sirtaki made it"};
+  if (::pread(fd, &out, sizeof out, 0) != sizeof out) return refused("reading the shared memory");
+  const bool is_whole = out.bytes >= 0 && out.bytes <= facts.st_size && out.section_bytes >= 0 &&
+                        out.section_bytes <= (facts.st_size - out.bytes) / slot_count;
+  if (!is_whole || out.bytes < least)
+    return {SRT_INVALID_ARGUMENT,
+            format("the shared memory has %lld bytes, but %lld are needed: do all ranks have the same chunk_bytes?",
+                   static_cast<long long>(is_whole ? out.bytes : facts.st_size), static_cast<long long>(least))};
+  return Status::ok();
+}
+
 Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int slot_count,
                           std::unique_ptr<SharedRegion>& out) {
-  // If the setting is 0, the rank that created the memory has chosen the size of a chunk for all.
-  const bool is_open = config.integer(Knob::chunk_bytes) == 0;
-  int64_t bytes = bytes_needed(config, slot_count);
+  RegionHeader layout{bytes_needed(config, slot_count), 0};
   auto* base = reinterpret_cast<uint8_t*>(address);
   if (!base) {
-    struct stat facts;
-    if (::fstat(fd, &facts) != 0) return refused("looking at the shared memory");
-    // A peer that could shrink the memory could end this process with SIGBUS.
-    const int seals = ::fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || !(seals & F_SEAL_SHRINK))
-      return {SRT_INVALID_ARGUMENT, "the shared memory is not sealed against shrinking: no rank of sirtaki made it"};
-    const int64_t least = is_open ? bytes_with(page, slot_count) : bytes;
-    if (facts.st_size < least)
-      return {SRT_INVALID_ARGUMENT,
-              format("the shared memory has %lld bytes, but %lld are needed: do all ranks have the same chunk_bytes?",
-                     static_cast<long long>(facts.st_size), static_cast<long long>(least))};
-    if (is_open) bytes = facts.st_size;
-    void* mapped = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    // If the setting is 0, the rank that created the memory has chosen the size of a chunk for all.
+    const bool is_open = config.integer(Knob::chunk_bytes) == 0;
+    SIRTAKI_TRY(read_layout(fd, is_open ? bytes_with(page, slot_count) : layout.bytes, slot_count, layout));
+    const auto size = static_cast<size_t>(layout.bytes);
+    void* mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (mapped == MAP_FAILED) return refused("mapping the shared memory");
     base = static_cast<uint8_t*>(mapped);
   }
-  out.reset(new SharedRegion(base, address ? 0 : static_cast<size_t>(bytes), slot_count,
-                             static_cast<size_t>(chunk_bytes_in(bytes, slot_count))));
+  out.reset(new SharedRegion(base, address ? 0 : static_cast<size_t>(layout.bytes), slot_count,
+                             static_cast<size_t>(chunk_bytes_in(layout.bytes, slot_count)),
+                             {layout.bytes, layout.section_bytes}));
   return Status::ok();
 }
 
@@ -111,11 +133,11 @@ SharedRegion::~SharedRegion() {
   if (mapped_) ::munmap(base_, mapped_);
 }
 
-AbortRecord& SharedRegion::abort_record() const { return *reinterpret_cast<AbortRecord*>(base_); }
-
-RankBlock& SharedRegion::rank(int slot) const {
-  return reinterpret_cast<RankBlock*>(base_ + sizeof(AbortRecord))[slot];
+AbortRecord& SharedRegion::abort_record() const {
+  return *reinterpret_cast<AbortRecord*>(base_ + sizeof(RegionHeader));
 }
+
+RankBlock& SharedRegion::rank(int slot) const { return reinterpret_cast<RankBlock*>(base_ + ranks_offset)[slot]; }
 
 size_t SharedRegion::ring_offset(int from, int to) const {
   const int pair = from == 0 ? 2 * (to - 1) : 2 * (from - 1) + 1;

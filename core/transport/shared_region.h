@@ -1,5 +1,5 @@
 // The memory that the ranks of one host share: the depth of each rank's sleep, its progress, the reason of an abort,
-// byte rings for control frames, and two chunk slots per rank for data.
+// byte rings for control frames, and two chunk slots per rank for data. The arena (shared_arena.h) follows it.
 //
 // Ranks communicate here only through atomics. If one rank writes and then checks whether another sleeps, while the
 // other publishes its sleep and then checks for work, both use sequentially consistent operations, so that at least
@@ -16,6 +16,7 @@
 #include "base/descriptor.h"
 #include "base/knobs.h"
 #include "base/status.h"
+#include "transport/shared_arena.h"
 
 namespace sirtaki {
 
@@ -45,12 +46,22 @@ struct alignas(cache_line) RankBlock {
   alignas(cache_line) std::atomic<uint64_t> milestone;
   alignas(cache_line) std::atomic<uint32_t> attention;
   std::atomic<uint32_t> finished;  // 1: it has said goodbye
+  // Tensors in the arena. offer: the last milestone with which it has offered its tensors to the other ranks, so that
+  // they write results there. withdrawn, writing: see direct_allreduce.cc.
+  alignas(cache_line) std::atomic<uint64_t> offer;
+  std::atomic<uint32_t> withdrawn, writing;
 };
 
 // One direction of a byte ring between two ranks.
 struct alignas(cache_line) RingHeader {
   alignas(cache_line) std::atomic<uint64_t> written;
   alignas(cache_line) std::atomic<uint64_t> consumed;
+};
+
+// The layout, written by the rank that creates the memory; zeros in memory that a caller has mapped.
+struct alignas(cache_line) RegionHeader {
+  int64_t bytes = 0;  // of the region, which the arena follows
+  int64_t section_bytes = 0;  // of each rank in the arena; 0: there is none
 };
 
 // The reason why the job was given up; the first rank to write it is the origin.
@@ -74,8 +85,10 @@ class SharedRegion {
   // Returns the size of a chunk if the setting is 0: the few chunks that a rank handles at a time, and those of the
   // ranks that share its core, must fit into its second-level cache.
   static int64_t fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores);
-  // Allocates and seals the memory; fails if the operating system refuses it.
-  static Status create(int64_t bytes, Descriptor& out);
+  // Returns the layout for this many slots. The ranks of a host may share all of its memory as tensors.
+  static RegionHeader layout(const Config& config, int slot_count);
+  // Allocates and seals the memory, of which the arena's is allocated later; fails if the operating system refuses it.
+  static Status create(const RegionHeader& layout, int slot_count, Descriptor& out);
 
   // Maps the descriptor, or uses an existing mapping.
   static Status open(const Config& config, int fd, uintptr_t address, int slot_count,
@@ -93,16 +106,20 @@ class SharedRegion {
   // Returns the size of the chunks for a wish, the same on all ranks of the host; 0: as large as a slot.
   int64_t chunk_bytes_for(int64_t wish) const;
   int slot_count() const { return slot_count_; }
+  // Returns the place of the arena in the descriptor, once it was checked that it is all there.
+  const ArenaPlace& arena() const { return arena_; }
 
  private:
-  SharedRegion(uint8_t* base, size_t mapped, int slot_count, size_t chunk_bytes)
-      : base_(base), mapped_(mapped), slot_count_(slot_count), chunk_bytes_(chunk_bytes) {}
+  static Status read_layout(int fd, int64_t least, int slot_count, RegionHeader& out);
+  SharedRegion(uint8_t* base, size_t mapped, int slot_count, size_t chunk_bytes, const ArenaPlace& arena)
+      : base_(base), mapped_(mapped), slot_count_(slot_count), chunk_bytes_(chunk_bytes), arena_(arena) {}
   size_t ring_offset(int from, int to) const;
 
   uint8_t* base_;
   size_t mapped_;  // bytes to unmap; 0: the mapping belongs to the caller
   int slot_count_;
   size_t chunk_bytes_;
+  ArenaPlace arena_;
 };
 
 }  // namespace sirtaki

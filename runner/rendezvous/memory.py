@@ -76,7 +76,7 @@ def _make_doorbell() -> int:
 def create_memory(config: Config, slots: int) -> tuple[int, str]:
     """Creates memory to share among `slots` ranks: (descriptor, ""), or (-1, why there is none)."""
     error = ffi.new("srt_error *")
-    number = lib.srt_memory_create(lib.srt_memory_bytes(config.pointer, slots), error)
+    number = lib.srt_memory_create(config.pointer, slots, error)
     return number, "" if number >= 0 else text(error.text)
 
 

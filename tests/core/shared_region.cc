@@ -36,11 +36,12 @@ TEST(whoever_maps_the_memory_sees_the_chunks_that_its_maker_has_chosen) {
   Config config;
   constexpr int slots = 3;
   Descriptor memory;
-  const int64_t more = SharedRegion::bytes_needed(config, slots) + slots * SharedRegion::slots_each * 64 * KiB;
-  REQUIRE(SharedRegion::create(more, memory).is_ok());
+  RegionHeader more = SharedRegion::layout(config, slots);
+  more.bytes += slots * SharedRegion::slots_each * 64 * KiB;
+  REQUIRE(SharedRegion::create(more, slots, memory).is_ok());
   std::unique_ptr<SharedRegion> own;
   Descriptor usual;
-  REQUIRE(SharedRegion::create(SharedRegion::bytes_needed(config, slots), usual).is_ok());
+  REQUIRE(SharedRegion::create(SharedRegion::layout(config, slots), slots, usual).is_ok());
   CHECK_EQUAL(chunk_of(config, memory.get(), slots), chunk_of(config, usual.get(), slots) + 64 * KiB);
 }
 
@@ -49,7 +50,7 @@ TEST(a_wish_is_followed) {
     Config config;
     REQUIRE(config.set("chunk_bytes", wish).is_ok());
     Descriptor memory;
-    REQUIRE(SharedRegion::create(SharedRegion::bytes_needed(config, 2), memory).is_ok());
+    REQUIRE(SharedRegion::create(SharedRegion::layout(config, 2), 2, memory).is_ok());
     CHECK_EQUAL(chunk_of(config, memory.get(), 2), static_cast<size_t>(bytes));
   }
 }
@@ -58,7 +59,7 @@ TEST(too_little_memory_is_refused) {
   Config config;
   REQUIRE(config.set("chunk_bytes", "64K").is_ok());
   Descriptor memory;
-  REQUIRE(SharedRegion::create(SharedRegion::bytes_needed(config, 2) - 1, memory).is_ok());
+  REQUIRE(SharedRegion::create({SharedRegion::bytes_needed(config, 2) - 1, 0}, 2, memory).is_ok());
   std::unique_ptr<SharedRegion> region;
   CHECK(!SharedRegion::open(config, memory.get(), 0, 2, region).is_ok());
   CHECK(!SharedRegion::open(Config(), memory.get(), 0, 64, region).is_ok());

@@ -24,7 +24,7 @@ namespace world {
 
 using namespace sirtaki;
 
-enum class Over { memory, sockets };
+enum class Over { memory, mapped, sockets };  // mapped: memory that each rank maps by itself, with an arena
 
 struct Options {
   Over over = Over::memory;
@@ -96,6 +96,7 @@ class World {
   struct Host {
     std::vector<int32_t> ranks;
     std::unique_ptr<uint8_t, void (*)(uint8_t*)> region{nullptr, [](uint8_t* memory) { std::free(memory); }};
+    Descriptor memory;
   };
 
   int host_of(int rank) const { return options_.hosts[static_cast<size_t>(rank)]; }
@@ -109,7 +110,7 @@ class World {
     std::unique_ptr<Context> context;
     if (const Status status = Context::create(config_, topology, context); !status.is_ok())
       check::fail(__FILE__, __LINE__, status.text());
-    if (options_.over == Over::memory && slots > 1) link_memory(*context, host, slot);
+    if (options_.over != Over::sockets && slots > 1) link_memory(*context, host, slot);
     if (options_.prepare) options_.prepare(rank, *context);
     contexts_.push_back(std::move(context));
   }
@@ -126,8 +127,14 @@ class World {
       engine_bells.push_back(engine_bells_[static_cast<size_t>(rank)]);
       waiter_bells.push_back(waiter_bells_[static_cast<size_t>(rank)]);
     }
-    const srt_memory memory{sizeof memory,       -1,      base,   slot, slots, host.ranks.data(), engine_bells.data(),
-                            waiter_bells.data(), nullptr, nullptr};
+    srt_memory memory{sizeof memory,       -1,      base,   slot, slots, host.ranks.data(), engine_bells.data(),
+                      waiter_bells.data(), nullptr, nullptr};
+    if (options_.over == Over::mapped) {
+      if (!host.memory.is_open())
+        std::ignore = SharedRegion::create(SharedRegion::layout(config_, slots), slots, host.memory);
+      memory.fd = host.memory.get();
+      memory.address = 0;
+    }
     if (const Status status = context.link_memory(memory); !status.is_ok())
       check::fail(__FILE__, __LINE__, status.text());
   }

@@ -31,7 +31,7 @@ def test_memory_that_a_peer_could_shrink_is_refused() -> None:
     memory = SharedMemory(unsealed, 0, 0, [0, 1], bells[:2], bells[2:], [-1, -1], [-1, -1])
     with pytest.raises(ValueError, match="not sealed against shrinking"):
         context.link_memory(memory)
-    sealed = lib.srt_memory_create(size, ffi.new("srt_error *"))
+    sealed = lib.srt_memory_create(config.pointer, 2, ffi.new("srt_error *"))
     context.link_memory(SharedMemory(sealed, 0, 0, [0, 1], bells[:2], bells[2:], [-1, -1], [-1, -1]))
     for descriptor in (unsealed, sealed, *bells):
         os.close(descriptor)
