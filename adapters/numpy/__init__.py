@@ -13,6 +13,7 @@ from sirtaki.common.public import lister as _lister
 from sirtaki.common.public import loader as _loader
 from sirtaki.numpy.collectives import *  # noqa: F403
 from sirtaki.numpy.collectives import __all__ as _collectives
+from sirtaki.numpy.shared import empty
 
 if TYPE_CHECKING:
     from sirtaki.numpy import elastic
@@ -23,6 +24,7 @@ __all__ = [
     "Handle",
     "elastic",
     "barrier",
+    "empty",
     "join",
     "poll",
     "synchronize",

@@ -23,6 +23,7 @@ from sirtaki.torch.optimizer import DistributedOptimizer
 from sirtaki.torch.periodic import DiLoCo, LocalSGD
 from sirtaki.torch.sharded.clipping import clip_grad_norm_, clip_grad_value_
 from sirtaki.torch.sharded.full_state import full_state_dict
+from sirtaki.torch.shared import empty
 from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from sirtaki.torch.stale.server import ParameterServer
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
@@ -49,6 +50,7 @@ __all__ = [
     "clip_grad_value_",
     "consistent",
     "elastic",
+    "empty",
     "full_state_dict",
     "mirrored",
     "sparse_allreduce",

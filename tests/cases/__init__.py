@@ -21,6 +21,7 @@ MODULES = (
     "observing",
     "process_sets",
     "scattering",
+    "shared_memory",
     "wire_formats",
 )
 TORCH_MODULES = (
@@ -47,6 +48,7 @@ TORCH_MODULES = (
     "torch_quantised",
     "torch_sampler",
     "torch_sharding",
+    "torch_shared_gradients",
     "torch_sharding_calls",
     "torch_some_ranks",
     "torch_sparse",

@@ -1,0 +1,37 @@
+"""Arrays in memory that the ranks of a host share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from sirtaki.bindings import shared_memory
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.numpy.arrays import Array
+
+__all__ = ["empty"]
+
+
+def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> Array:
+    """Returns a new array of zeros whose all-reduce in place needs no copies; any rank may call it alone.
+
+    If all ranks of a host pass such arrays, or parts of them, to `allreduce_` or one of its forms, the ranks
+    read and write each other's arrays where they are, with the same result as otherwise:
+    docs/shared_memory.md. Everything else treats it as any other array. Where ranks share no memory, it is in
+    this rank's own.
+
+    Raises:
+        OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.
+        NotInitializedError: init() has not been called.
+    """
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    kind = np.dtype(dtype)
+    try:
+        memory = shared_memory.allocate(current(), math.prod(extents) * kind.itemsize)
+    except UnsupportedError:
+        return np.zeros(extents, kind)
+    return np.frombuffer(memory, kind).reshape(extents)

@@ -1,0 +1,139 @@
+"""Memory that ranks share, when one of them fails, forks or ends: nobody else writes into it any more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from process_world import PATIENCE, hvdrun
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import sirtaki.numpy as hvd
+
+hvd.init()
+"""
+
+
+def run(folder: Path, body: str, exit_code: int = 0, **settings: str) -> str:
+    script = folder / "train.py"
+    script.write_text(HEAD + textwrap.dedent(body))
+    environment = {f"SIRTAKI_{name.upper()}": value for name, value in settings.items()}
+    command = hvdrun(3, sys.executable, script, **environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=folder)
+    assert ended.returncode == exit_code, ended
+    return ended.stdout
+
+
+def test_nothing_is_written_after_a_failure(tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+        arrays = [hvd.empty(4 << 20, np.float32) for _ in range(2)]
+        hvd.allreduce_(arrays[0], name="warm-up")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun ends the others soon after the first failure
+        if hvd.rank() == 1:
+            import threading
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        try:
+            while True:
+                arrays[0][...] = hvd.rank()
+                hvd.allreduce_(arrays[0], op=hvd.Sum, name="x")
+        except hvd.PeerLostError as error:
+            for array in arrays:
+                array[...] = 7
+            time.sleep(0.3)
+            assert all((array == 7).all() for array in arrays)
+            print(f"rank {hvd.rank()} heard: {error}")
+        """,
+        exit_code=128 + 9,
+    )
+    for rank in (0, 2):
+        assert f"rank {rank} heard: 'x': rank 1" in output
+
+
+def test_a_rank_that_stops_in_the_middle_is_named(tmp_path: Path) -> None:
+    """Wherever a rank stops in an all-reduce, the others give up at the deadline, and not much later."""
+    output = run(
+        tmp_path,
+        """
+        array = hvd.empty(4 << 20, np.float32)
+        hvd.allreduce_(array, name="warm-up")
+        if hvd.rank() != 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        elif os.fork() == 0:
+            time.sleep(0.2)
+            os.kill(os.getppid(), signal.SIGSTOP)
+            os._exit(0)
+        try:
+            while True:
+                hvd.allreduce_(array, op=hvd.Sum, name="x")
+        except hvd.HorovodInternalError as error:
+            print(f"rank {hvd.rank()} heard: {error}", flush=True)
+            sys.exit(1)
+        """,
+        exit_code=1,
+        progress_deadline="2",
+        stall_deadline="2",
+    )
+    for rank in (0, 2):
+        heard = [line for line in output.splitlines() if f"rank {rank} heard:" in line]
+        assert "rank 1 (pid" in heard[0]
+
+
+def test_a_forked_child_writes_into_memory_of_its_own(tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+        array, earlier = hvd.empty(1 << 20, np.float32), hvd.empty(1000)
+        array[...], earlier[...] = 1, 1
+        hvd.allreduce_(array, op=hvd.Sum)
+        child = os.fork()
+        if child == 0:
+            array[...], earlier[...] = 9, 9
+            alright = (array == 9).all() and (earlier == 9).all()
+            try:
+                hvd.empty(5)
+            except hvd.HorovodInternalError:
+                del array, earlier
+                os._exit(0 if alright else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert (array == 3).all() and (earlier == 1).all()
+        hvd.allreduce_(array, op=hvd.Sum)
+        assert (array == 9).all()
+        hvd.shutdown()
+        child = os.fork()
+        if child == 0:
+            array[...] = 5
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert (array == 9).all()
+        print("done")
+        """,
+    )
+    assert output.count("done") == 3
+
+
+def test_arrays_outlive_their_world(tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+        for world in range(3):
+            array = hvd.empty(1 << 20, np.float32)
+            array[...] = world
+            hvd.allreduce_(array, op=hvd.Sum)
+            if world:
+                hvd.allreduce_(old, op=hvd.Sum)  # of another world: an array like any other
+                assert (old == 9 * (world - 1)).all()
+            assert (array == 3 * world).all()
+            old = array
+            hvd.shutdown()
+            old += 0  # it is still there
+            hvd.init()
+        print("done")
+        """,
+    )
+    assert output.count("done") == 3
