@@ -33,6 +33,8 @@ current_node: Callable[[], Any] = _TORCH.symbol("torch._C._current_autograd_node
 current_raw_stream: Callable[[int], int] = (_TORCH.symbol if torch.version.cuda else _TORCH.optional)(
     "torch._C._cuda_getCurrentRawStream"
 )
+# Copies tensors to as many others, in one call.
+copy_all: Callable[[list[Any], list[Any]], None] = _TORCH.symbol("torch._foreach_copy_")
 # Nested structures of any kind that torch or a library has registered, such as the outputs of models.
 tree_flatten_with_path: Callable[[Any], Any] = _TORCH.symbol("torch.utils._pytree.tree_flatten_with_path")
 tree_unflatten: Callable[[Any, Any], Any] = _TORCH.symbol("torch.utils._pytree.tree_unflatten")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -14,28 +14,30 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.autotune import tuner_of
-from sirtaki.common.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.deadlines import Deadline
 from sirtaki.common.groups import Groups
 from sirtaki.common.ops import Adasum, Average, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.common.shares import current_share
 from sirtaki.common.stateful_compression import StatefulCompression
 from sirtaki.torch.adasum import with_adasum
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compressed.arguments import plain_and_memory
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.deadlines import LateRule, refuse_options, with_deadline
-from sirtaki.torch.device import warn_if_crowded
-from sirtaki.torch.optimizer_arguments import check_follows_changes, check_passes, check_techniques
+from sirtaki.torch.optimizer_arguments import (
+    check_follows_changes,
+    check_passes,
+    check_techniques,
+    in_shared_memory,
+)
 from sirtaki.torch.optimizer_state import parameters_of
 from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.overlapped.arguments import refuse_model_with_overlap, refuse_with_overlap
 from sirtaki.torch.overlapped.optimizer import Overlapped
-from sirtaki.torch.parameters import all_named, check_groups_of, exchanged, names_of
-from sirtaki.torch.reducer import GradientReducer, Nesting
+from sirtaki.torch.parameters import all_named, check_groups_of, names_of
+from sirtaki.torch.reducer import GradientReducer
+from sirtaki.torch.reducer_settings import ReducerSettings
 from sirtaki.torch.sharded.kinds import GRADIENTS, check_combination, check_shard
 from sirtaki.torch.sharded.optimizer import Sharded, partition_for
 from sirtaki.torch.sharded.slices import Partition
@@ -43,7 +45,6 @@ from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.stale.arguments import check_staleness, refuse_others
 from sirtaki.torch.stale.optimizer import with_staleness
 from sirtaki.torch.survivor import Survivor
-from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer, Wrapped, make_plain, wrap
 
 
@@ -64,6 +65,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     late: str = "accumulate",
     shard: str | None = None,
     overlap_forward: bool = False,
+    gradients_in_shared_memory: bool = False,
 ) -> Any:
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
@@ -120,6 +122,10 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
             parameter is updated when the program next uses it, as in the next forward pass, and the gradients
             that are needed first are sent first: docs/overlap.md. Needs an optimizer of torch that updates
             each parameter by itself, and dense gradients on the CPU.
+        gradients_in_shared_memory: whether gradients live in memory that the ranks of a host share, so that
+            they are reduced where they are, with the same result. `.grad` is then a view of that memory, as
+            with `gradient_as_bucket_view` of torch's DDP: docs/shared_memory.md. It has an effect where all
+            ranks are on one host. Needs gradients on the CPU, and none of the other techniques.
 
     Returns:
         The optimizer, which now also has `no_sync()`, `synchronize()`, `skip_synchronize()` and
@@ -148,6 +154,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         staleness=bool(staleness),
         deadline=deadline is not None,
         overlap_forward=overlap_forward,
+        gradients_in_shared_memory=gradients_in_shared_memory,
     )
     check_combination(shard, op, groups, memory, context)
     if context.survivors is not None:
@@ -155,6 +162,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     scope = CollectiveScope.numbered(context, "gradient", process_set)
     refuse_other_reducers(all_named(optimizer, names))
     exchange_options = ExchangeOptions(scope, how, compression, sparse_as_dense, memory)
+    if gradients_in_shared_memory:
+        exchange_options = in_shared_memory(exchange_options, op, all_named(optimizer, names))
     if deadline is not None:
         refuse_options(exchange_options, groups)
         return with_deadline(optimizer, names, context, LateRule(Deadline(deadline, quorum), late), op)
@@ -170,60 +179,20 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     partition = partition_for(optimizer, scope) if shard is not None else None
     if shard == GRADIENTS:
         exchange_options = replace(exchange_options, partition=partition)
-    settings = _Settings(exchange_options, names, groups, backward_passes_per_step, shard)
+    settings = ReducerSettings(exchange_options, names, groups, backward_passes_per_step, shard)
     return _distributed(optimizer, settings, partition)
-
-
-@dataclass
-class _Settings:
-    """The arguments for a reducer of the parameters that the optimizer has at the time."""
-
-    exchange_options: ExchangeOptions
-    names: dict[Tensor, str]
-    groups: Groups
-    passes: int
-    shard: str | None = None
-    skips: Nesting = field(default_factory=Nesting)
-    no_sync: Nesting = field(default_factory=Nesting)
-    checks_data: bool = True  # whether the ranks' gradients are compared, to find ranks with the same data
-
-    def reducer(self, optimizer: Optimizer) -> GradientReducer:
-        """Returns a reducer for all parameters of the optimizer; for none if there is no peer."""
-        scope, how = self.exchange_options.scope, self.exchange_options.how
-        is_real = not scope.context.is_provisional
-        reduced = gradient_sum(how, fixed_divisor(scope.context)) if is_real else how
-        prefix, is_alone = f"{scope.name}.", scope.has_no_peers and reduced == how
-        found = [] if is_alone else exchanged(optimizer, self.names, self.groups, prefix)
-        views = [reducible_view(parameter, name) for name, parameter, _ in found]
-        if any(view.device >= 0 for view in views):
-            warn_if_crowded(scope.context.topology)
-        first = 2 if self.shard is None else 1  # the first step makes different parameters equal
-        checks = round_checks(scope, found, optimizer, checks_data=self.checks_data, first_check=first)
-        reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
-        reducer.no_sync = self.no_sync
-        reducer.op = how.op
-        if share := current_share():
-            reducer.count_by_rows(share)
-        return reducer
-
-    def move_to(self, context: Context) -> None:
-        """Changes the world for which the next reducer is made."""
-        scope = self.exchange_options.scope
-        self.checks_data = self.checks_data and scope.has_no_peers  # one world's answer counts for all
-        scope = CollectiveScope.numbered(context, "gradient", scope.process_set)
-        self.exchange_options = replace(self.exchange_options, scope=scope)
 
 
 class _Distributed(Survivor, Wrapped):
     """The abilities of a distributed optimizer besides its own class. Hooks surround its own step."""
 
-    _settings: _Settings
+    _settings: ReducerSettings
     _reducer: GradientReducer
     _finalizer: Any
     _has_stepped: bool
     _tuner: Any  # of the world, on rank 0 with autotune; else None
 
-    def _adopt(self, settings: _Settings, reducer: GradientReducer) -> None:
+    def _adopt(self, settings: ReducerSettings, reducer: GradientReducer) -> None:
         self._settings, self._reducer = settings, reducer
         self._has_stepped = False
         # A discarded optimizer releases the parameters at once: another may be made for them.
@@ -336,7 +305,7 @@ class _ShardedDistributed(Sharded, _Distributed):
     """A distributed optimizer that updates only this rank's slices."""
 
 
-def _distributed(optimizer: Optimizer, settings: _Settings, partition: Partition | None) -> Any:
+def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Partition | None) -> Any:
     """Makes an optimizer exchange its gradients before it steps; returns it."""
     scope = settings.exchange_options.scope
     reducer = settings.reducer(optimizer)

@@ -25,6 +25,7 @@ from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.claims import Claim
 from sirtaki.torch.exchange import GradientExchange
+from sirtaki.torch.gradient_memory import gradient_memory_of
 from sirtaki.torch.overlap import overlap_of
 from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, trainable
@@ -90,6 +91,7 @@ class GradientReducer:
         self._guards: list[Any] = []  # hooks that keep the next pass from changing gradients in flight
         prefix = f"{exchange_options.scope.name}."
         self._claim = Claim([(one.name.removeprefix(prefix), one.parameter) for one in named])
+        self._memory = gradient_memory_of(exchange_options, [one.parameter for one in named])
         self._handles = [self._watch(index, one.parameter) for index, one in enumerate(named)]
         self._nodes = [self._protect(one.parameter) for one in named] if self.flight is not None else []
         self._factor = 1.0
@@ -228,12 +230,15 @@ class GradientReducer:
 
     def _watch(self, index: int, parameter: Tensor) -> Any:
         size, gpu = parameter.numel() * parameter.element_size(), device.ordinal(parameter)
+        memory = self._memory if self._memory is not None and self._memory.moves_early(index) else None
 
         def fired(_: Tensor) -> None:
             if current_pass() != self._pass:
                 self._begin_pass(current_pass())
             if gpu >= 0 and device.current_stream(gpu) != self._stream:
                 self._change_stream(device.current_stream(gpu))
+            if memory is not None:
+                memory.move((index,))
             self._fired[index] = None
             self._bytes_until_submit -= size
             if self._bytes_until_submit <= 0:
@@ -342,6 +347,8 @@ class GradientReducer:
     def _submit_fired(self) -> None:
         fired, self._fired = list(self._fired), {}
         self._check_growth(fired)
+        if self._memory is not None:
+            self._memory.move(fired)
         self._exchange.submit(fired)
         self._submitted.update(fired)
 

@@ -68,6 +68,7 @@ class ExchangeOptions:
         memory: of a compression that has one; None otherwise.
         partition: the slices of gradients that are divided among the ranks; None otherwise.
         overlaps_forward: whether gradients may still be in flight in the next forward pass.
+        in_shared_memory: whether gradients live in memory that the ranks of a host share.
     """
 
     scope: CollectiveScope
@@ -77,6 +78,7 @@ class ExchangeOptions:
     memory: CompressionState | None = None
     partition: Partition | None = None
     overlaps_forward: bool = False
+    in_shared_memory: bool = False
 
     def special_exchange(self, named: Sequence[NamedParameter]) -> SpecialExchange | None:
         """Returns the exchange of those that are not simply all-reduced; None if there are none."""

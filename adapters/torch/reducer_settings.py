@@ -1,0 +1,60 @@
+"""The arguments of `DistributedOptimizer` that outlive a reducer: new ranks need a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from sirtaki.bindings.context import Context
+from sirtaki.common.averaging import fixed_divisor, gradient_sum
+from sirtaki.common.groups import Groups
+from sirtaki.common.shares import current_share
+from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.consistency import round_checks
+from sirtaki.torch.device import warn_if_crowded
+from sirtaki.torch.parameters import exchanged
+from sirtaki.torch.reducer import GradientReducer, Nesting
+from sirtaki.torch.sparse_gradients import ExchangeOptions
+from sirtaki.torch.tensors import reducible_view
+from sirtaki.torch.wrapping import Optimizer
+
+
+@dataclass
+class ReducerSettings:
+    """The arguments for a reducer of the parameters that the optimizer has at the time."""
+
+    exchange_options: ExchangeOptions
+    names: dict[Tensor, str]
+    groups: Groups
+    passes: int
+    shard: str | None = None
+    skips: Nesting = field(default_factory=Nesting)
+    no_sync: Nesting = field(default_factory=Nesting)
+    checks_data: bool = True  # whether the ranks' gradients are compared, to find ranks with the same data
+
+    def reducer(self, optimizer: Optimizer) -> GradientReducer:
+        """Returns a reducer for all parameters of the optimizer; for none if there is no peer."""
+        scope, how = self.exchange_options.scope, self.exchange_options.how
+        is_real = not scope.context.is_provisional
+        reduced = gradient_sum(how, fixed_divisor(scope.context)) if is_real else how
+        prefix, is_alone = f"{scope.name}.", scope.has_no_peers and reduced == how
+        found = [] if is_alone else exchanged(optimizer, self.names, self.groups, prefix)
+        views = [reducible_view(parameter, name) for name, parameter, _ in found]
+        if any(view.device >= 0 for view in views):
+            warn_if_crowded(scope.context.topology)
+        first = 2 if self.shard is None else 1  # the first step makes different parameters equal
+        checks = round_checks(scope, found, optimizer, checks_data=self.checks_data, first_check=first)
+        reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
+        reducer.no_sync = self.no_sync
+        reducer.op = how.op
+        if share := current_share():
+            reducer.count_by_rows(share)
+        return reducer
+
+    def move_to(self, context: Context) -> None:
+        """Changes the world for which the next reducer is made."""
+        scope = self.exchange_options.scope
+        self.checks_data = self.checks_data and scope.has_no_peers  # one world's answer counts for all
+        scope = CollectiveScope.numbered(context, "gradient", scope.process_set)
+        self.exchange_options = replace(self.exchange_options, scope=scope)
