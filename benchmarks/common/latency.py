@@ -26,6 +26,7 @@ class Row:
     cold: float | None = None
     slower: Interval | None = None  # its time as a multiple of that of sirtaki's same layer
     slower_than_core: Interval | None = None  # its time as a multiple of that of sirtaki's C functions
+    speed: Interval | None = None  # the memory bound's time as a multiple of its own
 
 
 def make_row(collective: str, size: int, who: str, ranks: int, times: Sequence[float]) -> Row:

@@ -52,10 +52,10 @@ def with_barrier(step: Step, bound: MemoryBound) -> Variant:
     return variant
 
 
-def with_sirtaki(step: Step) -> Variant:
+def with_sirtaki(step: Step, **options: Any) -> Variant:
     variant = Variant(step).finish()
     names = variant.model.named_parameters()
-    variant.optimizer = hvd.DistributedOptimizer(variant.optimizer, names)
+    variant.optimizer = hvd.DistributedOptimizer(variant.optimizer, names, **options)
     return variant
 
 
@@ -100,6 +100,7 @@ class Rank:
             "sync": with_barrier(step, self.bound),
             "ddp": with_ddp(step),
             "sirtaki": with_sirtaki(step),
+            "sirtaki, shared": with_sirtaki(step, gradients_in_shared_memory=True),
             "prototype": with_prototype(step, self.bound),
         }
 
