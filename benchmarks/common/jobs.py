@@ -117,6 +117,11 @@ class Job(contextlib.AbstractContextManager["Job"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def process_id(self) -> int:
+        """Returns the launcher's process number."""
+        return self._process.pid
+
     def ask(self, order: str, **arguments: Any) -> list[Any]:
         """Sends an order to all ranks and returns their answers, by rank."""
         line = json.dumps({"order": order, "arguments": arguments}) + "\n"

@@ -104,6 +104,19 @@ def test_leaders_spare_rank_0_frames_when_many_negotiate(tmp_path: Path) -> None
 
 
 @pytest.mark.full
+def test_starts_are_measured_by_the_number_of_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "scale.json"
+    run("scale.py", "--ranks", "2", "8", "--rounds", "1", "--json", path)
+    few, more = json.loads(path.read_text())["rows"]
+    assert (few["ranks"], more["ranks"]) == (2, 8)
+    assert few["descriptors"] < more["descriptors"]
+    for row in (few, more):
+        assert min(row["seconds"], row["processor"], row["first"], row["memory"]) > 0
+        assert list(row["phases"]) == ["join", "gather", "links", "memory", "start"]
+        assert all(min(times) > 0 for times in row["phases"].values())
+
+
+@pytest.mark.full
 def test_an_allreduce_between_two_hosts_is_measured_beside_a_stream(tmp_path: Path) -> None:
     path = tmp_path / "two_hosts.json"
     run("two_hosts.py", "--sizes", "64K", "--set", "sockets_per_link=2", "--json", path)
