@@ -27,6 +27,13 @@ def hvdrun(ranks: int, *command: str | Path, **environment: str) -> list[str]:
     return [*prefix, sys.executable, "-m", "sirtaki.runner", "-np", str(ranks), *map(str, command)]
 
 
+def free_address() -> str:
+    """Returns an address on this machine with a port that is free at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 class ProcessWorld:
     """A number of ranks, started once; `run` runs a case on them."""
 

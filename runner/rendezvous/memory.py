@@ -1,14 +1,19 @@
-"""Shared memory among the ranks of a host: each passes the others the descriptors that they need.
+"""Shared memory among the ranks of a host: each rank receives the descriptors of all of them.
 
-These are its doorbells, a descriptor of its process and, from the lowest rank, the memory itself. They are
-sent over a Unix socket to each rank, which proves that the ranks are on one host.
+These are each rank's doorbells, a descriptor of its process and, from the lowest rank, the memory itself.
+Each rank passes its own to the lowest one, which then passes all of them to everyone. They are sent over Unix
+sockets, which proves that the ranks are on one host. So a rank needs one connection on its host, however many
+ranks there are; only the lowest one has more.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import socket
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sirtaki.bindings.config import Config, check
@@ -16,53 +21,91 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.topology import SharedMemory
 from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
+
+_FIELDS = ("engine", "waiter", "process", "memory")
+_NEEDED = 0b0011  # as a mask of _FIELDS
+_RANKS_PER_MESSAGE = 253 // len(_FIELDS)  # a message passes 253 descriptors at most: SCM_MAX_FD, unix(7)
+_RETRY_SECONDS = (
+    0.001  # while too many descriptors are in flight, which the receivers take one message at a time
+)
+_SLACK_SECONDS = (
+    10.0  # the lowest rank gives up at the deadline and names the cause; the others wait for that
+)
 
 
 @dataclass
 class Descriptors:
-    """The descriptors that a rank passes to others of its host; -1 for a missing one."""
+    """The descriptors of a rank that the others of its host need; -1 for a missing one."""
 
     engine: int = -1
     waiter: int = -1
     process: int = -1
     memory: int = -1
 
-    def present(self) -> list[tuple[str, int]]:
-        return [(name, number) for name, number in vars(self).items() if number >= 0]
+    def present(self) -> list[int]:
+        return [number for name in _FIELDS if (number := getattr(self, name)) >= 0]
+
+    def mask(self) -> int:
+        """Returns which of _FIELDS are present, as a sum of powers of two."""
+        return sum(1 << bit for bit, name in enumerate(_FIELDS) if getattr(self, name) >= 0)
 
     def close(self) -> None:
-        for name, number in self.present():
-            os.close(number)
-            setattr(self, name, -1)
-
-    def send(self, connection: socket.socket, rank: int) -> None:
-        """Passes the descriptors to a rank. Raises RendezvousError if that rank is gone."""
-        present = self.present()
-        names = " ".join(name for name, _ in present).encode()
-        try:
-            socket.send_fds(connection, [names.ljust(_NAMES_BYTES)], [number for _, number in present])
-        except ConnectionError as error:
-            raise RendezvousError(f"rank {rank} is gone: {error.strerror}", rank) from None
+        close(self.present())
+        self.engine = self.waiter = self.process = self.memory = -1
 
 
-_NAMES_BYTES = 64
-_NAMES = {"engine", "waiter", "process", "memory"}
+def close(numbers: Sequence[int]) -> None:
+    for number in numbers:
+        os.close(number)
 
 
-def _receive(connection: socket.socket, rank: int, deadline: float) -> Descriptors:
-    connection.settimeout(max(deadline - time.monotonic(), 0.001))
+def _send(connection: socket.socket, rank: int, given: Sequence[Descriptors], deadline: float) -> None:
+    """Passes the descriptors of some ranks to a rank. Raises RendezvousError if that rank is gone."""
+    for first in range(0, len(given), _RANKS_PER_MESSAGE):
+        batch = given[first : first + _RANKS_PER_MESSAGE]
+        masks = bytes(one.mask() for one in batch)
+        numbers = [number for one in batch for number in one.present()]
+        while not _has_sent(connection, rank, masks, numbers):
+            if time.monotonic() > deadline:
+                raise RendezvousTimeout(f"the descriptors for rank {rank} could not be passed in time")
+            time.sleep(_RETRY_SECONDS)
+
+
+def _has_sent(connection: socket.socket, rank: int, masks: bytes, numbers: Sequence[int]) -> bool:
+    """Passes descriptors; returns False if too many are in flight already."""
     try:
-        names, numbers, *_ = socket.recv_fds(connection, _NAMES_BYTES, len(_NAMES), socket.MSG_CMSG_CLOEXEC)
-    except TimeoutError:
-        raise RendezvousTimeout(f"rank {rank} did not pass its descriptors in time") from None
+        socket.send_fds(connection, [masks], numbers)
+    except ConnectionError as error:
+        raise RendezvousError(f"rank {rank} is gone: {error.strerror}", rank) from None
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        return False
+    return True
+
+
+def _receive(connection: socket.socket, rank: int, count: int) -> list[Descriptors]:
+    """Receives a message with descriptors of `count` ranks. Raises RendezvousError if the sender is gone."""
+    try:
+        masks, numbers, flags, _ = socket.recv_fds(
+            connection, count, count * len(_FIELDS), socket.MSG_CMSG_CLOEXEC
+        )
     except OSError as error:
         raise RendezvousError(f"rank {rank} is gone: {error.strerror}", rank) from None
-    fields = names.decode("ascii", "replace").split()
-    if len(fields) != len(numbers) or not set(fields) <= _NAMES or not {"engine", "waiter"} <= set(fields):
-        for number in numbers:
-            os.close(number)
+    bits = [bit for mask in masks for bit in range(8) if mask >> bit & 1]
+    is_complete = len(masks) == count and all(mask & _NEEDED == _NEEDED for mask in masks)
+    if not is_complete or len(bits) != len(numbers) or max(bits) >= len(_FIELDS):
+        close(numbers)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         raise RendezvousError(f"rank {rank} is gone, or its descriptors could not be passed", rank)
-    return Descriptors(**dict(zip(fields, numbers, strict=True)))
+    rest = iter(numbers)
+    return [
+        Descriptors(**{name: next(rest) for bit, name in enumerate(_FIELDS) if mask >> bit & 1})
+        for mask in masks
+    ]
 
 
 def _make_doorbell() -> int:
@@ -70,6 +113,16 @@ def _make_doorbell() -> int:
     number: int = lib.srt_doorbell_create(error)
     if number < 0:
         check(error[0].status, error)
+    return number
+
+
+def open_process() -> int:
+    """Returns a descriptor that reports the end of this process, or -1 where the system refuses one.
+
+    Without one, the connection to the lowest rank reports the end of this process to that rank, whose abort
+    then reaches the others.
+    """
+    number: int = lib.srt_process_open(ffi.new("srt_error *"))
     return number
 
 
@@ -82,48 +135,102 @@ def create_memory(config: Config, slots: int) -> tuple[int, str]:
 
 @dataclass
 class MemoryLinks:
-    """The links of this host's ranks through shared memory; `sockets` are those to each of them."""
+    """The links of this host's ranks through shared memory.
+
+    Attributes:
+        context: this rank.
+        ranks: those of this host, ascending.
+        sockets: connections to the lowest of them or, on that one, to all others.
+        rendezvous: reports ranks that have failed meanwhile.
+        keeps_sockets: they become links of their own, and no longer report the end of a rank.
+    """
 
     context: Context
+    ranks: Sequence[int]
     sockets: dict[int, socket.socket]
-    keeps_sockets: bool = False  # they become links of their own, and no longer report the end of a rank
+    rendezvous: RendezvousClient
+    keeps_sockets: bool = False
     by_rank: dict[int, Descriptors] = field(default_factory=dict)
 
     def exchange(self, memory: int, deadline: float) -> None:
-        """Passes descriptors in both directions on every socket and hands them to the core, which duplicates
-        them.
+        """Passes on this rank's descriptors, receives those of all, and hands them to the core, which
+        duplicates them.
 
-        `memory` describes the shared memory on local rank 0, which keeps owning it; it is -1 on the others.
+        `memory` describes the shared memory on the lowest rank, which keeps owning it; it is -1 on the
+        others.
+
+        Raises RendezvousError if a rank is gone or has failed, RendezvousTimeout at the deadline.
         """
-        rank = self.context.rank
-        own = self.by_rank[rank] = Descriptors(memory=os.dup(memory) if memory >= 0 else -1)
+        rank, lowest = self.context.rank, self.ranks[0]
+        own = Descriptors(memory=os.dup(memory) if memory >= 0 else -1)
         try:
             own.engine, own.waiter = _make_doorbell(), _make_doorbell()
-            own.process = lib.srt_process_open(ffi.new("srt_error *"))  # if -1, the sockets report its end
-            for peer, connection in self.sockets.items():
-                own.send(connection, peer)
-            for peer, connection in self.sockets.items():
-                self.by_rank[peer] = _receive(connection, peer, deadline)
+            own.process = open_process()
+            if rank == lowest:
+                self._collect(own, deadline)
+            else:
+                _send(self.sockets[lowest], lowest, [own], deadline)
+                self._receive_all(deadline + _SLACK_SECONDS)
             self.context.link_memory(self._shared(rank))
         finally:
-            for descriptors in self.by_rank.values():
+            for descriptors in (own, *self.by_rank.values()):
                 descriptors.close()
 
+    def _collect(self, own: Descriptors, deadline: float) -> None:
+        """Receives the descriptors of all other ranks, and then passes all to each of them."""
+        self.by_rank[self.ranks[0]] = own
+        for peer in self._arrivals(self.ranks[1:], deadline):
+            self._receive(peer, [peer])
+        given = [self.by_rank[rank] for rank in self.ranks]
+        for peer in self.ranks[1:]:
+            _send(self.sockets[peer], peer, given, deadline)
+
+    def _receive_all(self, deadline: float) -> None:
+        """Receives the descriptors of all ranks from the lowest one."""
+        for first in range(0, len(self.ranks), _RANKS_PER_MESSAGE):
+            for sender in self._arrivals(self.ranks[:1], deadline):
+                self._receive(sender, self.ranks[first : first + _RANKS_PER_MESSAGE])
+
+    def _receive(self, sender: int, ranks: Sequence[int]) -> None:
+        received = _receive(self.sockets[sender], sender, len(ranks))
+        self.by_rank.update(zip(ranks, received, strict=True))
+
+    def _arrivals(self, senders: Sequence[int], deadline: float) -> Iterator[int]:
+        """Yields each of these ranks when it has sent a message, or has ended.
+
+        Raises RendezvousError as soon as the rendezvous reports a failure, RendezvousTimeout at the deadline.
+        """
+        missing = {self.sockets[rank].fileno(): rank for rank in senders}
+        reports = self.rendezvous.fileno()
+        events = select.poll()
+        for number in (*missing, reports):
+            events.register(number, select.POLLIN)
+        while missing:
+            left = 0 if self.rendezvous.has_unread else max(deadline - time.monotonic(), 0)
+            readable = [number for number, _ in events.poll(left * 1000)]
+            if self.rendezvous.has_unread or reports in readable:
+                self.rendezvous.raise_failure(deadline)
+            if not readable:
+                late = sorted(missing.values())
+                raise RendezvousTimeout(
+                    f"{name_ranks(late)} did not pass the descriptors of this host in time", late[0]
+                )
+            for number in readable:
+                events.unregister(number)
+                yield missing.pop(number)
+
     def _shared(self, rank: int) -> SharedMemory:
-        ranks = sorted(self.by_rank)
-        given = [self.by_rank[r] for r in ranks]
-        memory = next((d.memory for d in given if d.memory >= 0), -1)
-        if memory < 0:
-            raise RendezvousError("no rank of this host passed the shared memory")
+        given = [self.by_rank[r] for r in self.ranks]
+        if given[0].memory < 0:
+            raise RendezvousError(f"rank {self.ranks[0]} has not passed the shared memory", self.ranks[0])
+        watched = {} if self.keeps_sockets else self.sockets
         return SharedMemory(
-            descriptor=memory,
+            descriptor=given[0].memory,
             address=0,
-            slot=ranks.index(rank),
-            ranks=ranks,
+            slot=self.ranks.index(rank),
+            ranks=self.ranks,
             engine_doorbells=[d.engine for d in given],
             waiter_doorbells=[d.waiter for d in given],
             process_descriptors=[d.process for d in given],
-            socket_descriptors=[
-                -1 if r == rank or self.keeps_sockets else self.sockets[r].fileno() for r in ranks
-            ],
+            socket_descriptors=[watched[r].fileno() if r in watched else -1 for r in self.ranks],
         )

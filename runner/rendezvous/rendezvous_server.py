@@ -324,9 +324,10 @@ class RendezvousServer:
             if answer.missing:
                 kind = "overdue" if answer.timed_out else "departed"
                 self._on_event(RankEvent(kind, answer.missing[0], generation, answer.error, answer.missing))
+            message = _message_of(answer)
             for rank in answer.waiting:
                 if connection := self._ranks.get((generation, rank)):
-                    self._send(connection, _message_of(answer))
+                    self._send(connection, message)
 
     def _send(self, connection: _Connection, message: bytes) -> None:
         connection.outgoing += pack_frame(message)

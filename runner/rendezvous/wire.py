@@ -80,7 +80,10 @@ def receive_frame(connection: Connection, deadline: float, limit: int) -> bytes:
 
 def printable(text: str, limit: int = 2000) -> str:
     """Makes text from another process fit for display: bounded, and without control characters."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:limit])
+    shown = text[:limit]
+    if shown.isprintable():  # as nearly all of it is: each rank reads the description of every other one
+        return shown
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in shown)
 
 
 def _checked_length(prefix: bytes | bytearray, limit: int) -> int:

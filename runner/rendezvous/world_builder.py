@@ -111,11 +111,17 @@ class WorldBuilder:
         handshakes = Handshakes(job, Identity(world.rank, self.generation), deadline, self.client)
         connections: Connections = {}
         cleanup.callback(close_all, connections)
-        connect_all(listener, self._endpoints(members, offers), handshakes, connections)
-        if self._uses_memory(local_ranks, offers):
+        endpoints = self._endpoints(members, offers)
+        uses_memory = self._uses_memory(local_ranks, offers)
+        if uses_memory and not spans_hosts:  # the lowest rank passes all descriptors; no other link is needed
+            linked = local_ranks[1:] if world.rank == local_ranks[0] else local_ranks[:1]
+            endpoints = {rank: endpoints[rank] for rank in linked}
+        connect_all(listener, endpoints, handshakes, connections)
+        if uses_memory:
             own_host = {link_key: one for link_key, one in connections.items() if link_key[0] in local_ranks}
             local = {rank: one for (rank, _), one in own_host.items() if isinstance(one, socket.socket)}
-            MemoryLinks(context, local, keeps_sockets=spans_hosts).exchange(memory, deadline)
+            links = MemoryLinks(context, local_ranks, local, self.client, keeps_sockets=spans_hosts)
+            links.exchange(memory, deadline)
             if not spans_hosts:
                 return context
         link_sockets(context, connections)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import PATIENCE, free_address, hvdrun
 
 SCRIPT = """
 import sys
@@ -27,12 +26,6 @@ def python(script: str, *arguments: str, **environment: str) -> subprocess.Popen
     variables = [f"{name}={value}" for name, value in environment.items()]
     command = ["env", *variables, sys.executable, "-c", script, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
