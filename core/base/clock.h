@@ -23,4 +23,11 @@ inline Nanoseconds now() {
   return seconds(moment.tv_sec) + moment.tv_nsec;
 }
 
+// The wall clock, in nanoseconds since 1970. Hosts share no other clock.
+inline Nanoseconds wall_clock() {
+  timespec moment;
+  clock_gettime(CLOCK_REALTIME, &moment);
+  return seconds(moment.tv_sec) + moment.tv_nsec;
+}
+
 }  // namespace sirtaki

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/descriptor.h"
@@ -25,13 +26,25 @@ const char* state_of(const OperationRecord& operation) {
   return operation.reported ? "waiting for other ranks" : "queued";
 }
 
+// Writes the times that are known, by the monotonic clock, as timelines have them.
+void put_times(JsonWriter& json, const OperationRecord& operation) {
+  const std::pair<const char*, Nanoseconds> times[] = {{"submitted_ns", operation.submitted},
+                                                       {"agreed_ns", operation.decided},
+                                                       {"moved_ns", operation.transfer.started},
+                                                       {"ended_ns", operation.finished}};
+  for (const auto& [name, time] : times)
+    if (time) json.member(name, time);
+}
+
 void put_operation(JsonWriter& json, const OperationRecord& operation, Nanoseconds now) {
   json.new_line().begin_object();
   json.member("name", operation.name.view()).member("kind", operation.kind).member("state", state_of(operation));
   json.member("submitted_seconds_ago", in_seconds(now - operation.submitted));
   if (operation.finished) json.member("took_seconds", in_seconds(operation.finished - operation.submitted));
+  put_times(json, operation);
   json.member("bytes", operation.bytes).member("process_set", operation.process_set);
   if (operation.plan) json.member("plan", operation.plan).member("fused", operation.fused);
+  if (operation.refused) put_refused(json, *operation.refused);
   json.end_object();
 }
 
@@ -77,6 +90,8 @@ std::string FailureReport::describe(const AbortNotice& why) const {
   JsonWriter json;
   json.begin_object().member("rank", parts_.rank).member("size", parts_.locations.size());
   json.member("host", location.host).member("pid", location.pid);
+  json.key("clock").begin_object().member("monotonic_ns", moment);
+  json.member("wall_minus_monotonic_ns", wall_clock() - now()).end_object();
   json.new_line().member("status", StatusTable::name(why.status.code()));
   json.member("culprit", why.origin).member("reason", why.status.text());
   json.new_line().key("stack");

@@ -80,10 +80,7 @@ void Iteration::observe(Nanoseconds now) {
 
 Status Iteration::apply(const Outcome& outcome, Nanoseconds now) {
   parts_.settings.use(outcome.settings);
-  for (const Refusal& refusal : outcome.refusals) {
-    const Access state(parts_.state);
-    state->end_refused(refusal.ticket, refusal.status);
-  }
+  refuse(outcome.refusals);
   for (const Plan& plan : outcome.plans) {
     SIRTAKI_TRY(parts_.execution.start(plan, now));
     if (plan.tensors.front().signature->deadline) parts_.deadline_monitor.note_round(plan);
@@ -92,6 +89,20 @@ Status Iteration::apply(const Outcome& outcome, Nanoseconds now) {
   for (const Stall& stall : outcome.stalls) parts_.deadline_monitor.report(stall);
   if (outcome.is_asked) parts_.negotiation.negotiator().answer(describe_wait());
   return Status::ok();
+}
+
+// Ends refused operations. Of a mismatch the records keep the program's stack, too: a rank that waits for the operation
+// is at the line of its call.
+void Iteration::refuse(const std::vector<Refusal>& refusals) {
+  const auto is_mismatch = [](const Refusal& refusal) { return refusal.status.code() == SRT_MISMATCH; };
+  StackSample stack;
+  if (std::any_of(refusals.begin(), refusals.end(), is_mismatch)) stack = parts_.program_stack.sample();
+  for (const Refusal& refusal : refusals) {
+    const Access state(parts_.state);
+    if (const HandleEntry* entry = state->handles.open_entry(refusal.ticket); entry && is_mismatch(refusal))
+      state->observer.refused(entry->record, {refusal.status.text(), stack.frames});
+    state->end_refused(refusal.ticket, refusal.status);
+  }
 }
 
 // Applies process sets that were added or removed, and joins that are complete.

@@ -52,6 +52,7 @@ class Iteration {
   void observe(Nanoseconds now) REQUIRES(driving);
   // Applies the result of the negotiation. Fails if this rank cannot take part in a plan.
   Status apply(const Outcome& outcome, Nanoseconds now) REQUIRES(driving);
+  void refuse(const std::vector<Refusal>& refusals);
   void settle_sets(const Outcome& outcome);
   StalledRankReport describe_wait();
 

@@ -43,6 +43,11 @@ void Observer::ended(uint64_t number, bool was_decided, srt_status status) {
   if (timeline_.is_running()) timeline_.add(*record);
 }
 
+void Observer::refused(uint64_t number, RefusedOperation why) {
+  OperationRecord* record = recorder_.find(number);
+  if (record) record->refused = std::make_shared<const RefusedOperation>(std::move(why));
+}
+
 void Observer::plan_begun(size_t tensors, int64_t bytes, double bus_bytes) {
   const auto count = static_cast<int64_t>(tensors);
   ++statistics_.plans;

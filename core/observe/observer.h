@@ -29,6 +29,9 @@ class Observer {
   void transferred(uint64_t number, const TransferTimes& times);
   void ended(uint64_t number, bool was_decided, srt_status status);
 
+  // Records why an operation is refused, before it ends.
+  void refused(uint64_t number, RefusedOperation why);
+
   // Each records a stage of a plan.
   void plan_begun(size_t tensors, int64_t bytes, double bus_bytes);
   void plan_ended(const WireBytes& sent = {});

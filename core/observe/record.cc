@@ -27,4 +27,9 @@ ShortName::ShortName(std::string_view name) {
   length_ = static_cast<uint8_t>(end - text_.data());
 }
 
+void put_refused(JsonWriter& json, const RefusedOperation& refused) {
+  json.member("error", refused.reason).key("stack");
+  put_stack(json, refused.stack);
+}
+
 }  // namespace sirtaki

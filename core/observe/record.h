@@ -3,11 +3,14 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "observe/program_stack.h"
 
 namespace sirtaki {
 
@@ -46,6 +49,15 @@ struct WireBytes {
   int64_t encoded = 0, unencoded = 0;
 };
 
+// The reason why an operation was refused, and the program's stack when this rank learnt of it.
+struct RefusedOperation {
+  std::string reason;
+  std::vector<StackFrame> stack;
+};
+
+// Writes the members "error" and "stack".
+void put_refused(JsonWriter& json, const RefusedOperation& refused);
+
 // The record of one operation. A time is 0 until its event happens. `number` counts operations from 1; 0 marks an
 // empty slot.
 struct OperationRecord {
@@ -62,6 +74,7 @@ struct OperationRecord {
   srt_status status = SRT_IN_PROGRESS;
   bool is_cached = false; // reported by its number in the response cache
   ShortName name;
+  std::shared_ptr<const RefusedOperation> refused;  // nullptr: not refused
 };
 
 }  // namespace sirtaki

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,12 +27,6 @@ void prepare(Buffer& buffer) {
   buffer.operations.reserve(most_buffered);
   buffer.decisions.reserve(most_buffered);
   buffer.program.reserve(most_buffered);
-}
-
-Nanoseconds wall_clock() {
-  timespec moment;
-  clock_gettime(CLOCK_REALTIME, &moment);
-  return seconds(moment.tv_sec) + moment.tv_nsec;
 }
 
 }  // namespace
@@ -180,7 +173,9 @@ void Timeline::write_operation(const OperationRecord& operation) {
   JsonWriter facts;
   facts.begin_object().member("bytes", operation.bytes).member("process_set", operation.process_set);
   facts.member("plan", operation.plan).member("fused", operation.fused).member("cached", operation.is_cached);
-  facts.member("status", StatusTable::name(operation.status)).end_object();
+  facts.member("status", StatusTable::name(operation.status));
+  if (operation.refused) put_refused(facts, *operation.refused);
+  facts.end_object();
   write_event(format(R"({"ph": "X", "name": "%s", "pid": %d, "tid": %d, "ts": %s, "dur": %s, "args": %s})",
                      operation.kind, rank_, track.number, in_microseconds(begin).c_str(),
                      in_microseconds(end - begin).c_str(), facts.text().c_str()));

@@ -103,6 +103,30 @@ TEST(a_record_follows_its_operation) {
   CHECK_EQUAL(observer.statistics().waiting.until(1000), 30);
 }
 
+TEST(a_refused_operation_keeps_its_reason_and_the_stack) {
+  const Log log{-1};
+  Timeline timeline{0, 2, "rank 0", log};
+  Observer observer(2, 8, timeline);
+  const std::string path = "/tmp/sirtaki-timeline-refused-" + std::to_string(::getpid());
+  CHECK(timeline.start(path, false).is_ok());
+  observer.set_moment(1'000);
+  const uint64_t number = observer.submitted(named("loss"));
+  observer.refused(number, {"ranks \"disagree\"", {{"step", "train.py", 7}}});
+  observer.ended(number, false, SRT_MISMATCH);
+  observer.ended(observer.submitted(named("other")), false, SRT_PEER_LOST);
+  timeline.stop();
+  std::ifstream file(path);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  ::unlink(path.c_str());
+  const std::string expected = R"("status": "mismatch", "error": "ranks \"disagree\"", "stack": )"
+                               R"([{"function": "step", "file": "train.py", "line": 7, "library": false}]})";
+  CHECK(text.find(expected) != text.npos);
+  CHECK(text.find(R"("status": "peer_lost"})") != text.npos);
+  observer.submitted(named("next"));
+  for (int i = 0; i < 8; ++i) observer.submitted(named("next"));  // takes the place of the refused one
+  observer.recorder().visit([](const OperationRecord& record) { CHECK(!record.refused); });
+}
+
 TEST(the_last_operations_are_kept_and_older_ones_harm_nobody) {
   Quiet quiet(1, 4);
   Observer& observer = quiet.observer;
