@@ -21,7 +21,7 @@ _STARTERS = (
     "<frozen runpy>",
 )  # the code that runs `python -m`, which is all that is left at its end
 # Raised when a malformed report is read: wrong types, endless nesting, or numbers out of bounds.
-_MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError)
+MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PostMortem:
     def _describe_safely(self, report: Mapping[str, Any]) -> str:
         try:
             return describe(report, self.names_hosts)
-        except _MALFORMED:  # a malformed report, whoever wrote it
+        except MALFORMED:  # a malformed report, whoever wrote it
             return ""
 
     def _file(self, rank: int) -> Path:
@@ -86,7 +86,7 @@ class PostMortem:
         try:
             with open(self._file(rank), "rb") as file:
                 report = json.loads(file.read(LIMITS[Kind.REPORT]))
-        except (OSError, *_MALFORMED):  # no report: its world did not fail, or it was killed
+        except (OSError, *MALFORMED):  # no report: its world did not fail, or it was killed
             return {}
         return report if isinstance(report, dict) else {}
 
@@ -102,7 +102,8 @@ def describe(report: Mapping[str, Any], names_host: bool = False) -> str:
     else:
         what = "had nothing in flight"
     who = name_rank(report["rank"], report["pid"], report["host"] if names_host else "")
-    return f"  {who} {what}{_place(report['stack'])}"
+    place = place_of(report["stack"])
+    return f"  {who} {what}{place and f', {place}'}"
 
 
 def _name(operations: Sequence[Mapping[str, Any]]) -> str:
@@ -111,12 +112,12 @@ def _name(operations: Sequence[Mapping[str, Any]]) -> str:
     return f"'{first['name']}' ({first['kind']}) for {first['submitted_seconds_ago']:.1f} s{more}"
 
 
-def _place(stack: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the innermost of the user's own functions, else the innermost function."""
+def place_of(stack: Sequence[Mapping[str, Any]]) -> str:
+    """Formats the innermost of the user's own functions, else the innermost function: "in f() at a.py:1"."""
     inner = [frame for frame in stack if Path(frame["file"]).name not in _STARTERS]
     own = [frame for frame in inner if not frame["library"]]
     if not inner:
         return ""
     frame = (own or inner)[0]
     function = "" if frame["function"] == "<module>" else f"in {frame['function']}() "
-    return f", {function}at {Path(frame['file']).name}:{frame['line']}"
+    return f"{function}at {Path(frame['file']).name}:{frame['line']}"

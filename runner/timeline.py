@@ -76,7 +76,7 @@ def _merged_events(files: Sequence[Path], parts: Sequence[Part]) -> Iterator[byt
     clocks = [_wall_minus_monotonic(file) for file in files]
     first = next((clock for clock in clocks if clock is not None), None)
     for row, (file, clock) in enumerate(zip(files, clocks, strict=True)):
-        offset = _clock_offset(first, clock)
+        offset = clock_offset(first, clock)
         for event in EventFile(file):
             placed = in_row(event, row, parts[row]) if parts else event
             yield shifted(placed, offset) if offset else placed
@@ -108,7 +108,7 @@ def _wall_minus_monotonic(file: Path) -> int | None:
     return None
 
 
-def _clock_offset(first: int | None, clock: int | None) -> int:
+def clock_offset(first: int | None, clock: int | None) -> int:
     """Returns how many nanoseconds to add to a rank's times to convert them to the first host's clock."""
     if first is None or clock is None or abs(clock - first) < ONE_HOST_NS:
         return 0

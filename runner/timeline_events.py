@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 _GZIP = b"\x1f\x8b"
-_MAX_LINE = 1 << 20  # bytes; the core's longest event has less than 4 KiB
+_MAX_LINE = 1 << 20  # bytes; the core's longest event, a refused operation, has less than 16 KiB
 
 
 class EventFile:
@@ -23,6 +23,12 @@ class EventFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.is_whole = False
+        self._raw: IO[bytes] | None = None
+
+    @property
+    def position(self) -> int:
+        """The number of bytes of the file that have been read, during an iteration."""
+        return 0 if self._raw is None or self._raw.closed else self._raw.tell()
 
     def __iter__(self) -> Iterator[bytes]:
         """Yields each event, without the comma behind it. Raises OSError."""
@@ -42,6 +48,7 @@ class EventFile:
 
     def _lines(self) -> Iterator[bytes]:
         with open(self.path, "rb") as raw:
+            self._raw = raw
             is_compressed = raw.read(len(_GZIP)) == _GZIP
             raw.seek(0)
             with gzip.GzipFile(fileobj=raw) if is_compressed else raw as opened:

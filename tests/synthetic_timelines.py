@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WALL_CLOCK = 1_700_000_000_000_000_000  # of the first host, minus its monotonic clock, in nanoseconds
 
 
 class Call(NamedTuple):
-    """An operation; times in µs of a clock that all ranks share. Without `started`, no data moves."""
+    """An operation; times in µs of a clock that all ranks share. Without `started`, no data moves.
+
+    `error` is that of a mismatch, and `line` the line of train.py at which the rank learnt of it.
+    """
 
     name: str
     plan: int
@@ -24,6 +27,14 @@ class Call(NamedTuple):
     fused: int = 1
     process_set: int = 0
     status: str = "ok"
+    error: str = ""
+    line: int = 0
+
+    @property
+    def refusal(self) -> dict[str, Any]:
+        """The values that files have of a mismatch."""
+        frames = [{"function": "<module>", "file": "/home/u/train.py", "line": self.line, "library": False}]
+        return {"error": self.error, "stack": frames if self.line else []} if self.error else {}
 
 
 class Did(NamedTuple):
@@ -42,7 +53,10 @@ class Clock(NamedTuple):
     ahead: int = 0
 
     def microseconds(self, common: int) -> str:
-        return f"{(own := common * 1000 + self.ahead) // 1000}.{own % 1000:03d}"
+        return f"{(own := self.nanoseconds(common)) // 1000}.{own % 1000:03d}"
+
+    def nanoseconds(self, common: int) -> int:
+        return common * 1000 + self.ahead
 
 
 HERE = Clock()
@@ -78,7 +92,8 @@ def timeline(rank: int, calls: Sequence[Call], clock: Clock = HERE, size: int = 
     ]
     for call in calls:
         facts = {name: getattr(call, name) for name in ("bytes", "process_set", "plan", "fused", "status")}
-        slices = [(call.kind, call.submitted, call.ended, f', "args": {json.dumps(facts)}')]
+        args = json.dumps(facts | call.refusal)
+        slices = [(call.kind, call.submitted, call.ended, f', "args": {args}')]
         slices.append(("NEGOTIATE", call.submitted, call.decided, ""))
         if call.started:
             slices += [("QUEUE", call.decided, call.started, ""), ("TRANSFER", call.started, call.ended, "")]
@@ -89,6 +104,67 @@ def timeline(rank: int, calls: Sequence[Call], clock: Clock = HERE, size: int = 
             if end > begin
         ]
     return "[\n" + ",\n".join(events) + "\n]\n"
+
+
+def failure_report(
+    rank: int,
+    size: int,
+    calls: Sequence[Call],
+    moment: int,
+    clock: Clock = HERE,
+    why: str = "rank 1 was lost",
+) -> str:
+    """Returns the failure report of a rank, written at `moment`: calls that end later are in flight."""
+
+    def described(call: Call) -> dict[str, Any]:
+        times = {
+            "submitted": call.submitted,
+            "agreed": call.decided,
+            "moved": call.started,
+            "ended": call.ended,
+        }
+        known = {name: time for name, time in times.items() if time and time <= moment}
+        facts = {name: getattr(call, name) for name in ("name", "kind", "bytes", "process_set")}
+        plan = {"plan": call.plan, "fused": call.fused} if call.plan else {}
+        return {
+            **facts,
+            "state": call.status if call.ended <= moment else "waiting for other ranks",
+            "submitted_seconds_ago": (moment - call.submitted) / 1e6,
+            **{f"{name}_ns": clock.nanoseconds(time) for name, time in known.items()},
+            **(plan if call.ended <= moment else {}),
+            **call.refusal,
+        }
+
+    clocks = {
+        "monotonic_ns": clock.nanoseconds(moment),
+        "wall_minus_monotonic_ns": WALL_CLOCK - clock.ahead,
+    }
+    values = {
+        "rank": rank,
+        "size": size,
+        "host": clock.host,
+        "pid": 100 + rank,
+        "clock": clocks,
+        "status": "peer_lost",
+        "culprit": 1,
+        "reason": why,
+        "stack": [],
+        "unfinished": [described(call) for call in calls if call.ended > moment],
+        "finished": [described(call) for call in calls if call.ended <= moment],
+    }
+    return json.dumps(values)
+
+
+def write_reports(
+    folder: Path, ranks: Sequence[Sequence[Call] | None], moment: int, clocks: Sequence[Clock] = ()
+) -> Path:
+    """Writes the failure reports of ranks, except for None, into a folder, which is returned."""
+    folder.mkdir(exist_ok=True)
+    for rank, calls in enumerate(ranks):
+        if calls is not None:
+            text = failure_report(rank, len(ranks), calls, moment, clocks[rank] if clocks else HERE)
+            (folder / f"rank{rank}.json").write_text(text)
+    return folder
 
 
 def write_job(folder: Path, ranks: Sequence[Sequence[Call]], clocks: Sequence[Clock] = ()) -> Path:

@@ -10,6 +10,7 @@ from sirtaki.runner.doctor.findings import judge
 from sirtaki.runner.doctor.report import exit_code, print_lines
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.options import OptionParser
+from sirtaki.runner.terminal_status import terminal_status
 from sirtaki.runner.trace.analysis import measure
 from sirtaki.runner.trace.clocks import align_clocks
 from sirtaki.runner.trace.merging import write_trace
@@ -20,7 +21,8 @@ from sirtaki.runner.trace.sources import find_sources
 
 _USAGE = "sirtaki trace merge FILE… -o FILE | sirtaki trace report FILE… [--json]"
 _FILES = (
-    "timelines of ranks, a merged one, or a folder; files of other ranks beside a named one are read, too"
+    "timelines of ranks, a merged one, failure reports, or a folder; files of other ranks beside a named one "
+    "are read, too"
 )
 
 
@@ -59,12 +61,14 @@ def _merge(options: argparse.Namespace) -> int:
     output: Path = options.output
     if output.resolve() in {source.path.resolve() for source in sources}:
         raise LaunchError(f"{output} would replace a file that is read: choose another name with -o")
-    trace = read_trace(sources)
-    clocks = align_clocks(trace)
-    try:
-        arrows = write_trace(trace, clocks, output)
-    except OSError as error:
-        raise LaunchError(f"cannot write {output}: {error.strerror or error}") from None
+    with terminal_status("reading") as show:
+        trace = read_trace(sources, show)
+        show("joining the clocks")
+        clocks = align_clocks(trace)
+        try:
+            arrows = write_trace(trace, clocks, output, show)
+        except OSError as error:
+            raise LaunchError(f"cannot write {output}: {error.strerror or error}") from None
     print("\n".join([*describe_trace(trace), *describe_clocks(clocks)]))
     print(
         f"{output} has the events of all, with {arrows} arrows to the last rank of each exchange; "
@@ -74,9 +78,12 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    trace = read_trace(find_sources(options.files))
-    clocks = align_clocks(trace)
-    picture = TracePicture(trace, clocks, measure(trace, clocks))
+    with terminal_status("reading") as show:
+        trace = read_trace(find_sources(options.files), show)
+        show("joining the clocks")
+        clocks = align_clocks(trace)
+        show("measuring the steps")
+        picture = TracePicture(trace, clocks, measure(trace, clocks))
     findings = judge(picture, TRACE_RULES)
     if options.json:
         print(as_json(picture, findings))

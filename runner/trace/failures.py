@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sirtaki.runner.trace.trace import Trace
+from sirtaki.runner.trace.formats import ranks_text
+from sirtaki.runner.trace.trace import Failed, Row, Trace
 
-_MISMATCH = "mismatch"
+MISMATCH = "mismatch"
 
 
 @dataclass
@@ -17,16 +18,46 @@ class Disagreement:
 
     Attributes:
         submitted: the kind of the call and the bytes of the tensor, by rank.
+        parts: the operation of each rank, with its row.
     """
 
     name: str
     generation: int
-    statuses: set[str] = field(default_factory=set)
     submitted: dict[int, tuple[str, int]] = field(default_factory=dict)
+    parts: list[tuple[Row, Failed]] = field(default_factory=list)
+
+    @property
+    def statuses(self) -> set[str]:
+        return {failed.status for _, failed in self.parts}
 
     @property
     def is_mismatch(self) -> bool:
-        return _MISMATCH in self.statuses
+        return MISMATCH in self.statuses
+
+    @property
+    def error(self) -> str:
+        """The text of the error; "" if no file has it."""
+        return next((failed.error for _, failed in self.parts if failed.error), "")
+
+    @property
+    def places(self) -> dict[int, str]:
+        """The line of the program of each rank at which it learnt of the error, where that is known."""
+        return {row.rank or 0: failed.place for row, failed in self.parts if failed.place}
+
+    @property
+    def submitted_text(self) -> str:
+        """Formats "rank 0 all-reduce of 24 bytes, rank 1 all-reduce of 32 bytes"."""
+        return ", ".join(
+            f"rank {rank} {kind} of {size} bytes" for rank, (kind, size) in sorted(self.submitted.items())
+        )
+
+    @property
+    def places_text(self) -> str:
+        """Formats "ranks 0-2 at train.py:7, rank 3 in step() at train.py:9"."""
+        by_place = defaultdict(list)
+        for rank, place in sorted(self.places.items()):
+            by_place[place].append(rank)
+        return ", ".join(f"{ranks_text(ranks)} {place}" for place, ranks in by_place.items())
 
 
 def failures(trace: Trace) -> Iterator[Disagreement]:
@@ -39,6 +70,6 @@ def failures(trace: Trace) -> Iterator[Disagreement]:
                 key = (failed.name, seen[failed.name])
                 seen[failed.name] += 1
                 one = found.setdefault(key, Disagreement(trace.texts[failed.name], row.generation))
-                one.statuses.add(failed.status)
                 one.submitted[row.rank or 0] = (trace.texts[failed.kind], failed.bytes)
+                one.parts.append((row, failed))
         yield from found.values()

@@ -20,21 +20,26 @@ from sirtaki.runner.timeline import in_row, merging_file, shifted
 from sirtaki.runner.timeline_events import EventFile, in_microseconds, write_events
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.exchanges import exchanges
+from sirtaki.runner.trace.failures import MISMATCH, failures
+from sirtaki.runner.trace.meter import Meter, Show, show_nothing
 from sirtaki.runner.trace.operations import Operation
+from sirtaki.runner.trace.sources import Source
 from sirtaki.runner.trace.trace import Row, Trace
 
 _ARROW = "last arrival"
 
 
-def write_trace(trace: Trace, clocks: Sequence[HostClock], path: Path) -> int:
+def write_trace(trace: Trace, clocks: Sequence[HostClock], path: Path, show: Show = show_nothing) -> int:
     """Writes all events into `path`, compressed if that ends in .gz, and returns the number of arrows.
+    `show` receives how much has been written.
 
     Raises OSError.
     """
     clock_of = {id(row): clock for clock in clocks for row in clock.rows}
     growing = merging_file(path)
+    events = itertools.chain(_events(trace, clock_of, show), _mismatches(trace, clock_of))
     try:
-        arrows = _write(growing, path.suffix == ".gz", _events(trace, clock_of), _arrows(trace, clock_of))
+        arrows = _write(growing, path.suffix == ".gz", events, _arrows(trace, clock_of))
         os.replace(growing, path)
     finally:
         growing.unlink(missing_ok=True)
@@ -53,12 +58,14 @@ def _write(path: Path, is_compressed: bool, events: Iterable[bytes], arrows: Ite
     return next(count)
 
 
-def _events(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[bytes]:
-    by_source: dict[Path, dict[int, Row]] = {}
+def _events(trace: Trace, clock_of: Mapping[int, HostClock], show: Show) -> Iterator[bytes]:
+    by_source: dict[Source, dict[int, Row]] = {}
     for row in trace.rows:
-        by_source.setdefault(row.source.path, {})[row.pid] = row
-    for path, rows in by_source.items():
-        for line in EventFile(path):
+        by_source.setdefault(row.source, {})[row.pid] = row
+    meter = Meter("writing", [source.path for source in by_source], show)
+    for source, rows in by_source.items():
+        lines = iter(()) if source.is_report else meter.lines(EventFile(source.path))
+        for line in itertools.chain(lines, *(row.added for row in rows.values())):
             try:
                 event = json.loads(line)
                 row = rows[event["pid"]]
@@ -68,12 +75,32 @@ def _events(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[bytes]:
                 continue
 
 
+def _mismatches(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[bytes]:
+    """Yields an instant on each rank's track of a refused operation, where the rank learnt of it."""
+    for one in failures(trace):
+        if one.is_mismatch:
+            described = {"operation": one.name, "error": one.error, "submitted": one.submitted_text}
+            for row, failed in one.parts:
+                args = {**described, "place": failed.place}
+                moment = in_microseconds(failed.ended + clock_of[id(row)].offset)
+                place = f'"pid": {row.output_pid}, "tid": {failed.track}, "ts": {moment}'
+                yield (
+                    f'{{"ph": "i", "name": "{MISMATCH}", "cat": "{MISMATCH}", "s": "t", {place}, '
+                    f'"args": {json.dumps(args)}}}'
+                ).encode()
+
+
 def _is_whole(event: dict[str, Any]) -> bool:
-    """Returns whether an event has what Perfetto needs. Arrows of an earlier merge are made anew."""
+    """Returns whether an event has what Perfetto needs. What an earlier merge has added is made anew."""
     times = [event[name] for name in {"X": ("ts", "dur"), "i": ("ts",), "M": ()}.get(event["ph"], ("ts",))]
     is_placed = all(isinstance(event[name], int) for name in ("pid", "tid"))
     is_timed = all(isinstance(time, int | float) and time >= 0 for time in times)
-    return is_placed and is_timed and isinstance(event["name"], str) and event.get("cat") != _ARROW
+    return (
+        is_placed
+        and is_timed
+        and isinstance(event["name"], str)
+        and event.get("cat") not in (_ARROW, MISMATCH)
+    )
 
 
 def _placed(line: bytes, event: dict[str, Any], row: Row, clock: HostClock) -> bytes:

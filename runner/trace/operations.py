@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
+_LAST = 4096  # operations: a failure report has the last 256, and files nearly keep their order
+
 
 class Operation(NamedTuple):
     """A tensor's part in a plan, on one rank. Times are in nanoseconds of the host's monotonic clock.
@@ -52,7 +54,9 @@ class Operations:
 
     def __init__(self) -> None:
         self._columns = [array("q") for _ in Operation._fields]
-        self._plans, self._names = self._columns[:2]
+        of_field = dict(zip(Operation._fields, self._columns, strict=True))
+        self._plans, self._names = of_field["plan"], of_field["name"]
+        self._tracks, self._ended = of_field["track"], of_field["ended"]
         self.process_sets: set[int] = set()
         self.first_plan = self.last_plan = 0  # 0: there are none
 
@@ -70,6 +74,17 @@ class Operations:
     def has_around(self, plan: int) -> bool:
         """Returns whether there are operations of earlier and of later plans."""
         return self.first_plan < plan < self.last_plan
+
+    def end_of(self, plan: int, name: int) -> int | None:
+        """Returns the end of an operation of the last plans; None if it is not one of them."""
+        for index in range(len(self._plans) - 1, max(len(self._plans) - _LAST, 0) - 1, -1):
+            if (self._plans[index], self._names[index]) == (plan, name):
+                return self._ended[index]
+        return None
+
+    def ends_of_tracks(self) -> Iterator[tuple[int, int]]:
+        """Yields the track and the end of each operation."""
+        return zip(self._tracks, self._ended, strict=True)
 
     def in_order(self) -> Iterator[Operation]:
         """Yields the operations by plan, then by name."""

@@ -14,7 +14,7 @@ from sirtaki.runner.doctor.report import exit_code, summary
 from sirtaki.runner.trace.analysis import Measures, RankMeasures, Step, TensorMeasures
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.doings import as_text
-from sirtaki.runner.trace.failures import failures
+from sirtaki.runner.trace.failures import Disagreement, failures
 from sirtaki.runner.trace.formats import percent, percentile, ranks_text, time
 from sirtaki.runner.trace.rules import TracePicture
 from sirtaki.runner.trace.trace import Trace
@@ -38,6 +38,11 @@ def as_json(picture: TracePicture, findings: Sequence[Finding]) -> str:
         "ranks": [_json_rank(one) for one in measures.ranks],
         "tensors": [_json_tensor(trace, one) for one in _by_wait(measures)],
         "failures": [_json_failure(one) for one in failures(trace)],
+        "endings": [
+            {"generation": row.generation, "rank": row.rank, **row.ending._asdict()}
+            for row in trace.rows
+            if row.ending is not None
+        ],
         "findings": [
             {name: one for name, one in asdict(found).items() if name != "hosts"} for found in findings
         ],
@@ -48,7 +53,7 @@ def as_json(picture: TracePicture, findings: Sequence[Finding]) -> str:
 def as_lines(picture: TracePicture, findings: Sequence[Finding]) -> list[str]:
     """Returns the text."""
     trace, clocks, measures = picture
-    lines = [*describe_trace(trace), *describe_clocks(clocks)]
+    lines = [*describe_trace(trace), *describe_clocks(clocks), *_endings(trace)]
     for table in (_steps(measures), _ranks(measures), _tensors(trace, measures)):
         lines += ["", *table]
     return [*lines, "", *map(str, findings), *([""] if findings else []), summary(findings)]
@@ -73,6 +78,15 @@ def describe_clocks(clocks: Sequence[HostClock]) -> Iterator[str]:
             yield f"{moved}, by the wall clocks; no exchange bounds the error"
         else:
             yield f"{moved} ± {time(clock.error)}, from {clock.exchanges} exchanges"
+
+
+def _endings(trace: Trace) -> Iterator[str]:
+    """Yields what each rank was doing when its world failed, as hvdrun says it."""
+    for rows in trace.generations():
+        ended = [row.ending.doing for row in rows if row.ending is not None]
+        if ended:
+            place = f" in generation {rows[0].generation}" if rows[0].generation else ""
+            yield from ("", f"when the world failed{place}:", *(f"  {doing}" for doing in ended))
 
 
 def _steps(measures: Measures) -> Iterator[str]:
@@ -208,13 +222,15 @@ def _json_tensor(trace: Trace, one: TensorMeasures) -> dict[str, Any]:
     }
 
 
-def _json_failure(one: Any) -> dict[str, Any]:
+def _json_failure(one: Disagreement) -> dict[str, Any]:
     submitted = [
-        {"rank": rank, "kind": kind, "bytes": size} for rank, (kind, size) in sorted(one.submitted.items())
+        {"rank": rank, "kind": kind, "bytes": size, "place": one.places.get(rank)}
+        for rank, (kind, size) in sorted(one.submitted.items())
     ]
     return {
         "name": one.name,
         "generation": one.generation,
         "statuses": sorted(one.statuses),
+        "error": one.error or None,
         "submitted": submitted,
     }

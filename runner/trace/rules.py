@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from sirtaki.runner.trace.analysis import SLOW_DECISION, Measures
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.doings import Doing, as_text
 from sirtaki.runner.trace.failures import Disagreement, failures
-from sirtaki.runner.trace.formats import percent, time
+from sirtaki.runner.trace.formats import percent, ranks_text, time
 from sirtaki.runner.trace.trace import Trace
 
 _LATE_SHARE = 0.05  # of all steps' time, that the others wait for a rank
@@ -45,11 +46,21 @@ def _mismatches(picture: TracePicture) -> Iterator[Evidence]:
 
 
 def _submitted(one: Disagreement) -> str:
-    each = [f"rank {rank} {kind} of {size} bytes" for rank, (kind, size) in sorted(one.submitted.items())]
+    """Returns what each rank has submitted, and its line of the program, as far as files have it."""
     same = len(one.submitted) > 1 and len(set(one.submitted.values())) == 1
-    return ", ".join(each) + (
-        "; the same kind and size, so the dtype, shape or operation differs" if same else ""
-    )
+    more = "; the same kind and size, so the dtype, shape or operation differs" if same else ""
+    values = one.error.removeprefix(f"ranks disagree about '{one.name}': ") or one.submitted_text + more
+    return f"{values}; {places}" if (places := one.places_text) else values
+
+
+def _ended_worlds(picture: TracePicture) -> Iterator[Evidence]:
+    for rows in picture.trace.generations():
+        ranks_of = defaultdict(list)
+        for row in rows:
+            if row.ending is not None and row.rank is not None:
+                ranks_of[row.ending.reason].append(row.rank)
+        for reason, ranks in ranks_of.items():
+            yield Evidence("", f"by the failure reports of {ranks_text(ranks)}", {"reason": reason})
 
 
 def _failed(picture: TracePicture) -> Iterator[Evidence]:
@@ -141,11 +152,17 @@ def _no_steps(picture: TracePicture) -> Iterator[Evidence]:
 
 TRACE_RULES: tuple[Rule[TracePicture], ...] = (
     Rule(
+        "world-failed",
+        PROBLEM,
+        "the world failed: {reason}",
+        "the lines above tell what each rank was doing, and `hvdrun` which one failed first",
+        _ended_worlds,
+    ),
+    Rule(
         "mismatch",
         PROBLEM,
         "the ranks disagree about '{name}'",
-        "make the same call with the same shape, dtype and operation on all ranks; the error that they "
-        "raised has both values",
+        "make the same call with the same shape, dtype and operation on all ranks",
         _mismatches,
     ),
     Rule(

@@ -1,7 +1,10 @@
-"""The files that a user names: timelines of ranks, the result of hvdrun, or that of `sirtaki trace merge`."""
+"""The files that a user names: timelines of ranks, the result of hvdrun, that of `sirtaki trace merge`, or
+failure reports.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,13 +14,18 @@ from sirtaki.runner.timeline_events import EventFile
 from sirtaki.runner.timeline_files import Part, elastic_parts, part_of, rank_files
 
 _HEAD = b'{"ph": "M", "name": "process_name"'  # how the file of a rank begins
+_REPORT_HEAD = b'{"rank": '
+_REPORT = re.compile(r"rank[0-9]+\.json")
 
 
 class Source(NamedTuple):
-    """A file. `part` is what its name says of an elastic job, None for other jobs and for merged files."""
+    """A file. `part` is what its name says of an elastic job, None for other jobs and for merged files;
+    `is_report`: it is a failure report.
+    """
 
     path: Path
     part: Part | None
+    is_report: bool = False
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
@@ -25,27 +33,39 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
 
     Raises LaunchError if there is none.
     """
-    found = {file: Source(file, part_of(file)) for path in paths for file in _files(path)}
+    found = {file: Source(file, part_of(file), _is_report(file)) for path in paths for file in _files(path)}
     return sorted(found.values(), key=_order)
 
 
 def _files(path: Path) -> Iterator[Path]:
     try:
         if path.is_dir():
-            files = [file for file in sorted(path.iterdir()) if file.is_file() and _is_timeline(file)]
+            files = [file for file in sorted(path.iterdir()) if _is_timeline(file) or _is_report(file)]
+        elif _is_report(path):
+            files = [path, *(file for file in sorted(path.parent.iterdir()) if _is_report(file))]
         else:
             files = [part.file(path) for part in elastic_parts(path)] or rank_files(path)
     except OSError as error:
         raise LaunchError(f"cannot read {path}: {error.strerror}") from None
     if not files and path.is_dir():
-        raise LaunchError(f"{path} has no timelines: `hvdrun --timeline-filename FILE` writes one")
+        raise LaunchError(
+            f"{path} has no timelines, which `hvdrun --timeline-filename FILE` writes, and no failure reports"
+        )
     if not files:
         raise LaunchError(f"there is no file {path}")
     yield from files
 
 
 def _is_timeline(file: Path) -> bool:
-    return next(iter(EventFile(file)), b"").startswith(_HEAD)
+    return file.is_file() and next(iter(EventFile(file)), b"").startswith(_HEAD)
+
+
+def _is_report(file: Path) -> bool:
+    """Returns whether a file is a failure report, which a rank has written when its world failed."""
+    if not _REPORT.fullmatch(file.name) or not file.is_file():
+        return False
+    with open(file, "rb") as opened:
+        return opened.read(len(_REPORT_HEAD)) == _REPORT_HEAD
 
 
 def _order(source: Source) -> tuple[Part, Path]:

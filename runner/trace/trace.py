@@ -13,12 +13,34 @@ from sirtaki.runner.trace.sources import Source
 
 
 class Failed(NamedTuple):
-    """An operation that ended with an error, such as "mismatch"; name and kind are numbers of texts."""
+    """An operation that ended with an error, such as "mismatch"; name and kind are numbers of texts.
+
+    Attributes:
+        track: that of its slices in the file.
+        submitted: the rank's call, in nanoseconds of the row's clock.
+        ended: when the rank learnt of the error, by the same clock.
+        error: the text of the error, if it is a mismatch, with the values of the ranks; else "".
+        place: the line of the program at which the rank learnt of it; "" if it is not known.
+    """
 
     name: int
     kind: int
     bytes: int
     status: str
+    track: int
+    submitted: int
+    ended: int
+    error: str
+    place: str
+
+
+class Ending(NamedTuple):
+    """The failure report of a rank: why its world failed, by whose fault, and what the rank was doing."""
+
+    status: str
+    culprit: int
+    reason: str
+    doing: str
 
 
 class StatedClock(NamedTuple):
@@ -48,6 +70,8 @@ class Row:
         world_size: the number of ranks; 0 if the file does not say it.
         program: what the program did, by the track and the name of its slices.
         output_pid: its process id in a merged trace; the rank, unless the job is elastic.
+        ending: its failure report; None if there is none.
+        added: the events that come from its failure report, as its file would have them.
     """
 
     source: Source
@@ -62,6 +86,16 @@ class Row:
     failed: list[Failed] = field(default_factory=list)
     program: dict[tuple[int, str], Slices] = field(default_factory=dict)
     output_pid: int = 0
+    ending: Ending | None = None
+    added: list[bytes] = field(default_factory=list)
+
+    def ends_of_tracks(self) -> dict[int, int]:
+        """Returns the end of the last operation of each track."""
+        ends = dict[int, int]()
+        failed = ((one.track, one.ended) for one in self.failed)
+        for track, end in (*self.operations.ends_of_tracks(), *failed):
+            ends[track] = max(end, ends.get(track, 0))
+        return ends
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,11 +50,18 @@ for step in range({steps}):
 def timeline_of(tmp_path: Path, hvdrun: Command, environment: dict[str, str]) -> Callable[..., Path]:
     """Returns a function that runs a training of three ranks and returns its timeline."""
 
-    def run(place: str = "nowhere", ending: str = "", code: int = 0, is_merged: bool = True) -> Path:
+    def run(
+        place: str = "nowhere",
+        ending: str = "",
+        code: int = 0,
+        is_merged: bool = True,
+        dump: Path | None = None,
+    ) -> Path:
         (script := tmp_path / "train.py").write_text(TRAINING.format(place=place, steps=STEPS, ending=ending))
         path = tmp_path / "t.json"
         options = ("--timeline-filename", str(path)) if is_merged else ()
         variables = environment | ({} if is_merged else {"SIRTAKI_TIMELINE": str(path)})
+        options += ("--dump-directory", str(dump)) if dump else ()
         command = ("-np", "3", *options, sys.executable, str(script))
         ended = hvdrun(*command, cwd=tmp_path, env=variables)
         assert ended.returncode == code, ended
@@ -121,8 +129,39 @@ except hvd.MismatchError:
     found = report(trace, timeline_of(ending=ending), code=1)
     (problem,) = (one for one in found["findings"] if one["level"] == "problem")
     assert (problem["rule"], problem["what"]) == ("mismatch", "the ranks disagree about 'loss'")
-    sizes = [(0, 24), (1, 24), (2, 32)]
-    assert problem["evidence"] == ", ".join(f"rank {rank} all-reduce of {size} bytes" for rank, size in sizes)
+    values, hint, places = problem["evidence"].split("; ")
+    assert re.sub(r" \(pid \d+ on [^)]*\)", "", values) == (
+        "rank 0, rank 1 have float64 of shape [3], rank 2 has float64 of shape [4]"
+    )
+    assert hint == "every rank must pass the same shape"
+    line = (
+        (TRAINING + ending).splitlines().index('    hvd.allreduce(np.ones(3 + hvd.rank() // 2), name="loss")')
+    )
+    assert places == f"ranks 0-2 at train.py:{line}"  # the ending replaces the last line
+    sizes = [(one["rank"], one["bytes"]) for one in found["failures"][0]["submitted"]]
+    assert sizes == [(0, 24), (1, 24), (2, 32)]
+
+
+def test_failure_reports_tell_the_end_of_a_job(
+    timeline_of: Callable[..., Path], trace: Command, tmp_path: Path
+) -> None:
+    ending = """
+hvd.barrier()
+if late:
+    raise ValueError("no more data")
+hvd.allreduce(np.ones(3), name="loss")
+"""
+    path = timeline_of(ending=ending, code=1, dump=tmp_path / "dump")
+    found = json.loads(trace("report", path, tmp_path / "dump", "--json", code=1).stdout)
+    doing = {one["rank"]: one["doing"] for one in found["endings"]}
+    assert all(text.startswith(f"rank {rank} (pid ") for rank, text in doing.items())
+    assert {0, 2} <= doing.keys()
+    (world,) = (one for one in found["findings"] if one["rule"] == "world-failed")
+    assert "ValueError: no more data" in world["what"]
+    assert len(found["steps"]) == STEPS
+    trace("merge", path, tmp_path / "dump", "-o", tmp_path / "job.json")
+    events = check_trace((tmp_path / "job.json").read_text())
+    assert {event["pid"] for event in events if event["name"] == "the world failed"} == set(doing)
 
 
 def test_a_killed_job_has_a_report(timeline_of: Callable[..., Path], trace: Command) -> None:

@@ -208,9 +208,10 @@ def test_mismatches_have_both_values(tmp_path: Path, capsys: pytest.CaptureFixtu
         "name": "loss",
         "generation": 0,
         "statuses": ["mismatch"],
+        "error": None,
         "submitted": [
-            {"rank": 0, "kind": "all-reduce", "bytes": 24},
-            {"rank": 1, "kind": "all-reduce", "bytes": 32},
+            {"rank": 0, "kind": "all-reduce", "bytes": 24, "place": None},
+            {"rank": 1, "kind": "all-reduce", "bytes": 32, "place": None},
         ],
     }
 
