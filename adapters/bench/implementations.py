@@ -1,10 +1,10 @@
-"""Implementations of the measured operations: sirtaki, its peers, and a plain copy of memory."""
+"""Implementations of the measured operations on arrays of numpy: sirtaki, MPI, and a plain copy of memory.
+
+Those on tensors of torch are in torch_implementations.py, so that the others do not need torch.
+"""
 
 from __future__ import annotations
 
-import os
-import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,21 +17,27 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.common import basics
 from sirtaki.runner.bench.messages import COPY, OWN
 from sirtaki.runner.bench.operations import Operation
-from sirtaki.runner.bench.peers import GLOO, MPI
+from sirtaki.runner.bench.peers import CPU, MPI
 
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An operation on its tensors: the call to measure, its input, and a function that returns the result.
+    """An operation on its tensors: the call to measure, and functions that fill its input with an array or a
+    number, and that return the result.
 
     An operation in place overwrites the input.
     """
 
     call: Call
-    input: Array
+    fill: Callable[[Array | int], None]
     result: Callable[[], Array]
+
+
+def _bound(call: Call, array: Array, result: Callable[[], Array]) -> Bound:
+    """Returns an operation on the array."""
+    return Bound(call, lambda values: np.copyto(array, values), result)
 
 
 class Implementation(Protocol):
@@ -50,7 +56,7 @@ class Sirtaki:
 
     def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
         if not operation.has_size:
-            return Bound(hvd.barrier, array, lambda: array)
+            return _bound(hvd.barrier, array, lambda: array)
         function = getattr(hvd, f"{operation.name}_" if operation.is_in_place else operation.name)
         options: dict[str, Any] = {"name": f"bench {operation.name}"}
         if operation.reduces:
@@ -62,40 +68,7 @@ class Sirtaki:
         def call() -> None:
             last[0] = function(array, **options)
 
-        return Bound(call, array, lambda: last[0])
-
-
-class Gloo:
-    """torch.distributed over gloo."""
-
-    def __init__(self) -> None:
-        import torch
-        import torch.distributed as dist
-
-        # torch 2.13 introduces new names; the old ones work in all versions that sirtaki supports.
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-        self._dist: Any = dist
-        self._from_numpy = torch.from_numpy
-        self.version = f"torch {torch.__version__}"
-        # `hvdrun --torch-env` sets the variables; under mpirun all ranks are on one host, and meet at a file.
-        at = None if "MASTER_ADDR" in os.environ else f"file://{self._common_folder()}/gloo"
-        dist.init_process_group("gloo", at, rank=basics.rank(), world_size=basics.size())
-
-    def _common_folder(self) -> str:
-        """Returns a folder of rank 0, which it removes when it ends, and which only its user enters."""
-        self._folder = tempfile.TemporaryDirectory(prefix="sirtaki-bench-") if basics.rank() == 0 else None
-        return str(hvd.broadcast_object(self._folder and self._folder.name, root_rank=0))
-
-    def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
-        function = getattr(self._dist, operation.torch)
-        if not operation.has_size:
-            return Bound(function, array, lambda: array)
-        given = self._from_numpy(array)
-        if operation.is_in_place:
-            extra = () if operation.reduces else (operation.root,)
-            return Bound(lambda: function(given, *extra), array, lambda: array)
-        into = self._from_numpy(output)
-        return Bound(lambda: function(into, given), array, lambda: output)
+        return _bound(call, array, lambda: last[0])
 
 
 class Mpi:
@@ -113,13 +86,13 @@ class Mpi:
     def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
         function = getattr(self._world, operation.mpi)
         if not operation.has_size:
-            return Bound(function, array, lambda: array)
+            return _bound(function, array, lambda: array)
         options = {"op": self._mpi.SUM} if operation.reduces else {}
         if operation.root >= 0:
-            return Bound(lambda: function(array, root=operation.root), array, lambda: array)
+            return _bound(lambda: function(array, root=operation.root), array, lambda: array)
         if operation.is_in_place:
-            return Bound(lambda: function(self._mpi.IN_PLACE, array, **options), array, lambda: array)
-        return Bound(lambda: function(array, output, **options), array, lambda: output)
+            return _bound(lambda: function(self._mpi.IN_PLACE, array, **options), array, lambda: array)
+        return _bound(lambda: function(array, output, **options), array, lambda: output)
 
 
 class Copy:
@@ -132,7 +105,21 @@ class Copy:
         # Pages of np.zeros would all be the same page of memory, and in the cache.
         source = np.ones(max(round(larger * operation.copied(basics.size())), 1), array.dtype)
         target = np.ones_like(source)
-        return Bound(lambda: np.copyto(target, source), array, lambda: array)
+        return _bound(lambda: np.copyto(target, source), array, lambda: array)
 
 
-IMPLEMENTATIONS: dict[str, Callable[[], Implementation]] = {OWN: Sirtaki, COPY: Copy, GLOO: Gloo, MPI: Mpi}
+def _torch(name: str, device: str) -> Implementation:
+    from sirtaki.bench.torch_implementations import TorchDistributed, TorchSirtaki
+
+    return TorchSirtaki(device) if name == OWN else TorchDistributed(name, device)
+
+
+def implement(name: str, device: str) -> Implementation:
+    """Returns an implementation for tensors on "cpu", or on a GPU such as "cuda:0". All ranks have to call
+    it.
+    """
+    is_numpys = name in _NUMPYS and device == CPU
+    return _NUMPYS[name]() if is_numpys else _torch(name, device)
+
+
+_NUMPYS: dict[str, Callable[[], Implementation]] = {OWN: Sirtaki, COPY: Copy, MPI: Mpi}

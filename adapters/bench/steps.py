@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import sirtaki.torch as hvd
-from sirtaki.bench.implementations import Gloo
+from sirtaki.bench.torch_implementations import TorchDistributed
 from sirtaki.bindings._version import VERSION
 from sirtaki.common import basics
 from sirtaki.runner.bench.messages import EXCHANGE, OWN, SYNC, Plan, StepTimes
-from sirtaki.runner.bench.peers import GLOO
+from sirtaki.runner.bench.peers import CPU, GLOO
 
 _LEARNING_RATE = 0.01
 _WARM_UP_ROUNDS = 3
@@ -46,7 +46,7 @@ MODELS = {
 def versions(plan: Plan) -> dict[str, str]:
     """Returns the version of each implementation, and connects the peers. All ranks have to call it."""
     found = {OWN: f"{VERSION}, torch {torch.__version__}"}
-    return found | ({GLOO: Gloo().version} if GLOO in plan.peers else {})
+    return found | ({GLOO: TorchDistributed(GLOO, CPU).version} if GLOO in plan.peers else {})
 
 
 def measure_models(plan: Plan) -> Iterator[StepTimes | str]:

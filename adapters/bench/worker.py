@@ -15,14 +15,26 @@ from statistics import median
 import numpy as np
 
 import sirtaki.numpy as hvd
-from sirtaki.bench.implementations import IMPLEMENTATIONS, Bound, Call, Implementation
+from sirtaki.bench.devices import missing_gpu, own_device, unusable_peers
+from sirtaki.bench.implementations import Bound, Call, Implementation, implement
 from sirtaki.bench.links import measure_links
 from sirtaki.bench.patterns import Patterns
 from sirtaki.bench.streams import first_ranks, slowest_stream
 from sirtaki.bindings._version import VERSION
 from sirtaki.common import basics
-from sirtaki.runner.bench.messages import COPY, OWN, Measurement, Message, Plan, Timing, World, encode
+from sirtaki.runner.bench.messages import (
+    COPY,
+    OWN,
+    Measurement,
+    Message,
+    Plan,
+    Refusal,
+    Timing,
+    World,
+    encode,
+)
 from sirtaki.runner.bench.operations import OPERATIONS
+from sirtaki.runner.bench.peers import CPU
 from sirtaki.runner.bench.samples import block_calls, quantile, timed
 from sirtaki.runner.bench.sizes import ITEMSIZES, counts
 
@@ -42,33 +54,38 @@ def main() -> None:
 
 
 def _run_collective(plan: Plan, first: Sequence[int]) -> None:
-    is_bound_by_memory = len(first) == 1 and OPERATIONS[plan.operation].has_size
-    names = [OWN, *([COPY] if is_bound_by_memory else []), *plan.peers]
-    implementations = {name: IMPLEMENTATIONS[name]() for name in names}
-    _describe({name: one.version for name, one in implementations.items()}, first)
+    if reason := missing_gpu(plan):
+        _tell(Refusal(reason))
+        return
+    device, left_out = own_device(plan), unusable_peers(plan)
+    plan = plan.without(left_out)
+    has_limit = len(first) == 1 and OPERATIONS[plan.operation].has_size and plan.device == CPU
+    names = [OWN, *([COPY] if has_limit else []), *plan.peers]
+    implementations = {name: implement(name, device) for name in names}
+    _describe({name: one.version for name, one in implementations.items()}, first, left_out)
     run = Run(plan, implementations)
     for count in run.counts:
         run.measure(count)
 
 
 def _run_link(plan: Plan, first: Sequence[int]) -> None:
-    _describe({OWN: VERSION}, first)
+    _describe({OWN: VERSION}, first, {})
     _tell(measure_links(plan, first, _tell))
 
 
 def _run_step(plan: Plan, first: Sequence[int]) -> None:
     from sirtaki.bench.steps import measure_models, versions  # needs torch
 
-    _describe(versions(plan), first)
+    _describe(versions(plan), first, {})
     for message in measure_models(plan):
         _tell(message)
 
 
-def _describe(versions: Mapping[str, str], first: Sequence[int]) -> None:
+def _describe(versions: Mapping[str, str], first: Sequence[int], left_out: Mapping[str, str]) -> None:
     """Sends a description of the job. All ranks have to call it, before they measure."""
     hosts = Counter(hvd.allgather_object(socket.gethostname()))
     stream, streams = slowest_stream(first)
-    _tell(World(basics.size(), dict(hosts), len(first), versions, stream, streams))
+    _tell(World(basics.size(), dict(hosts), len(first), versions, stream, streams, left_out))
     gc.disable()
 
 
@@ -93,7 +110,7 @@ class Run:
         bound = {name: self._bind(one, count) for name, one in self._implementations.items()}
         before = self._count_wrong(bound, count)
         for one in bound.values():
-            one.input[:] = 0  # zeros stay zeros, however often they are summed in place
+            one.fill(0)  # zeros stay zeros, however often they are summed in place
         times = self._time({name: one.call for name, one in bound.items()}, size)
         after = self._count_wrong(bound, count)
         wrong = {name: before[name] + after[name] for name in before}
@@ -112,7 +129,7 @@ class Run:
         for name, one in bound.items():
             if name == COPY:
                 continue
-            one.input[:] = self._patterns.input(count, basics.rank())
+            one.fill(self._patterns.input(count, basics.rank()))
             one.call()
             own[name] = self._patterns.count_wrong(one.result(), count, basics.rank())
         totals = hvd.allreduce(np.array(list(own.values())), op=hvd.Sum, name="bench wrong")

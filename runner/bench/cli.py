@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sirtaki.runner.bench.collective_report import CollectiveReport
 from sirtaki.runner.bench.kinds import KINDS, SETTINGS
-from sirtaki.runner.bench.messages import Plan, World
+from sirtaki.runner.bench.messages import Plan, Refusal, World
 from sirtaki.runner.bench.peers import PEERS
 from sirtaki.runner.bench.planning import make_plan
 from sirtaki.runner.bench.plot import SUFFIXES, draw
@@ -34,7 +34,7 @@ _STDOUT = "-"
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the measurement and returns its exit code. Raises LaunchError if it cannot."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     plan = make_plan(options)
     with terminal_status("starting ranks") as note:
         report = _measure(options, plan, note)
@@ -47,28 +47,30 @@ def main(arguments: Sequence[str]) -> int:
     return report.exit_code
 
 
-def _parser() -> OptionParser:
-    parser = OptionParser(prog="sirtaki bench", usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False)
-    parser.example = "for example: sirtaki bench allreduce -np 2"
-    add = parser.add_argument
+def parser() -> OptionParser:
+    """Returns the parser of the options."""
+    options = OptionParser(prog="sirtaki bench", usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False)
+    options.example = "for example: sirtaki bench allreduce -np 2"
+    add = options.add_argument
     names = f"{', '.join(KINDS)} (allreduce)"
     add("operation", nargs="?", metavar="OPERATION", default="allreduce", help=names)
     add("-np", "-n", "--num-proc", dest="size", metavar="N", type=whole_number, help="number of ranks")
     add("--oversubscribe", action="store_true", help="start more than 16 ranks per core")
-    add_options_for_hosts(parser)
+    add_options_for_hosts(options)
     add("-b", dest="first", metavar="SIZE", type=parse_size, help="the first size, in bytes (8)")
     add("-e", dest="last", metavar="SIZE", type=parse_size, help="the last size (64M)")
     add("-f", dest="factor", metavar="FACTOR", type=parse_factor, help="between two sizes (4)")
     add("-d", dest="dtype", metavar="DTYPE", help=f"{', '.join(ITEMSIZES)} (float32)")
+    add("--device", metavar="DEVICE", help="cpu or cuda, where tensors are (cpu)")
     add("--rounds", metavar="N", type=whole_number, default=11, help="blocks of calls for each size (11)")
-    add("--peers", metavar="NAME,…", default="", help=f"also measure {' and '.join(PEERS)}, in turns")
+    add("--peers", metavar="NAME,…", default="", help=f"also measure {', '.join(PEERS)}, in turns")
     picture = f"draw the bandwidths to FILE, which ends with {' or '.join(SUFFIXES)}"
     add("--plot", metavar="FILE", type=Path, help=picture)
     add(
         "--json", metavar="FILE", help="also write the figures as JSON to FILE; - prints them instead of text"
     )
-    parser.set_defaults(**{name: setting.default for name, setting in SETTINGS.items()})
-    return parser
+    options.set_defaults(**{name: setting.default for name, setting in SETTINGS.items()})
+    return options
 
 
 def _measure(options: argparse.Namespace, plan: Plan, note: Callable[[str], None]) -> Report:
@@ -82,17 +84,22 @@ def _measure(options: argparse.Namespace, plan: Plan, note: Callable[[str], None
 
     load = Load(os.getloadavg()[0], usable_cores())
     report: Report | None = None
+    refusal = ""
     kind = KINDS[plan.operation]
     blocks = 1 if kind.tells_each_block else 1 + plan.rounds
     with contextlib.closing(messages(command(options, plan), environment(plan), blocks)) as received:
         for message in received:
             if isinstance(message, str):
                 note(message)
+            elif isinstance(message, Refusal):
+                refusal = message.reason  # raised when the ranks have ended
             elif isinstance(message, World):
                 report = kind.report(plan, message, load)
                 show(report.head_lines())
             elif report is not None:
                 show(report.take(message))
+    if refusal:
+        raise LaunchError(refusal)
     if report is None or not report.is_complete:
         raise LaunchError("the ranks have ended without a result")
     return report

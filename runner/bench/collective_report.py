@@ -67,8 +67,8 @@ class CollectiveReport(Report):
         super().__init__(plan, world, load)
         self.rows: list[Row] = []
         self._operation = OPERATIONS[plan.operation]
-        self._limit = Limit(self._operation, world)
-        self._columns = [*COLUMNS, *peer_columns(plan.peers)]
+        self._limit = Limit(self._operation, world, plan.device)
+        self._columns = [*COLUMNS, *peer_columns(self.plan.peers)]
 
     @property
     def wrong(self) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from sirtaki.runner.bench.collective_report import CollectiveReport
 from sirtaki.runner.bench.link_report import LinkReport
 from sirtaki.runner.bench.messages import Plan, World
 from sirtaki.runner.bench.operations import OPERATIONS
-from sirtaki.runner.bench.peers import GLOO, PEERS
+from sirtaki.runner.bench.peers import CPU, GLOO, PEERS
 from sirtaki.runner.bench.report import Load, Report
 from sirtaki.runner.bench.step_report import StepReport
 
@@ -45,10 +45,16 @@ SETTINGS = {
     "factor": Setting("-f", 4.0),
     "dtype": Setting("-d", "float32"),
     "plot": Setting("--plot", None),
+    "device": Setting("--device", CPU),
 }
 KINDS = {
     **{
-        name: Kind(CollectiveReport, tuple(PEERS), SETTINGS if one.has_size else (), tells_each_block=True)
+        name: Kind(
+            CollectiveReport,
+            tuple(PEERS),
+            SETTINGS if one.has_size else ("device",),
+            tells_each_block=True,
+        )
         for name, one in OPERATIONS.items()
     },
     "step": Kind(StepReport, (GLOO,), extra="torch"),

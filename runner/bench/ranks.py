@@ -14,7 +14,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import IO
 
 from sirtaki.runner.bench.messages import Message, Plan, read
-from sirtaki.runner.bench.peers import GLOO, MPI, mpirun
+from sirtaki.runner.bench.peers import GLOO, MPI, NCCL, mpirun
 from sirtaki.runner.errors import LaunchError
 
 SILENCE_SECONDS = 300.0  # for a block of calls: the longest time in which rank 0 prints nothing
@@ -51,7 +51,10 @@ def _launch_options(options: Namespace, plan: Plan) -> list[str]:
         "--network-interfaces": ",".join(options.network_interfaces),
     }
     words = [word for flag, value in given.items() if value for word in (flag, str(value))]
-    switches = {"--torch-env": GLOO in plan.peers, "--oversubscribe": options.oversubscribe}
+    switches = {
+        "--torch-env": not {GLOO, NCCL}.isdisjoint(plan.peers),
+        "--oversubscribe": options.oversubscribe,
+    }
     return [*words, *(flag for flag, is_on in switches.items() if is_on)]
 
 

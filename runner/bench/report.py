@@ -27,7 +27,7 @@ class Report(ABC):
     """The result of one operation."""
 
     def __init__(self, plan: Plan, world: World, load: Load) -> None:
-        self.plan, self.world, self.load = plan, world, load
+        self.plan, self.world, self.load = plan.without(world.left_out), world, load
 
     @property
     @abstractmethod
@@ -60,6 +60,8 @@ class Report(ABC):
         places = ", ".join(f"{host}:{ranks}" for host, ranks in self.world.hosts.items())
         yield comment(f"sirtaki bench {self.plan.operation}, {self.world.size} ranks on {places}")
         yield comment("; ".join(f"{name}: {version}" for name, version in self.world.versions.items()))
+        for name, reason in self.plan.left_out.items():
+            yield comment(f"{name} is left out: {reason}")
         if self.load.average > _BUSY * self.load.cores:
             yield comment(
                 f"Warning: the load average before the run was {self.load.average:.2f} on {self.load.cores} "
@@ -87,6 +89,8 @@ class Report(ABC):
             "exit_code": self.exit_code,
             "operation": self.plan.operation,
             "rounds": self.plan.rounds,
+            "device": self.plan.device,
+            "left_out": dict(self.plan.left_out),
             "ranks": self.world.size,
             "hosts": dict(self.world.hosts),
             "versions": dict(self.world.versions),

@@ -270,6 +270,10 @@ def test_pictures(name: str, begin: bytes, tmp_path: Path) -> None:
         ("-np 2 --peers gloo,smoke", r"there is no peer 'smoke': --peers takes gloo, mpi"),
         ("link -np 2 --peers gloo", r"link is not measured with the peer gloo: it takes none"),
         ("step -np 2 --peers mpi", r"step is not measured with the peer mpi: it takes gloo"),
+        ("step -np 2 --peers nccl", r"step is not measured with the peer nccl: it takes gloo"),
+        ("-np 2 --device tpu", r"--device takes cpu or cuda, not 'tpu'"),
+        ("step -np 2 --device cuda", r"step is measured without --device: leave it out"),
+        ("link -np 2 --device cuda", r"link is measured without --device: leave it out"),
         ("-np 2 -H a:1,b:1 --peers mpi", r"the peer mpi is measured on this host only"),
         ("-np 2 --plot a.pdf", r"--plot writes \.png or \.svg, not 'a.pdf'"),
         ("-np 2 --plot /no/such/a.png", r"there is no folder /no/such"),
@@ -299,6 +303,7 @@ def test_wrong_options(
         ("matplotlib", ("--plot", "a.png"), "pip install 'sirtaki[plot]'"),
         ("numpy", (), "pip install 'sirtaki[numpy]'"),
         ("torch", ("step",), "pip install 'sirtaki[torch]'"),
+        ("torch", ("--device", "cuda"), "pip install 'sirtaki[torch]'"),
     ],
 )
 def test_a_missing_package_is_named_with_the_command_that_installs_it(

@@ -1,0 +1,93 @@
+"""Implementations on tensors of torch, on the CPU or a GPU: sirtaki.torch and torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import sirtaki.numpy as hvd
+import sirtaki.torch as hvd_torch
+from sirtaki.bench.implementations import Bound
+from sirtaki.bench.patterns import Array
+from sirtaki.bindings._version import VERSION
+from sirtaki.common import basics
+from sirtaki.runner.bench.operations import Operation
+
+# torch 2.13 introduces new names; the old ones work in all versions that sirtaki supports.
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+
+
+class TorchSirtaki:
+    """sirtaki.torch, whose results are new tensors unless the operation works in place."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.version = f"{VERSION}, torch {torch.__version__}"
+
+    def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
+        given = torch.from_numpy(array).to(self._device)
+        if not operation.has_size:
+            return _bound(hvd_torch.barrier, given, lambda: given)
+        function = getattr(hvd_torch, f"{operation.name}_" if operation.is_in_place else operation.name)
+        options: dict[str, Any] = {"name": f"bench {operation.name}"}
+        if operation.reduces:
+            options["op"] = hvd_torch.Sum
+        if operation.root >= 0:
+            options["root_rank"] = operation.root
+        last = [given]
+
+        def call() -> None:
+            last[0] = function(given, **options)
+
+        return _bound(call, given, lambda: last[0])
+
+
+class TorchDistributed:
+    """A backend of torch.distributed."""
+
+    def __init__(self, backend: str, device: str) -> None:
+        self._device = device
+        self.version = f"torch {torch.__version__}"
+        if backend == "nccl":
+            self.version += f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+        # `hvdrun --torch-env` sets the variables; under mpirun all ranks are on one host, and meet at a file.
+        at = None if "MASTER_ADDR" in os.environ else f"file://{self._common_folder()}/{backend}"
+        dist.init_process_group(backend, at, rank=basics.rank(), world_size=basics.size())
+
+    def _common_folder(self) -> str:
+        """Returns a folder of rank 0, which it removes when it ends, and which only its user enters."""
+        self._folder = tempfile.TemporaryDirectory(prefix="sirtaki-bench-") if basics.rank() == 0 else None
+        return str(hvd.broadcast_object(self._folder and self._folder.name, root_rank=0))
+
+    def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
+        function = getattr(dist, operation.torch)
+        given = torch.from_numpy(array).to(self._device)
+        if not operation.has_size:
+            return _bound(function, given, lambda: given)
+        if operation.is_in_place:
+            extra = () if operation.reduces else (operation.root,)
+            return _bound(lambda: function(given, *extra), given, lambda: given)
+        into = torch.from_numpy(output).to(self._device)
+        return _bound(lambda: function(into, given), given, lambda: into)
+
+
+def _bound(call: Callable[[], object], given: Tensor, result: Callable[[], Tensor]) -> Bound:
+    """Returns an operation on a tensor, whose call ends when the GPU has the result."""
+    dtype = torch.empty(0, dtype=given.dtype).numpy().dtype
+
+    def fill(values: Array | int) -> None:
+        given.copy_(torch.from_numpy(np.full(given.numel(), values, dtype)))
+
+    def call_and_wait() -> None:
+        call()
+        torch.cuda.synchronize(given.device)
+
+    return Bound(call_and_wait if given.is_cuda else call, fill, lambda: result().cpu().numpy())
