@@ -5,11 +5,25 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from statistics import median
+from typing import NamedTuple
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 _USUAL_STEPS = 15  # whose median is the usual duration
 _LONG = 2.0  # times the usual duration: a longer step contains something else
+
+
+class Stepper(NamedTuple):
+    """An optimizer over all ranks whose steps have a border in Python, at which settings may change.
+
+    Attributes:
+        name: tells the optimizers of a process apart.
+        hands_over: whether the setting hand_over concerns it.
+    """
+
+    name: str
+    hands_over: bool = False
 
 
 class ExposedTime:
@@ -47,6 +61,7 @@ class StepCounters:
     Attributes:
         exposed: measures the waits of the program.
         may_be_late: whether an optimizer steps without ranks that are late.
+        listener: is called with the optimizer at the end of each step that has one; None: nobody listens.
         count: the number of steps.
         counts: the number of timed steps in each range of BOUNDS, and above the last.
         total_seconds, last_seconds: the duration of all timed steps, and of the last one.
@@ -56,6 +71,7 @@ class StepCounters:
     def __init__(self) -> None:
         self.exposed = ExposedTime()
         self.may_be_late = False
+        self.listener: Callable[[Stepper], None] | None = None
         self.count = 0
         self.counts = [0] * (len(BOUNDS) + 1)
         self.total_seconds = self.last_seconds = self.productive_seconds = 0.0
@@ -73,8 +89,15 @@ class StepCounters:
         """Returns the time since the last step; 0 before the first one."""
         return time.perf_counter() - self._end if self._end is not None else 0.0
 
-    def end(self, number: int = 1) -> None:
-        """Counts a step, or as many equal ones, that have just ended."""
+    def end(self, number: int = 1, by: Stepper | None = None) -> None:
+        """Counts a step, or as many equal ones, that have just ended.
+
+        Args:
+            number: the number of steps.
+            by: the optimizer; None if its steps are those of a compiled program, or not of all ranks.
+        """
+        if by is not None and self.listener is not None:
+            self.listener(by)
         before, self._end = self._end, time.perf_counter()
         self.count += number
         if before is None:

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
+from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.averaging import fixed_divisor, gradient_sum
-from sirtaki.common.ops import Average, Sum, reduction
+from sirtaki.common.ops import Adasum, Average, Sum, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.collectives import allreduce
 from sirtaki.jax.compression import Compression, Compressor
@@ -85,11 +86,14 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 
     checks = EagerChecks(f"check of {name}", BROADCAST)
 
+    is_tuned = process_set is global_process_set and op != Adasum
+    stepper = Stepper(name or "gradients") if is_tuned else None
+
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         with around(checks, process_set, gradients, {"params": params, "state": state}):
             reduced = _combined(gradients, name, compression, op, process_set)
         if not is_traced(gradients):
-            current().steps.end()
+            current().steps.end(by=stepper)
         return inner.update(reduced, state, params, **extra)
 
     distributed = optax.GradientTransformationExtraArgs(inner.init, update)

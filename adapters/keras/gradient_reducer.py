@@ -12,10 +12,11 @@ import keras
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
+from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.averaging import fixed_divisor
 from sirtaki.common.groups import Groups, partitioned
-from sirtaki.common.ops import Average, Max, Sum, gradient_reduction
-from sirtaki.common.process_sets import ProcessSet
+from sirtaki.common.ops import Adasum, Average, Max, Sum, gradient_reduction
+from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras.backends import Backend, Combination, Gradient
 from sirtaki.keras.compression import Compressor, NoneCompressor
 from sirtaki.numpy.worlds import is_elastic, require_all_ranks, reserve_number
@@ -191,7 +192,7 @@ class Exchange:
         self.has_reduced = True
         self.is_compiled = not self.backend.is_eager(gradients)
         if not self.is_compiled:
-            current().steps.end()
+            current().steps.end(by=self._stepper)
         results = list(gradients)
         members = self.how.process_set.members(current())
         if current().rank in members and (len(members) > 1 or is_elastic()):
@@ -200,6 +201,12 @@ class Exchange:
         if self.factor != 1.0:
             results = [None if one is None else self.backend.scaled(one, self.factor) for one in results]
         return results
+
+    @property
+    def _stepper(self) -> Stepper | None:
+        """The optimizer, for autotune; None if its steps are not those of all ranks, or use Adasum."""
+        is_tuned = self.how.process_set is global_process_set and self.how.op != Adasum
+        return Stepper(self.prefix) if is_tuned else None
 
     def _reduce_among(self, ranks: int, results: list[Any], variables: Sequence[Any]) -> None:
         own = self.local.numbers()

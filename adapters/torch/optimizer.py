@@ -13,7 +13,7 @@ from torch import Tensor
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
-from sirtaki.common.autotune import tuner_of
+from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.deadlines import Deadline
 from sirtaki.common.groups import Groups
 from sirtaki.common.ops import Adasum, Average, gradient_reduction
@@ -190,7 +190,6 @@ class _Distributed(Survivor, Wrapped):
     _reducer: GradientReducer
     _finalizer: Any
     _has_stepped: bool
-    _tuner: Any  # of the world, on rank 0 with autotune; else None
 
     def _adopt(self, settings: ReducerSettings, reducer: GradientReducer) -> None:
         self._settings, self._reducer = settings, reducer
@@ -315,7 +314,8 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
     distributed._adopt(settings, reducer)
     if partition is not None:
         distributed._adopt_slices(partition, scope, settings.names)
-    distributed._tuner = tuner_of(scope.context) if scope.process_set is global_process_set else None
+    if scope.process_set is global_process_set:
+        distributed._stepper = Stepper(str(scope.name), hands_over=True)
     distributed._hooks = [
         distributed.register_step_pre_hook(_before_step),
         distributed.register_step_post_hook(_after_step),
@@ -364,5 +364,3 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     assert isinstance(optimizer, _Distributed)
     optimizer._end_update()
     optimizer._reducer.stepped()
-    if optimizer._tuner is not None:
-        optimizer._tuner.stepped(str(optimizer._scope.name))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sirtaki.bindings.step_counters import Stepper
 from sirtaki.torch.autograd import CollectiveScope
 
 Optimizer = torch.optim.Optimizer
@@ -18,10 +19,12 @@ class Wrapped(Optimizer):
     Attributes:
         _hooks: the hooks around its steps.
         _counting: the hook that counts them.
+        _stepper: the optimizer, for autotune; None if its steps cannot be compared.
     """
 
     _hooks: Sequence[Any]
     _counting: Any
+    _stepper: Stepper | None
 
     @property
     def _scope(self) -> CollectiveScope:
@@ -65,9 +68,10 @@ def wrap(optimizer: Optimizer, mixin: type[Wrapped]) -> Any:
     wrapped.__class__ = type(
         kind.__name__, (mixin, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__}
     )
+    wrapped._stepper = None
     wrapped._counting = optimizer.register_step_post_hook(_count_step)
     return wrapped
 
 
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    optimizer._scope.context.steps.end()
+    optimizer._scope.context.steps.end(by=optimizer._stepper)

@@ -48,15 +48,58 @@ bits = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in layers.
 print("END", hvd.rank(), steps, bits, *(live_settings.in_use(current(), name) for name in names), flush=True)
 """
 
+STEPS = 24
+JAX = f"""
+import jax, optax
+import jax.numpy as jnp
+import sirtaki.jax as hvd
+
+hvd.init()
+optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
+parameters = {{"w": jnp.ones(8)}}
+state = optimizer.init(parameters)
+
+
+def step(parameters, state):
+    gradients = jax.tree.map(lambda one: one * (hvd.rank() + 1.0), parameters)
+    updates, state = optimizer.update(gradients, state, parameters)
+    return optax.apply_updates(parameters, updates), state
+
+
+for _ in range({STEPS}):
+    parameters, state = step(parameters, state)
+"""
+KERAS = f"""
+import keras
+import sirtaki.keras as hvd
+
+hvd.init()
+variable = keras.Variable([1.0, 2.0], name="w")
+optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+for _ in range({STEPS}):
+    optimizer.apply([keras.ops.convert_to_tensor([1.0, 2.0])], [variable])
+"""
+TWO_WORLDS = f"""
+import sirtaki.numpy as hvd
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.step_counters import Stepper
+
+for _ in range(2):
+    hvd.init()
+    for _ in range({STEPS}):
+        hvd.barrier()
+        current().steps.end(by=Stepper("any"))
+    hvd.shutdown()
+"""
 REDUCTION = (
     *(sys.executable, "-c"),
     "import numpy, sirtaki.numpy as hvd; hvd.init(); hvd.allreduce(numpy.ones(3), name='x')",
 )
 
 
-def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs two ranks with one thread each."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(
         hvdrun(2, *command),
         capture_output=True,
@@ -111,7 +154,39 @@ def test_a_job_with_tiny_chunks_ends_with_larger_ones(tmp_path: Path) -> None:
     assert "autotune" not in again[3]
 
 
-def test_a_job_without_an_optimizer_of_torch_says_that_nothing_is_tuned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "program"), [("optax", JAX), ("keras", KERAS)])
+def test_eager_steps_of_other_frameworks_are_measured(module: str, program: str, tmp_path: Path) -> None:
+    pytest.importorskip(module)
+    log = tmp_path / "tuning.csv"
+    options = ("--autotune", "--autotune-log", str(log))
+    done = run(tmp_path, *options, sys.executable, "-c", program, KERAS_BACKEND="torch")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "autotune has tried" in " ".join(done.stderr.split())
+    rows = rows_of(log)
+    assert [row["step"] for row in rows] == ["16", "22", "24"]
+    assert [row["verdict"] for row in rows] == ["", "", "kept"]
+    assert {row["hand_over"] for row in rows} == {rows[0]["hand_over"]}  # it has no meaning there
+
+
+def test_two_worlds_of_a_process_have_one_log(tmp_path: Path) -> None:
+    log = tmp_path / "tuning.csv"
+    log.write_text("of an earlier job\n")
+    done = run(tmp_path, "--autotune", "--autotune-log", str(log), sys.executable, "-c", TWO_WORLDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["step"] for row in rows_of(log)] == ["16", "22", "24"] * 2
+    assert [row["verdict"] for row in rows_of(log)] == ["", "", "kept"] * 2
+
+
+def test_steps_inside_a_compiled_program_are_not_measured(tmp_path: Path) -> None:
+    pytest.importorskip("optax")
+    program = JAX.replace("def step(", "@jax.jit\ndef step(")
+    done = run(tmp_path, "--autotune", sys.executable, "-c", program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stderr.split())
+    assert "those inside compiled programs (tf.function, jax.jit) cannot be measured" in said
+
+
+def test_a_job_without_an_optimizer_says_that_nothing_is_tuned(tmp_path: Path) -> None:
     done = run(tmp_path, "--autotune", *REDUCTION)
     assert done.returncode == 0, done.stderr
     assert " ".join(done.stderr.split()).count("autotune has measured nothing, and changed nothing: no ") == 1

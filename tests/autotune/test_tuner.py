@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sirtaki.bindings import live_settings
+from sirtaki.bindings.step_counters import StepCounters, Stepper
 from sirtaki.common.autotune import tuner_of
 from sirtaki.common.autotune.candidates import TUNED
 from sirtaki.common.autotune.tuner import Tuner
@@ -24,6 +25,9 @@ START = {
 }
 
 
+TORCH, EAGER = Stepper("gradient", hands_over=True), Stepper("gradients")
+
+
 @dataclass(eq=False)
 class World:
     """Rank 0 of a world in which only large chunks, and late hand-over, are fast."""
@@ -35,19 +39,24 @@ class World:
     survivors: Any = None
     in_use: dict[str, str] = field(default_factory=lambda: dict(START))
     shutdown_callbacks: list[Any] = field(default_factory=list)
+    counters: StepCounters = field(default_factory=StepCounters)
     time: float = 0.0
-    steps: int = 0
+    taken: int = 0
+
+    @property
+    def steps(self) -> StepCounters:
+        return self.counters
 
     def setting(self, name: str) -> str:
         return {"autotune": self.autotune, "autotune_log": self.log, "chunk_bytes": "0"}[name]
 
-    def step(self, tuner: Tuner, optimizer: str = "gradient") -> None:
+    def step(self, optimizer: Stepper = TORCH) -> None:
         """Takes a step; every tenth one includes an evaluation."""
-        self.steps += 1
+        self.taken += 1
         self.time += 0.010 if self.in_use["chunk_bytes"] == "4096" else 0.004
         self.time += 0.002 if self.in_use["hand_over"] != "late" else 0
-        self.time += 1.0 if self.steps % 10 == 0 else 0
-        tuner.stepped(optimizer)
+        self.time += 1.0 if self.taken % 10 == 0 else 0
+        self.counters.end(by=optimizer)
 
     def clock(self) -> float:
         return self.time
@@ -69,7 +78,7 @@ def make(world: World) -> Tuner:
 def test_it_ends_with_the_fastest_settings_in_use(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     tuner = make(world)
     while not tuner.is_over:
-        world.step(tuner)
+        world.step()
     assert world.in_use["hand_over"] == "late"
     assert world.in_use["chunk_bytes"] == "131072"
     assert {name for name in TUNED if world.in_use[name] != START[name]} == {"hand_over", "chunk_bytes"}
@@ -81,7 +90,7 @@ def test_it_ends_with_the_fastest_settings_in_use(world: World, capfd: pytest.Ca
     assert "hvdrun --hand-over late --chunk-bytes 131072, or --autotune-load" in said
 
     world.in_use["spin"] = "0"
-    world.step(tuner)
+    world.step()
     assert world.in_use["spin"] == "0"  # it changes nothing any more
     for callback in world.shutdown_callbacks:
         callback()
@@ -93,24 +102,55 @@ def test_a_training_that_ends_early_keeps_what_was_proven(
 ) -> None:
     tuner = make(world)
     while tuner.findings is None or not tuner.findings.changes:
-        world.step(tuner)
+        world.step()
     for callback in world.shutdown_callbacks:
         callback()
     said = capfd.readouterr().err
     assert "and the training ended before all were compared" in said
     assert "hvdrun --chunk-bytes 131072, or" in said
     last = Path(world.log).read_text().splitlines()[-1]
-    assert last == f"{world.steps},result,auto,131072,67108864,1048576,0.0003,0.0002,,kept"
+    assert last == f"{world.taken},result,auto,131072,67108864,1048576,0.0003,0.0002,,kept"
 
 
 def test_steps_of_a_second_optimizer_do_not_count(world: World) -> None:
-    tuner = make(world)
+    make(world)
     for _ in range(30):
-        world.step(tuner, "gradient")
-        tuner.stepped("gradient.1")
+        world.step()
+        world.counters.end(by=Stepper("gradient.1"))
+        world.counters.end()  # of a compiled program
     lines = Path(world.log).read_text().splitlines()[1:]
     assert [line.split(",")[0] for line in lines] == ["16", "22", "28"]
     assert {line.split(",")[-2] for line in lines} == {"0.012000"}
+
+
+def test_an_optimizer_without_a_hand_over_has_no_change_of_it(world: World) -> None:
+    tuner = make(world)
+    while not tuner.is_over:
+        world.step(EAGER)
+    assert world.in_use["chunk_bytes"] != "4096"
+    rows = [line.split(",") for line in Path(world.log).read_text().splitlines()]
+    assert {row[rows[0].index("hand_over")] for row in rows[1:]} == {"auto"}
+
+
+def test_a_second_world_of_a_process_continues_the_log(world: World) -> None:
+    tuner = make(world)
+    while not tuner.is_over:
+        world.step()
+    first = Path(world.log).read_text()
+    second = World(log=world.log)
+    make(second)
+    for callback in second.shutdown_callbacks:  # nothing was measured: the result stays
+        callback()
+    assert Path(world.log).read_text() == first
+    third = World(log=world.log)
+    tuner = make(third)
+    while not tuner.is_over:
+        third.step()
+    whole = Path(world.log).read_text()
+    assert whole == first + first.partition("\n")[2]
+    Path(world.log).unlink()
+    make(World(log=world.log))
+    assert Path(world.log).read_text().startswith("step,purpose,")
 
 
 def test_a_job_without_steps_says_so(world: World, capfd: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +179,7 @@ def test_an_unchanged_size_of_chunks_is_logged_as_it_was_set(world: World, start
     world.in_use["chunk_bytes"] = start
     tuner = make(world)
     while not tuner.is_over:
-        world.step(tuner)
+        world.step()
     header, last = [Path(world.log).read_text().splitlines()[at].split(",") for at in (0, -1)]
     assert dict(zip(header, last, strict=True))["chunk_bytes"] == logged
 
@@ -149,7 +189,7 @@ def test_a_disk_that_becomes_full_ends_no_training(world: World) -> None:
     full = open("/dev/full", "w", buffering=1)  # noqa: SIM115  # the tuner closes it
     tuner._log._file, tuner._log._lines = full, csv.writer(full)
     while not tuner.is_over:
-        world.step(tuner)
+        world.step()
     assert full.closed
     assert world.in_use["hand_over"] == "late"
 

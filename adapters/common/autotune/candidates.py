@@ -21,16 +21,18 @@ _VALUES: dict[str, tuple[str, ...]] = {
 TUNED = tuple(_VALUES)
 
 
-def candidates(start: Mapping[str, str]) -> list[Change]:
+def candidates(start: Mapping[str, str], hands_over: bool = True) -> list[Change]:
     """Returns the changes that are worth trying: other values than those of the start.
 
-    The size of a chunk is 0 where the ranks share no memory; then it does not matter.
+    The size of a chunk is 0 where the ranks share no memory; then it does not matter. `hands_over`: whether
+    the optimizer has a choice when to hand over gradients.
     """
     return [
         Change(name, value)
         for name, values in _VALUES.items()
         for value in values
         if name != "chunk_bytes" or start[name] != "0"
+        if name != "hand_over" or hands_over
         if _number(name, value) != _number(name, start[name])
     ]
 

@@ -7,6 +7,7 @@ verdict "kept", and the settings that were kept: `hvdrun --autotune-load` reads 
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO
@@ -14,13 +15,18 @@ from typing import IO
 from sirtaki.common.autotune.search import MARGIN, PROOF_PAIRS, PROOF_WINS, Block, Findings, Settings
 
 KEPT = "kept"
+_begun: set[str] = set()  # the files that this process has written: another world of it appends
 
 
 class Log:
-    """The CSV file. Each line is complete when it is written: a job that is killed leaves those before."""
+    """The CSV file. Each line is complete when it is written: a job that is killed leaves those before.
+
+    The worlds of a process follow each other in one file, whose last result counts.
+    """
 
     def __init__(self, path: str, names: Sequence[str]) -> None:
-        """Creates or overwrites the file, with columns for the settings of these names; "": writes none.
+        """Creates or overwrites the file, with columns for the settings of these names; "": writes none. A
+        file of an earlier world of this process is continued.
 
         Raises:
             ValueError: it cannot be written.
@@ -29,9 +35,13 @@ class Log:
         if not path:
             return
         try:
-            self._file = open(path, "w", newline="", buffering=1)  # noqa: SIM115  # until the search ends
+            file = os.path.abspath(path)
+            mode = "a" if file in _begun else "w"
+            self._file = open(file, mode, newline="", buffering=1)  # noqa: SIM115  # until the search ends
             self._lines = csv.writer(self._file, lineterminator="\n")
-            self._lines.writerow(["step", "purpose", *names, "step_seconds", "verdict"])
+            if self._file.tell() == 0:
+                self._lines.writerow(["step", "purpose", *names, "step_seconds", "verdict"])
+            _begun.add(file)
         except OSError as error:
             raise ValueError(f"autotune_log: cannot write {path}: {error.strerror}") from None
 

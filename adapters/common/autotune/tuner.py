@@ -15,6 +15,7 @@ from statistics import median
 
 from sirtaki.bindings import live_settings
 from sirtaki.bindings.context import Context
+from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.autotune.candidates import TUNED, candidates
 from sirtaki.common.autotune.record import Log, paragraph
 from sirtaki.common.autotune.search import Findings, Settings, search
@@ -22,8 +23,9 @@ from sirtaki.common.autotune.search import Findings, Settings, search
 _FIRST_STEPS = 10  # that are not measured: programs and caches warm up
 _BLOCK_STEPS = 5  # measured in a block; a step with an evaluation or a checkpoint does not move their median
 _UNUSED = (
-    "autotune has measured nothing, and changed nothing: no optimizer of sirtaki.torch, distributed over "
-    f"all ranks, has taken more than {_FIRST_STEPS} steps"
+    "autotune has measured nothing, and changed nothing: no distributed optimizer of all ranks has taken "
+    f"more than {_FIRST_STEPS} steps in Python, and those inside compiled programs (tf.function, jax.jit) "
+    "cannot be measured"
 )
 
 
@@ -48,14 +50,15 @@ class Tuner:
         self._context, self._clock = weakref.ref(context), clock
         self._chunk_bytes = context.setting("chunk_bytes")
         self._log = Log(context.setting("autotune_log"), TUNED)
-        self._optimizer = ""  # the one whose steps count
+        self._optimizer: Stepper | None = None  # the one whose steps count
         self._steps, self._last_end = 0, clock()
         self._tuning = self._tune()
         next(self._tuning)
+        context.steps.listener = self.stepped
         context.shutdown_callbacks.append(self._end)
 
-    def stepped(self, optimizer: str) -> None:
-        """Records the end of a step of the optimizer with this name. Only steps of the first one count."""
+    def stepped(self, optimizer: Stepper) -> None:
+        """Records the end of a step of an optimizer. Only steps of the first one count."""
         if self.is_over:
             return
         self._optimizer = self._optimizer or optimizer
@@ -75,7 +78,8 @@ class Tuner:
             yield
         start = self._in_use()
         self.findings = Findings(start, start)
-        blocks = search(self.findings, candidates(start))
+        hands_over = self._optimizer is not None and self._optimizer.hands_over
+        blocks = search(self.findings, candidates(start, hands_over))
         with suppress(StopIteration):
             block = next(blocks)
             while True:
