@@ -18,16 +18,16 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
 ROOT = Path(__file__).parent.resolve()
-HEADER = ROOT / "core" / "include" / "sirtaki.h"
+HEADERS = [ROOT / "core" / "include" / name for name in ("sirtaki.h", "sirtaki_observe.h")]
 FOLDERS = {"sirtaki": "adapters", "sirtaki.bindings": "bindings", "sirtaki.runner": "runner"}
 LIBRARIES = ("libsirtaki.so", "libsirtaki_tensorflow.so", "libsirtaki_xla.so")
 
 
-def declarations(header: str) -> str:
-    """The part of the C header that is handed to cffi as it stands."""
-    found = re.search(r"/\* <declarations> \*/(.*)/\* </declarations> \*/", header, re.DOTALL)
+def declarations(header: Path) -> str:
+    """The part of a C header that is handed to cffi as it stands."""
+    found = re.search(r"/\* <declarations> \*/(.*)/\* </declarations> \*/", header.read_text(), re.DOTALL)
     if found is None:
-        sys.exit(f"{HEADER} has no declarations between its marks")
+        sys.exit(f"{header} has no declarations between its marks")
     return found.group(1)
 
 
@@ -60,7 +60,7 @@ class BuildNative(Command):
         from cffi import FFI
 
         ffi = FFI()
-        ffi.cdef(declarations(HEADER.read_text()))
+        ffi.cdef("".join(map(declarations, HEADERS)))
         ffi.set_source("sirtaki.bindings._cdef", None)
         ffi.emit_python_code(str(target))
 

@@ -11,6 +11,7 @@ from sirtaki.bindings.config import call
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.step_counters import BOUNDS
+from sirtaki.bindings.traffic import OperationCount, SentBytes, operation_counts, sent_bytes
 
 
 class Lateness(TypedDict):
@@ -176,6 +177,8 @@ class Statistics(TypedDict):
         plans: number of collectives; a fused one counts once.
         tensors_per_plan: the extent of fusion.
         bytes: of this rank's tensors in those plans.
+        by_backend: the operations that have ended, by their kind and the backend that has moved them.
+        sent: the bytes that this rank has sent over links, by host and transport.
         cache_hits, cache_misses: operations that the response cache already held, and those that had to be
             sent in full.
         waiting_seconds: time in which any operation of this rank waited for other ranks to submit it, too. It
@@ -204,6 +207,8 @@ class Statistics(TypedDict):
     plans: int
     tensors_per_plan: TensorsPerPlan
     bytes: int
+    by_backend: list[OperationCount]
+    sent: list[SentBytes]
     cache_hits: int
     cache_misses: int
     waiting_seconds: float
@@ -234,6 +239,8 @@ def statistics(context: Context) -> Statistics:
             mean=counted.planned_tensors / plans if plans else 0.0, max=counted.largest_plan
         ),
         bytes=counted.bytes,
+        by_backend=operation_counts(context),
+        sent=sent_bytes(context),
         cache_hits=counted.cache_hits,
         cache_misses=counted.cache_misses,
         waiting_seconds=counted.waiting,

@@ -27,7 +27,7 @@ from sirtaki.bindings.user_code import frame_of_main_thread, line_of, stack_of
 from sirtaki.bindings.watch_marks import FOLDER, INTERVAL_SECONDS, is_watched
 
 _COUNTERS = (
-    *("operations", "failed", "plans", "bytes", "cache_hits", "cache_misses"),
+    *("operations", "failed", "plans", "bytes", "by_backend", "sent", "cache_hits", "cache_misses"),
     *("waiting_seconds", "moving_seconds", "wait", "transfer", "stalls", "steps"),
 )
 _PHASES = ("detect", "agree", "rebuild", "state", "first_step")

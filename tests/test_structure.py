@@ -28,7 +28,8 @@ BELOW = {
     "context": {"base", "observe", "plan", "transport", "control", "data", "gpu"},
     "api": {"base", "observe", "plan", "transport", "control", "data", "gpu", "context"},
 }
-# The native parts of the bindings know the core by its C header alone.
+# The native parts of the bindings know the core by its C interface alone.
+INTERFACE = ("sirtaki.h", "sirtaki_observe.h")
 NATIVE_BINDINGS = {"native": {"native"}, "tensorflow": {"native", "tensorflow"}, "xla": {"native", "xla"}}
 # The same for Python: the packages of sirtaki that each folder may import, besides itself. The runner starts
 # processes; its rendezvous makes them ranks.
@@ -115,14 +116,14 @@ def test_includes_go_down_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_native_bindings_include_the_c_header_only() -> None:
+def test_native_bindings_include_the_c_interface_only() -> None:
     found = {source: source.parent.name for source in sources(".h", ".cc", folders=("bindings",))}
     assert set(found.values()) == set(NATIVE_BINDINGS)
     wrong = []
     for source, folder in found.items():
         allowed = tuple(f"{name}/" for name in NATIVE_BINDINGS[folder])
         for included in re.findall(r'#include "([^"]+)"', source.read_text()):
-            if included != "sirtaki.h" and not included.startswith(allowed):
+            if included not in INTERFACE and not included.startswith(allowed):
                 wrong.append(f"{source.relative_to(ROOT)} includes {included}")
     assert not wrong, "\n".join(wrong)
 
@@ -204,7 +205,8 @@ def test_the_library_exports_its_interface_only() -> None:
         ["nm", "-D", "--defined-only", library.PATH], capture_output=True, text=True, check=True
     )
     names = {line.split()[-1].partition("@")[0] for line in listed.stdout.splitlines()}
-    declared = set(re.findall(r"\b(srt_\w+)\(", (CORE / "include" / "sirtaki.h").read_text()))
+    headers = [(CORE / "include" / name).read_text() for name in INTERFACE]
+    declared = {name for header in headers for name in re.findall(r"\b(srt_\w+)\(", header)}
     assert {name for name in names if not name.startswith("srt_")} <= {
         "SIRTAKI"
     }  # the version script's own name

@@ -14,7 +14,7 @@
 #include "data/error_feedback.h"
 #include "data/kernels/kernels.h"
 #include "gpu/libraries.h"
-#include "sirtaki.h"
+#include "sirtaki_observe.h"
 #include "transport/shared_region.h"
 
 struct srt_config {
@@ -254,6 +254,14 @@ srt_status srt_get_activity(srt_context* c, srt_activity* out) {
   if (!out || out->struct_size < sizeof(srt_activity)) return SRT_INVALID_ARGUMENT;
   c->context->activity(*out);
   return SRT_OK;
+}
+
+int32_t srt_count_operations(srt_context* c, srt_operation_count* out, int32_t capacity) {
+  return c->context->count_operations(out, capacity);
+}
+
+int32_t srt_count_sent_bytes(srt_context* c, srt_sent_bytes* out, int32_t capacity) {
+  return c->context->count_sent_bytes(out, capacity);
 }
 
 srt_status srt_watch_stack(srt_context* c, const srt_stack_source* source, srt_error* error) {

@@ -70,6 +70,7 @@ Context::Context(const Config& config, const srt_topology& topology)
     host_of_.push_back(peer.host_index);
     if (peer.host_index == topology.peers[rank_].host_index) local_ranks_.push_back(rank);
   }
+  links_.count_in(sent_bytes_.emplace(host_of_));
 }
 
 Context::~Context() = default;
@@ -378,6 +379,17 @@ void Context::activity(srt_activity& out) {
   if (forked_) return describe(state_.in_forked_child(), now(), out);
   const Access state(state_);
   describe(*state, now(), out);
+}
+
+int32_t Context::count_operations(srt_operation_count* out, int32_t capacity) {
+  OperationCounts counts;
+  if (forked_) counts = state_.in_forked_child().handles.counts();
+  else counts = Access(state_)->handles.counts();
+  return give(describe(counts), out, capacity);
+}
+
+int32_t Context::count_sent_bytes(srt_sent_bytes* out, int32_t capacity) const {
+  return give(describe(*sent_bytes_, locations_), out, capacity);
 }
 
 }  // namespace sirtaki

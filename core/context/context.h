@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "context/submission.h"
 #include "data/operation.h"
 #include "gpu/gpu_backend.h"
+#include "sirtaki_observe.h"
 #include "transport/tls_channel.h"
 
 namespace sirtaki {
@@ -82,6 +84,9 @@ class Context {
   }
   void statistics(srt_statistics& out, srt_lateness* by_rank);
   void activity(srt_activity& out);
+  // Write the rows that are not 0, at most `capacity`; return their count.
+  int32_t count_operations(srt_operation_count* out, int32_t capacity);
+  int32_t count_sent_bytes(srt_sent_bytes* out, int32_t capacity) const;
 
   // Returns an error when no operation may be submitted: before start, after shutdown, and in a forked child.
   Status usable() const;
@@ -117,6 +122,7 @@ class Context {
   Log log_;
   std::map<int32_t, std::vector<Descriptor>> sockets_;    // by peer, before start
   std::map<int32_t, std::vector<TlsChannel>> encrypted_;  // likewise
+  std::optional<SentBytes> sent_bytes_;
   Links links_;
   const Kernels& kernels_;
   Timeline timeline_;

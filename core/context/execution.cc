@@ -36,18 +36,18 @@ std::vector<int32_t> contributors_of(const Plan& plan) {
 }  // namespace
 
 Status Execution::start(const Plan& plan, Nanoseconds now) {
-  Record record{plan.process_set, {}, plan.tensors.empty() ? "" : plan.tensors.front().signature->name};
+  Record record{plan.process_set, {}, plan.tensors.empty() ? "" : plan.tensors.front().signature->name, plan.kind};
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.ticket) record.tickets.push_back(tensor.ticket);
   if (plan.untouched || !moves_tensors(plan.kind)) {
     note_plan_begun(plan, record.tickets, nullptr, state_, now);
-    finish(record, plan.untouched ? SRT_RESULT_UNTOUCHED : 0, now);
+    finish(record, BackendName::none, plan.untouched ? SRT_RESULT_UNTOUCHED : 0, now);
     return Status::ok();
   }
   if (plan.tensors.front().signature->deadline) note_contributors(plan, record);
   auto transfer = std::make_shared<Transfer>();
   SIRTAKI_TRY(make_transfer(plan, *transfer));
-  note_plan_begun(plan, record.tickets, transfer.get(), state_, now);
+  record.bytes = note_plan_begun(plan, record.tickets, transfer.get(), state_, now);
   Record& kept = records_.emplace(plan.number, std::move(record)).first->second;
   transfer->times = &kept.times;
   transfer->times->are_measured = timeline_.is_running();
@@ -234,9 +234,9 @@ Status Execution::advance(Nanoseconds now, bool& moved) {
   moved |= changes_.moved;
   if (!changes_.launched.empty()) note_launches();
   const Nanoseconds moment = changes_.finished.empty() ? now : sirtaki::now();
-  for (uint64_t number : changes_.finished) {
+  for (const auto& [number, backend] : changes_.finished) {
     const auto record = records_.extract(number);
-    finish(record.mapped(), 0, moment);
+    finish(record.mapped(), backend, 0, moment);
   }
   if (status.code() == SRT_DEVICE)
     return {SRT_DEVICE, format("'%s': %s", tensor_of(changes_.failed).c_str(), status.text())};
@@ -251,7 +251,7 @@ void Execution::note_launches() {
   state->handles.wake_waiters();
 }
 
-void Execution::finish(const Record& record, uint32_t result, Nanoseconds moment) {
+void Execution::finish(const Record& record, BackendName backend, uint32_t result, Nanoseconds moment) {
   {
     const Access state(state_);
     Observer& observer = state->observer;
@@ -260,10 +260,12 @@ void Execution::finish(const Record& record, uint32_t result, Nanoseconds moment
       if (HandleEntry* entry = state->handles.open_entry(ticket)) {
         entry->result = record.is_late ? uint32_t{SRT_RESULT_LATE} : result;
         entry->contributors = record.contributors;
+        entry->backend = backend;
         observer.transferred(entry->record, record.times);
       }
       state->handles.end(ticket, Status::ok());
     }
+    state->handles.counts().of(record.kind, backend).bytes += record.bytes;
     observer.plan_ended(record.wire_bytes);
   }
   if (!record.kept.empty()) late_results_.finished(record.kept);

@@ -36,6 +36,8 @@ class Execution {
     int32_t process_set;
     std::vector<Ticket> tickets;
     std::string first_name;
+    Kind kind;
+    int64_t bytes = 0;
     std::vector<int32_t> contributors = {};  // operations with a deadline only, as are the following
     bool is_late = false;
     std::string kept = {};  // the round whose result is kept
@@ -69,7 +71,7 @@ class Execution {
   Status allocate_memory(HandleEntry& entry) const;
 
   void note_launches();
-  void finish(const Record& record, uint32_t result, Nanoseconds moment);
+  void finish(const Record& record, BackendName backend, uint32_t result, Nanoseconds moment);
 
   int32_t rank_;
   SharedCallerState& state_;

@@ -80,6 +80,9 @@ void HandleTable::end(Ticket handle, const Status& status) {
   entry.status = status;
   has_missed_peer_ |= status.code() == SRT_PEER_FINISHED;
   observer_.ended(entry.record, was_planned, status.code());
+  OperationCounts::Count& count = counts_.of(entry.signature->kind, entry.backend);
+  ++count.operations;
+  count.failed += !status.is_ok();
   if (!status.is_ok()) entry.error = with_name(*entry.signature, status.text());
   if (!entry.is_attempted) call_hook(entry);
   free_name_and_memory(entry, handle);

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "context/memory_ranges.h"
+#include "context/operation_counts.h"
 #include "gpu/gpu.h"
 #include "observe/observer.h"
 #include "plan/request.h"
@@ -60,6 +61,7 @@ struct HandleEntry {
 
   uint64_t record = 0;          // the observer's record
   HandleState state = HandleState::waits_for_name;
+  BackendName backend = BackendName::none;  // of a plan that has finished
   Watch watch = Watch::no;
   bool is_freed = false;        // its name and memory may be used by others
   bool is_released = false;     // released by its caller; discarded once finished
@@ -109,6 +111,7 @@ class HandleTable {
   std::vector<Ticket> unfinished() const;
   bool any_unfinished() const { return unfinished_ > 0; }
   bool has_missed_peer() const { return has_missed_peer_; }
+  OperationCounts& counts() { return counts_; }
   std::vector<Completion> take_completions() { return std::move(completions_); }
   bool has_completions() const { return !completions_.empty(); }
   void forget_hook(HandleEntry& entry);  // without calling it
@@ -193,6 +196,7 @@ class HandleTable {
   int64_t watched_ = 0;  // operations that have not been reported yet
   std::deque<Ticket> reports_;
   int64_t unfinished_ = 0;
+  OperationCounts counts_;
   bool has_missed_peer_ = false;  // an operation has ended because a rank that it needs had finished
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_;

@@ -40,6 +40,24 @@ void describe(const Statistics& counted, Nanoseconds now, srt_statistics& out, s
     *by_rank++ = {late.times, in_seconds(late.total), in_seconds(late.longest)};
 }
 
+std::vector<srt_operation_count> describe(const OperationCounts& counts) {
+  std::vector<srt_operation_count> rows;
+  counts.visit([&](Kind kind, BackendName backend, const OperationCounts::Count& count) {
+    const char* name = backend_names[static_cast<size_t>(backend)];
+    rows.push_back({kind_name(kind), name, count.operations, count.failed, count.bytes});
+  });
+  return rows;
+}
+
+std::vector<srt_sent_bytes> describe(const SentBytes& sent, const std::vector<RankLocation>& locations) {
+  std::vector<srt_sent_bytes> rows;
+  sent.visit([&](int32_t peer, Transport transport, int64_t bytes) {
+    const char* host = locations[static_cast<size_t>(peer)].host.c_str();
+    if (bytes) rows.push_back({host, transport_names[static_cast<size_t>(transport)], bytes});
+  });
+  return rows;
+}
+
 void describe(CallerState& state, Nanoseconds now, srt_activity& out) {
   out = {.struct_size = out.struct_size};
   const HandleEntry* oldest = nullptr;

@@ -3,12 +3,18 @@
 
 #include "base/clock.h"
 #include "context/caller_state.h"
-#include "sirtaki.h"
+#include "context/deadline_monitor.h"
+#include "sirtaki_observe.h"
+#include "transport/sent_bytes.h"
 
 namespace sirtaki {
 
 // Describes the totals so far. by_rank: nullptr, or room for one entry per rank.
 void describe(const Statistics& counted, Nanoseconds now, srt_statistics& out, srt_lateness* by_rank);
+
+// Describe the counts that are not 0. `locations`: by rank; they must outlive what is returned.
+std::vector<srt_operation_count> describe(const OperationCounts& counts);
+std::vector<srt_sent_bytes> describe(const SentBytes& sent, const std::vector<RankLocation>& locations);
 
 // Describes the operations that have not ended, and the oldest one among them.
 void describe(CallerState& state, Nanoseconds now, srt_activity& out);

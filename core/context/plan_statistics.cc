@@ -28,7 +28,7 @@ double bus_bytes(const Transfer& transfer) {
   }
 }
 
-void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer,
+int64_t note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer,
                      SharedCallerState& shared, Nanoseconds now) {
   const Access state(shared);
   Observer& observer = state->observer;
@@ -39,7 +39,9 @@ void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const
     entry->state = HandleState::planned;
     observer.decided(entry->record, plan.number, plan.tensors.size());
   }
-  observer.plan_begun(plan.tensors.size(), transfer ? payload(*transfer) : 0, transfer ? bus_bytes(*transfer) : 0);
+  const int64_t bytes = transfer ? payload(*transfer) : 0;
+  observer.plan_begun(plan.tensors.size(), bytes, transfer ? bus_bytes(*transfer) : 0);
+  return bytes;
 }
 
 }  // namespace sirtaki

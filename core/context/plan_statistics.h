@@ -10,8 +10,9 @@
 
 namespace sirtaki {
 
-// Records an agreed plan with these handles of this rank. `transfer` is nullptr if the plan moves no data.
-void note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer,
+// Records an agreed plan with these handles of this rank; returns the size of this rank's tensors in it. `transfer` is
+// nullptr if the plan moves no data.
+int64_t note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer,
                      SharedCallerState& shared, Nanoseconds now);
 
 // Returns the bytes that each rank has to send and receive at least, as NCCL's performance tests count them ("busbw",

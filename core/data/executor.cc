@@ -27,7 +27,7 @@ Status Executor::advance_one(Active& active, Nanoseconds now, Changes& changes, 
   }
   is_done = progress == Progress::done;
   if (is_done) {
-    changes.finished.push_back(active.transfer->plan);
+    changes.finished.push_back({active.transfer->plan, active.backend->name(*active.transfer)});
   } else if (!active.is_launched) {
     if (auto event = active.operation->launched()) {
       active.is_launched = true;
@@ -47,8 +47,8 @@ Status Executor::start_what_can(Nanoseconds now, Changes& changes) {
     if (is_taken(needs)) break;
     if (next.times) next.times->started = now;
     if (auto operation = (*backend)->start(queue_.front()))
-      active_.push_back({queue_.front(), std::move(operation), needs});
-    else changes.finished.push_back(next.plan);
+      active_.push_back({queue_.front(), backend->get(), std::move(operation), needs});
+    else changes.finished.push_back({next.plan, (*backend)->name(next)});
     queue_.pop_front();
     changes.moved = true;
     last_moved_ = now;

@@ -23,8 +23,12 @@ class Executor {
       uint64_t plan;
       std::shared_ptr<GpuEvent> event;
     };
+    struct Finish {
+      uint64_t plan;
+      BackendName backend;
+    };
     std::vector<Launch> launched;  // on a device: the plan is finished after the event
-    std::vector<uint64_t> finished;
+    std::vector<Finish> finished;
     uint64_t failed = 0;               // the plan whose operation failed
     bool moved = false;
 
@@ -54,6 +58,7 @@ class Executor {
  private:
   struct Active {
     TransferPtr transfer;
+    const Backend* backend;
     std::unique_ptr<Operation> operation;
     unsigned needed_at_start;
     bool is_launched = false;

@@ -20,6 +20,7 @@ struct HierarchyParts {
 class HierarchicalBackend final : public Backend {
  public:
   explicit HierarchicalBackend(HierarchyParts parts) : parts_(std::move(parts)) {}
+  BackendName name(const Transfer&) const override { return BackendName::hierarchical; }
   bool serves(const Transfer& transfer) const override;
   std::unique_ptr<Operation> start(TransferPtr transfer) override;
   unsigned needs(const Transfer&) const override { return needs_slots | needs_links; }

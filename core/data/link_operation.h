@@ -89,6 +89,7 @@ class LinkBackend final : public Backend {
   // `host_of`: by rank of the world. `wish`: the knob cpu_algorithm.
   LinkBackend(const LinkSetting& setting, std::vector<int32_t> host_of, std::string wish)
       : setting_(setting), host_of_(std::move(host_of)), wish_(std::move(wish)) {}
+  BackendName name(const Transfer&) const override { return BackendName::links; }
   bool serves(const Transfer& transfer) const override;
   std::unique_ptr<Operation> start(TransferPtr transfer) override;
   unsigned needs(const Transfer&) const override { return needs_links; }

@@ -107,6 +107,7 @@ std::unique_ptr<Operation> make_memory_exchange(const MemorySetting& setting, Tr
 class MemoryBackend final : public Backend {
  public:
   MemoryBackend(LocalPeers& local_peers, const Kernels& kernels);
+  BackendName name(const Transfer&) const override { return BackendName::shared_memory; }
   bool serves(const Transfer& transfer) const override;
   std::unique_ptr<Operation> start(TransferPtr transfer) override;
   unsigned needs(const Transfer&) const override { return needs_slots; }

@@ -3,6 +3,7 @@
 // works by itself (a GPU) is only polled there.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -86,9 +87,15 @@ class Operation {
   virtual std::shared_ptr<GpuEvent> launched() const { return nullptr; }
 };
 
+// The backend that has moved an operation's bytes, in statistics; through a GPU backend, the way that it has chosen.
+enum class BackendName : uint8_t { none, single_rank, shared_memory, links, hierarchical, nccl, staged };
+constexpr std::array<const char*, 7> backend_names = {"none",         "single rank", "shared memory", "links",
+                                                      "hierarchical", "nccl",        "staged"};
+
 class Backend {
  public:
   virtual ~Backend() = default;
+  virtual BackendName name(const Transfer& transfer) const = 0;  // of a finished one
   virtual bool serves(const Transfer& transfer) const = 0;
   virtual std::unique_ptr<Operation> start(TransferPtr transfer) = 0;
   virtual unsigned needs(const Transfer& transfer) const = 0;  // to start it

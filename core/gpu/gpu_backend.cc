@@ -22,6 +22,12 @@ const GpuGroup* GpuBackend::find(const Transfer& transfer) const {
   return found == groups_.end() ? nullptr : found->second.get();
 }
 
+BackendName GpuBackend::name(const Transfer& transfer) const {
+  if (is_alone(transfer)) return BackendName::single_rank;
+  const GpuGroup* group = find(transfer);
+  return group && goes_through_nccl(*group, transfer) ? BackendName::nccl : BackendName::staged;
+}
+
 // Returns the needs of a transfer. Until its members have agreed on a transport and connected, a group needs
 // everything exclusively: later transfers, here and at the other members, follow in the order of plans.
 unsigned GpuBackend::needs(const Transfer& transfer) const {

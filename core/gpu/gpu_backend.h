@@ -38,6 +38,7 @@ class GpuBackend final : public Backend {
  public:
   GpuBackend(GpuParts parts, const Config& config);
 
+  BackendName name(const Transfer& transfer) const override;
   bool serves(const Transfer& transfer) const override { return transfer.device >= 0; }
   std::unique_ptr<Operation> start(TransferPtr transfer) override;
   unsigned needs(const Transfer& transfer) const override;

@@ -17,6 +17,7 @@
 #include "base/descriptor.h"
 #include "base/status.h"
 #include "observe/json.h"
+#include "sirtaki_observe.h"
 
 namespace sirtaki {
 

@@ -54,6 +54,7 @@ bool Link::flush() {
     }
     if (written <= 0) break;
     out_.consume(static_cast<size_t>(written));
+    if (sent_) sent_->add(static_cast<size_t>(written));
     moved = true;
   }
   return moved;

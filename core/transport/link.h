@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "transport/byte_queue.h"
 #include "transport/frame.h"
+#include "transport/sent_bytes.h"
 
 namespace sirtaki {
 
@@ -24,6 +25,7 @@ class BytePipe {
   virtual ptrdiff_t write(std::span<const uint8_t> bytes, bool more) = 0;
   virtual ptrdiff_t read(std::span<uint8_t> bytes) = 0;
 
+  virtual Transport transport() const { return Transport::ring; }
   virtual bool readable() const { return false; }               // shared memory: bytes are waiting to be read
   virtual std::vector<int> descriptors() const { return {}; }   // to sleep on; empty: a doorbell is used instead
   virtual void end_writing() {}                                 // the other end then reads end-of-stream
@@ -33,7 +35,8 @@ class BytePipe {
 
 class Link {
  public:
-  explicit Link(std::unique_ptr<BytePipe> pipe) : pipe_(std::move(pipe)) {}
+  // `sent` counts the bytes that the pipe takes, and must outlive the link; nullptr: nobody counts them.
+  explicit Link(std::unique_ptr<BytePipe> pipe, SentCounter* sent = nullptr) : pipe_(std::move(pipe)), sent_(sent) {}
 
   // Queues a frame; returns the space for its body, to be filled before the next call.
   std::span<uint8_t> compose(FrameHeader header);
@@ -81,6 +84,7 @@ class Link {
   bool begins_placed_frame();
 
   std::unique_ptr<BytePipe> pipe_;
+  SentCounter* sent_;
   SendQueue out_;
   size_t missing_ = 0, padding_ = 0;  // bytes of the frame that is queued in parts
   ByteQueue in_;

@@ -28,6 +28,9 @@ class Links {
     Link* added = data_[static_cast<size_t>(peer)] = add(peer, false, std::move(pipe));
     if (!control) control = added;
   }
+  // Counts what links that are added from now on send; `sent` must outlive them.
+  void count_in(SentBytes& sent) { sent_ = &sent; }
+
   // Ends writing after the last frames; peers then read end-of-stream.
   void end_writing() {
     for (const PeerLink& entry : all_) entry.link->end_writing();
@@ -60,7 +63,8 @@ class Links {
 
  private:
   Link* add(int32_t peer, bool is_ring, std::unique_ptr<BytePipe> pipe) {
-    all_.push_back({peer, is_ring, std::make_unique<Link>(std::move(pipe))});
+    SentCounter* sent = sent_ ? &sent_->of(peer, pipe->transport()) : nullptr;
+    all_.push_back({peer, is_ring, std::make_unique<Link>(std::move(pipe), sent)});
     return all_.back().link.get();
   }
   bool has_unsent(bool of_rings) const {
@@ -69,6 +73,7 @@ class Links {
     return false;
   }
 
+  SentBytes* sent_ = nullptr;
   std::vector<PeerLink> all_;
   std::vector<Link*> data_, control_;  // by peer
 };

@@ -8,6 +8,8 @@ namespace sirtaki {
 
 class SocketChannel {
  public:
+  static constexpr bool is_encrypted = false;
+
   explicit SocketChannel(Descriptor socket) : socket_(std::move(socket)) {}
 
   int socket() const { return socket_.get(); }

@@ -13,7 +13,7 @@
 
 namespace sirtaki {
 
-// A Channel is one connection, with socket(), and with write(), read() and end_writing() like those of a BytePipe.
+// A Channel is one connection, with is_encrypted, socket(), and with write(), read() and end_writing() like those of a BytePipe.
 template <typename Channel>
 class StripedPipe : public BytePipe {
  public:
@@ -25,6 +25,10 @@ class StripedPipe : public BytePipe {
       ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
       is_tcp_ = prepare_tcp(socket, probes_after);
     }
+  }
+
+  Transport transport() const override {
+    return Channel::is_encrypted ? Transport::tls : is_tcp_ ? Transport::tcp : Transport::unix_socket;
   }
 
   ptrdiff_t write(std::span<const uint8_t> bytes, bool more) override {

@@ -12,6 +12,8 @@ namespace sirtaki {
 // A connection whose handshake is complete.
 class TlsChannel {
  public:
+  static constexpr bool is_encrypted = true;
+
   TlsChannel(Descriptor socket, std::unique_ptr<TlsSession> session)
       : socket_(std::move(socket)), session_(std::move(session)) {}
 

@@ -25,7 +25,6 @@ from sirtaki.runner.states import RankState, read_states
 
 # Counters by their keys in the files of ranks: the names, without _total, and their help.
 COUNTERS = {
-    "bytes": ("sirtaki_operation_bytes", "Size of the rank's tensors in its plans."),
     "plans": ("sirtaki_plans", "Collectives; a fused one counts once."),
     "cache_hits": ("sirtaki_cache_hits", "Operations that the response cache held already."),
     "cache_misses": ("sirtaki_cache_misses", "Operations that had to be sent in full."),
@@ -72,7 +71,8 @@ class RankSamples(Collector):
         yield build
         ranks = read_states(self._folder)
         yield from self._job_metrics(ranks)
-        yield _operations(ranks)
+        yield from _operations(ranks)
+        yield _sent_bytes(ranks)
         for key, (name, text) in COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=_RANK)
             for rank in ranks:
@@ -101,13 +101,32 @@ class RankSamples(Collector):
             )
 
 
-def _operations(ranks: Sequence[RankState]) -> Metric:
+def _operations(ranks: Sequence[RankState]) -> Iterator[Metric]:
+    """Yields the operations and their bytes by kind and backend; what is 0 there is left out."""
     text = "Operations that have ended; every tensor of a fused plan counts."
-    counter = CounterMetricFamily("sirtaki_operations", text, labels=["rank", "status"])
+    labels = ["rank", "kind", "backend"]
+    counter = CounterMetricFamily("sirtaki_operations", text, labels=[*labels, "status"])
+    size = CounterMetricFamily(
+        "sirtaki_operation_bytes", "Size of the rank's tensors in plans that have ended.", labels=labels
+    )
     for rank in ranks:
-        failed = rank.values["failed"]
-        counter.add_metric([rank.label, "ok"], rank.values["operations"] - failed)
-        counter.add_metric([rank.label, "failed"], failed)
+        for row in rank.values["by_backend"]:
+            values = [rank.label, row["kind"], row["backend"]]
+            numbers = {"ok": row["operations"] - row["failed"], "failed": row["failed"]}
+            for status, number in numbers.items():
+                if number:
+                    counter.add_metric([*values, status], number)
+            if row["bytes"]:
+                size.add_metric(values, row["bytes"])
+    yield from (counter, size)
+
+
+def _sent_bytes(ranks: Sequence[RankState]) -> Metric:
+    text = "Bytes that the rank has sent over links to the ranks of a host."
+    counter = CounterMetricFamily("sirtaki_link_sent_bytes", text, labels=["rank", "peer_host", "transport"])
+    for rank in ranks:
+        for row in rank.values["sent"]:
+            counter.add_metric([rank.label, row["peer_host"], row["transport"]], row["bytes"])
     return counter
 
 

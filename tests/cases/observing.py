@@ -46,6 +46,30 @@ def statistics_count_what_was_fused() -> None:
 
 
 @case()
+def statistics_count_kinds_and_backends() -> None:
+    hvd.allreduce(np.ones(1000, np.float32), name="gradient")
+    hvd.broadcast(np.ones(10, np.float64), 0, name="weights")
+    hvd.barrier()
+    counted = hvd.stats()
+    rows = {(row["kind"], row["operations"], row["failed"], row["bytes"]) for row in counted["by_backend"]}
+    assert rows == {("all-reduce", 1, 0, 4000), ("broadcast", 1, 0, 80), ("barrier", 1, 0, 0)}
+    backends = {row["backend"] for row in counted["by_backend"] if row["kind"] != "barrier"}
+    assert backends <= {"shared memory", "links", "hierarchical"} if hvd.size() > 1 else {"single rank"}
+    assert [row["backend"] for row in counted["by_backend"] if row["kind"] == "barrier"] == ["none"]
+    assert all(row["bytes"] > 0 for row in counted["sent"])
+    assert bool(counted["sent"]) == (hvd.size() > 1)
+
+
+@case(least=2)
+def failed_operations_have_no_backend() -> None:
+    with pytest.raises(hvd.MismatchError):
+        hvd.allreduce(np.ones(hvd.rank() + 1), name="uneven")
+    assert hvd.stats()["by_backend"] == [
+        {"kind": "all-reduce", "backend": "none", "operations": 1, "failed": 1, "bytes": 0}
+    ]
+
+
+@case()
 def statistics_count_how_long_operations_waited_and_took() -> None:
     before = hvd.stats()
     for _ in range(3):

@@ -33,6 +33,7 @@ class FailingOperation final : public Operation {
 class FailingBackend final : public Backend {
  public:
   FailingBackend(Failure failure, const std::atomic<bool>& is_quiet) : failure_(failure), is_quiet_(is_quiet) {}
+  BackendName name(const Transfer&) const override { return BackendName::staged; }
   bool serves(const Transfer& transfer) const override { return transfer.device == 0; }
   std::unique_ptr<Operation> start(TransferPtr) override {
     return std::make_unique<FailingOperation>(failure_, is_quiet_);

@@ -120,6 +120,7 @@ class DeviceOperation final : public Operation {
 class DeviceBackend final : public Backend {
  public:
   explicit DeviceBackend(Device& device) : device_(device) {}
+  BackendName name(const Transfer&) const override { return BackendName::staged; }
   bool serves(const Transfer& transfer) const override { return transfer.device == 0; }
   std::unique_ptr<Operation> start(TransferPtr transfer) override {
     return std::make_unique<DeviceOperation>(device_, std::move(transfer));

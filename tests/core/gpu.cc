@@ -97,6 +97,16 @@ void on_each_gpu(Fake& fake, const std::vector<int>& sizes, const std::function<
       }
 }
 
+// Returns the kinds of the operations that a backend has moved, with their numbers.
+std::string operations_by(Context& context, std::string_view backend) {
+  srt_operation_count rows[64];
+  std::string text;
+  for (int32_t row = 0, count = context.count_operations(rows, 64); row < count; ++row)
+    if (backend == rows[row].backend)
+      text += format("%s %lld ", rows[row].kind, static_cast<long long>(rows[row].operations));
+  return text;
+}
+
 }  // namespace
 
 TEST(every_dtype_is_reduced_as_on_the_cpu) {
@@ -195,6 +205,8 @@ TEST(only_what_nccl_cannot_do_goes_through_the_host) {
     CHECK_EQUAL(calls_after(request, "ncclAllReduce"), 0);
     request.kind = SRT_BROADCAST;
     CHECK_EQUAL(calls_after(request, "ncclBroadcast"), 2);
+    CHECK_EQUAL(operations_by(context, "nccl"), "all-reduce 4 broadcast 1 ");
+    CHECK_EQUAL(operations_by(context, "staged"), "all-reduce 2 ");
   });
 }
 

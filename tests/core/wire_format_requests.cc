@@ -8,6 +8,7 @@ namespace {
 // A backend that serves GPUs, and is never started.
 class UnusedDevices final : public Backend {
  public:
+  BackendName name(const Transfer&) const override { return BackendName::staged; }
   bool serves(const Transfer& transfer) const override { return transfer.device >= 0; }
   std::unique_ptr<Operation> start(TransferPtr) override { return nullptr; }
   unsigned needs(const Transfer&) const override { return needs_nothing; }

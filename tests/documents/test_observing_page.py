@@ -25,6 +25,11 @@ VALUES = {
     "size": 1,
     "generation": 1,
     "recoveries": {"detect": [0.3]},
+    "by_backend": [
+        {"kind": "all-reduce", "backend": "links", "operations": 1, "failed": 0, "bytes": 4},
+        {"kind": "all-reduce", "backend": "none", "operations": 1, "failed": 1, "bytes": 0},
+    ],
+    "sent": [{"peer_host": "hostB", "transport": "tcp", "bytes": 100}],
     "steps": {"count": 2, "times": DURATIONS, "exposed_seconds": 0.01, "productive_seconds": 0.05},
     **dict.fromkeys(("wait", "transfer"), DURATIONS),
     **dict.fromkeys(("operations", "failed", "plans", "bytes", "cache_hits", "cache_misses"), 0),

@@ -37,7 +37,7 @@ folder, rank = pathlib.Path(sys.argv[1]), hvd.rank()
 for step in range(20):
     if rank == 1:
         time.sleep(0.03)  # 0.6 s in all: news of lateness arrive twice a second at most
-    hvd.allreduce(numpy.ones(1000, numpy.float32), name="x")
+    hvd.allreduce(numpy.ones(1000, numpy.float32), name="gradient")
 with contextlib.suppress(hvd.MismatchError):
     hvd.allreduce(numpy.ones(1 + rank), name="different shapes")
 {}
@@ -88,14 +88,26 @@ def expected_steps(rank: str, steps: dict) -> Samples:
     }
 
 
+def expected_traffic(rank: str, stats: dict) -> Samples:
+    found: Samples = {}
+    for row in stats["by_backend"]:
+        place = f"{row['backend']} {row['kind']} {rank}"
+        numbers = {"ok": row["operations"] - row["failed"], "failed": row["failed"]}
+        found |= {("sirtaki_operations_total", f"{place} {status}"): n for status, n in numbers.items() if n}
+        if row["bytes"]:
+            found["sirtaki_operation_bytes_total", place] = row["bytes"]
+    for row in stats["sent"]:
+        place = f"{row['peer_host']} {rank} {row['transport']}"
+        found["sirtaki_link_sent_bytes_total", place] = row["bytes"]
+    return found
+
+
 def expected_of(stats: dict) -> Samples:
     """Returns the samples that agree with what hvd.stats() has returned."""
     rank, late = str(stats["rank"]), stats["lateness"][stats["rank"]]
     return {
         ("sirtaki_up", rank): 1,
-        ("sirtaki_operations_total", f"{rank} ok"): stats["operations"] - stats["failed"],
-        ("sirtaki_operations_total", f"{rank} failed"): stats["failed"],
-        ("sirtaki_operation_bytes_total", rank): stats["bytes"],
+        **expected_traffic(rank, stats),
         ("sirtaki_plans_total", rank): stats["plans"],
         ("sirtaki_cache_hits_total", rank): stats["cache_hits"],
         ("sirtaki_cache_misses_total", rank): stats["cache_misses"],
@@ -144,7 +156,11 @@ def test_counters_agree_with_those_of_the_ranks_while_a_job_runs(observed: Obser
     for rank in ("0", "1"):
         assert found["process_resident_memory_bytes", rank] > 1 << 20
         assert found["process_cpu_seconds_total", rank] > 0
-    assert not any("x" in labels for _, labels in found)  # no tensor is named
+    assert not any("gradient" in labels for _, labels in found)  # no tensor is named
+    for rank in ("0", "1"):
+        assert found["sirtaki_operations_total", f"shared memory all-reduce {rank} ok"] == 20
+        assert found["sirtaki_operations_total", f"none all-reduce {rank} failed"] == 1
+        assert found["sirtaki_operation_bytes_total", f"shared memory all-reduce {rank}"] == 20 * 4000
     assert not any(name.startswith(STEP_METRICS) for name, _ in found)  # there is no optimizer
     (tmp_path / "end").touch()
     assert job.wait() == 0, (tmp_path / "errors").read_text()

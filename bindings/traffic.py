@@ -1,0 +1,75 @@
+"""A rank's operations by kind and backend, and the bytes that it has sent to each host."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.library import ffi, lib, text
+
+
+class OperationCount(TypedDict):
+    """The operations of one kind that have ended, by the backend that has moved them.
+
+    Attributes:
+        kind: such as "all-reduce".
+        backend: "shared memory" within a host; "links" between ranks, by sockets; "hierarchical" for both;
+            "nccl" or, through the memory of the host, "staged" for tensors on GPUs; "single rank" where
+            nobody else takes part; "none" for operations that move nothing, and for those that failed.
+        operations: their number, successful or not; every tensor of a fused plan counts.
+        failed: number of those that ended with an error.
+        bytes: of this rank's tensors in their plans.
+    """
+
+    kind: str
+    backend: str
+    operations: int
+    failed: int
+    bytes: int
+
+
+class SentBytes(TypedDict):
+    """The bytes that a rank has sent over links to the ranks of one host, before any encryption.
+
+    Control messages are counted, too. Bytes within shared memory, and those that NCCL sends, are not.
+
+    Attributes:
+        peer_host: the name of that host.
+        transport: "tcp", "tls", "unix" for the sockets within a host, or "ring" for the control messages that
+            go through shared memory.
+        bytes: their number.
+    """
+
+    peer_host: str
+    transport: str
+    bytes: int
+
+
+def operation_counts(context: Context) -> list[OperationCount]:
+    """Returns the counts that are not 0 since the context was started. Other ranks need not call it."""
+    return [
+        OperationCount(
+            kind=text(row.kind),
+            backend=text(row.backend),
+            operations=row.operations,
+            failed=row.failed,
+            bytes=row.bytes,
+        )
+        for row in _rows("srt_operation_count", lib.srt_count_operations, context)
+    ]
+
+
+def sent_bytes(context: Context) -> list[SentBytes]:
+    """Returns the counts that are not 0 since the context was started. Other ranks need not call it."""
+    return [
+        SentBytes(peer_host=text(row.peer_host), transport=text(row.transport), bytes=row.bytes)
+        for row in _rows("srt_sent_bytes", lib.srt_count_sent_bytes, context)
+    ]
+
+
+def _rows(ctype: str, count: Any, context: Context) -> list[Any]:
+    """Returns as many rows as there are at the first look: further ones may appear at any time."""
+    room = count(context.pointer, ffi.NULL, 0)
+    rows = ffi.new(f"{ctype}[]", room)
+    count(context.pointer, rows, room)
+    return list(rows)
