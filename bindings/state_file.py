@@ -23,6 +23,7 @@ from typing import Any
 from sirtaki.bindings import default_context
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.observe import activity, statistics
+from sirtaki.bindings.traffic import slowest_tensors
 from sirtaki.bindings.user_code import frame_of_main_thread, line_of, stack_of
 from sirtaki.bindings.watch_marks import FOLDER, INTERVAL_SECONDS, is_watched
 
@@ -32,6 +33,8 @@ _COUNTERS = (
 )
 _PHASES = ("detect", "agree", "rebuild", "state", "first_step")
 _JOIN_SECONDS = 1.0
+_TENSORS = 10  # the slowest ones, as many of them as fit into so many bytes
+_TENSOR_BYTES = 900
 
 
 class StateWriter:
@@ -105,6 +108,7 @@ def _values_of(context: Context) -> dict[str, Any]:
         "generation": membership.generation if membership is not None else 1,
         **{name: counted[name] for name in _COUNTERS},
         "activity": activity(context),
+        "tensors": _tensors(context),
         "line": line_of(frame := frame_of_main_thread()),
         "stack": stack_of(frame),
         "late_times": late["times"],
@@ -113,6 +117,18 @@ def _values_of(context: Context) -> dict[str, Any]:
         "ranks_lost": sum(len(change["lost"]) for change in changes),
         "recoveries": {phase: _seconds_of(phase, changes) for phase in _PHASES if membership},
     }
+
+
+def _tensors(context: Context) -> list[list[Any]]:
+    """Returns rows of the slowest tensors, as `runner.top.snapshot.RankSample.tensors` documents them."""
+    rows: list[list[Any]] = []
+    for times in slowest_tensors(context, _TENSORS):
+        seconds = (times["exposed_seconds"], times["wait_seconds"], times["transfer_seconds"])
+        row = [times["name"], times["operations"], *(one and round(one, 5) for one in seconds)]
+        if len(json.dumps([*rows, row])) > _TENSOR_BYTES:
+            break
+        rows.append(row)
+    return rows
 
 
 def _seconds_of(phase: str, changes: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 _USUAL_STEPS = 15  # whose median is the usual duration
+_RECENT_WAITS = 64  # that are remembered with their times
 _LONG = 2.0  # times the usual duration: a longer step contains something else
 
 
@@ -34,6 +35,14 @@ class ExposedTime:
         # outermost. Another thread reads them, so they are replaced together.
         self._state = (0.0, 0, 0.0)
         self._has_waited = False
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT_WAITS)
+
+    @property
+    def recent(self) -> list[tuple[float, float]]:
+        """Returns begin and end of the last waits, by `time.perf_counter`, the oldest first."""
+        recent = list(self._recent.copy())  # at once: the program goes on
+        _, depth, begin = self._state
+        return [*recent, (begin, time.perf_counter())] if depth else recent
 
     @property
     def seconds(self) -> float | None:
@@ -49,7 +58,11 @@ class ExposedTime:
 
     def __exit__(self, *error: object) -> None:
         ended, depth, begin = self._state
-        self._state = (ended if depth > 1 else ended + time.perf_counter() - begin, depth - 1, begin)
+        if depth == 1:
+            end = time.perf_counter()
+            self._recent.append((begin, end))
+            ended += end - begin
+        self._state = (ended, depth - 1, begin)
 
 
 class StepCounters:

@@ -1,4 +1,4 @@
-"""A rank's operations by kind and backend, and the bytes that it has sent to each host."""
+"""A rank's operations by kind and backend, the bytes that it has sent, and its slowest tensors."""
 
 from __future__ import annotations
 
@@ -45,6 +45,25 @@ class SentBytes(TypedDict):
     bytes: int
 
 
+class TensorTimes(TypedDict):
+    """The operations of one name among the last 1,024 of a rank.
+
+    Attributes:
+        name: of the tensor, shortened where it is long.
+        operations: their number.
+        exposed_seconds: time in which the program waited for gradients and any of them was in flight, added
+            up over the operations; None where that is not measured (see `Steps.exposed_seconds`).
+        wait_seconds: until all ranks had submitted them and agreed on them.
+        transfer_seconds: from then on.
+    """
+
+    name: str
+    operations: int
+    exposed_seconds: float | None
+    wait_seconds: float
+    transfer_seconds: float
+
+
 def operation_counts(context: Context) -> list[OperationCount]:
     """Returns the counts that are not 0 since the context was started. Other ranks need not call it."""
     return [
@@ -64,6 +83,27 @@ def sent_bytes(context: Context) -> list[SentBytes]:
     return [
         SentBytes(peer_host=text(row.peer_host), transport=text(row.transport), bytes=row.bytes)
         for row in _rows("srt_sent_bytes", lib.srt_count_sent_bytes, context)
+    ]
+
+
+def slowest_tensors(context: Context, most: int) -> list[TensorTimes]:
+    """Returns the tensors with the longest exposed time, or the longest wait where that is not measured.
+
+    Other ranks need not call it.
+    """
+    waits = context.steps.exposed.recent
+    moments = [round(moment * 1e9) for wait in waits for moment in wait]
+    rows = ffi.new("srt_tensor_times[]", most)
+    count = lib.srt_slowest_tensors(context.pointer, moments, len(waits), rows, most)
+    return [
+        TensorTimes(
+            name=text(row.name),
+            operations=row.operations,
+            exposed_seconds=row.exposed if waits else None,
+            wait_seconds=row.wait,
+            transfer_seconds=row.transfer,
+        )
+        for row in rows[0:count]
     ]
 
 

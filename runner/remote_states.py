@@ -8,6 +8,7 @@ the answer; the earlier one counts, and the rest is added to the time that the r
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,12 @@ from typing import Any
 
 from sirtaki.bindings.watch_marks import INTERVAL_SECONDS, REMOTE, is_watched_for_now, watch_for_now
 from sirtaki.runner.frames import NO_RANK, Frame, Kind, WireError
+
+# Values of a state that stay on the rank's host, where its metrics are served.
+_OF_METRICS = frozenset(
+    ("by_backend", "wait", "transfer", "recoveries", "plans", "cache_hits", "cache_misses")
+)
+_SENT_ROWS = 8  # hosts to which a rank has sent the most
 
 
 class RemoteStates:
@@ -84,4 +91,6 @@ def answers(folder: Path, number: int) -> Iterator[Frame]:
     for state in read_states(folder):
         process = state.process_state()._asdict() if state.process is not None else None
         answer: dict[str, Any] = {"number": number, "now": time.time()}
-        yield Frame.of_values(Kind.STATE, {**answer, "values": state.values, "process": process})
+        values = {name: value for name, value in state.values.items() if name not in _OF_METRICS}
+        values["sent"] = heapq.nlargest(_SENT_ROWS, values["sent"], key=lambda row: row["bytes"])
+        yield Frame.of_values(Kind.STATE, {**answer, "values": values, "process": process})

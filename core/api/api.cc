@@ -264,6 +264,13 @@ int32_t srt_count_sent_bytes(srt_context* c, srt_sent_bytes* out, int32_t capaci
   return c->context->count_sent_bytes(out, capacity);
 }
 
+int32_t srt_slowest_tensors(srt_context* c, const int64_t* waits, int32_t count, srt_tensor_times* out,
+                            int32_t capacity) {
+  std::vector<WaitSpan> spans;
+  for (int32_t i = 0; i < count; ++i) spans.push_back({waits[2 * i], waits[2 * i + 1]});
+  return c->context->slowest_tensors(spans, out, capacity);
+}
+
 srt_status srt_watch_stack(srt_context* c, const srt_stack_source* source, srt_error* error) {
   return guarded(error, [&] { return c->context->watch_stack(*source); });
 }

@@ -3,16 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "context/observation.h"
+#include "base/give.h"
 
 namespace sirtaki {
 namespace {
-
-template <typename T>
-int32_t give(const std::vector<T>& values, T* out, int32_t capacity) {
-  std::copy_n(values.begin(), std::clamp<ptrdiff_t>(capacity, 0, std::ssize(values)), out);
-  return static_cast<int32_t>(values.size());
-}
 
 constexpr Nanoseconds longest_close = seconds(2);  // for communicators, which other ranks may close later
 constexpr Nanoseconds longest_attempt = microseconds(200);  // about the time to wake a thread and be woken by it
@@ -367,29 +361,6 @@ Status Context::start_timeline(const char* path, bool marks_decisions) {
   SIRTAKI_TRY(usable());
   if (!path || !*path) return {SRT_INVALID_ARGUMENT, "a timeline needs the path of a file"};
   return timeline_.start(path, marks_decisions);
-}
-
-void Context::statistics(srt_statistics& out, srt_lateness* by_rank) {
-  if (forked_) return describe(state_.in_forked_child().observer.statistics(), now(), out, by_rank);
-  const Access state(state_);
-  describe(state->observer.statistics(), now(), out, by_rank);
-}
-
-void Context::activity(srt_activity& out) {
-  if (forked_) return describe(state_.in_forked_child(), now(), out);
-  const Access state(state_);
-  describe(*state, now(), out);
-}
-
-int32_t Context::count_operations(srt_operation_count* out, int32_t capacity) {
-  OperationCounts counts;
-  if (forked_) counts = state_.in_forked_child().handles.counts();
-  else counts = Access(state_)->handles.counts();
-  return give(describe(counts), out, capacity);
-}
-
-int32_t Context::count_sent_bytes(srt_sent_bytes* out, int32_t capacity) const {
-  return give(describe(*sent_bytes_, locations_), out, capacity);
 }
 
 }  // namespace sirtaki

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "context/submission.h"
 #include "data/operation.h"
 #include "gpu/gpu_backend.h"
+#include "observe/tensor_times.h"
 #include "sirtaki_observe.h"
 #include "transport/tls_channel.h"
 
@@ -87,6 +89,8 @@ class Context {
   // Write the rows that are not 0, at most `capacity`; return their count.
   int32_t count_operations(srt_operation_count* out, int32_t capacity);
   int32_t count_sent_bytes(srt_sent_bytes* out, int32_t capacity) const;
+  // Writes the tensors among the last operations that have cost the most time; returns their number.
+  int32_t slowest_tensors(std::span<const WaitSpan> waits, srt_tensor_times* out, int32_t capacity);
 
   // Returns an error when no operation may be submitted: before start, after shutdown, and in a forked child.
   Status usable() const;

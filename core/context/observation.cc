@@ -58,6 +58,16 @@ std::vector<srt_sent_bytes> describe(const SentBytes& sent, const std::vector<Ra
   return rows;
 }
 
+std::vector<srt_tensor_times> describe(const std::vector<TensorTimes>& tensors) {
+  std::vector<srt_tensor_times> rows;
+  for (const TensorTimes& one : tensors) {
+    srt_tensor_times& row = rows.emplace_back();
+    row = {one.operations, in_seconds(one.exposed), in_seconds(one.wait), in_seconds(one.transfer), {}};
+    std::ranges::copy(one.name.view(), row.name);
+  }
+  return rows;
+}
+
 void describe(CallerState& state, Nanoseconds now, srt_activity& out) {
   out = {.struct_size = out.struct_size};
   const HandleEntry* oldest = nullptr;

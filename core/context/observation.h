@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "context/caller_state.h"
 #include "context/deadline_monitor.h"
+#include "observe/tensor_times.h"
 #include "sirtaki_observe.h"
 #include "transport/sent_bytes.h"
 
@@ -15,6 +16,8 @@ void describe(const Statistics& counted, Nanoseconds now, srt_statistics& out, s
 // Describe the counts that are not 0. `locations`: by rank; they must outlive what is returned.
 std::vector<srt_operation_count> describe(const OperationCounts& counts);
 std::vector<srt_sent_bytes> describe(const SentBytes& sent, const std::vector<RankLocation>& locations);
+
+std::vector<srt_tensor_times> describe(const std::vector<TensorTimes>& tensors);
 
 // Describes the operations that have not ended, and the oldest one among them.
 void describe(CallerState& state, Nanoseconds now, srt_activity& out);

@@ -63,6 +63,19 @@ typedef struct srt_sent_bytes {
 int32_t srt_count_operations(srt_context *, srt_operation_count *out, int32_t capacity);
 int32_t srt_count_sent_bytes(srt_context *, srt_sent_bytes *out, int32_t capacity);
 
+/* The operations of one name among the last 1,024 of this rank: those that have ended well, and move a tensor. */
+typedef struct srt_tensor_times {
+  int64_t operations;
+  double exposed; /* seconds of `waits` in which any of them was in flight, added up over the operations */
+  double wait, transfer; /* seconds until all ranks had agreed on them; from then on */
+  char name[80];
+} srt_tensor_times;
+
+/* Writes the tensors with the longest exposed time, or without waits with the longest wait, and returns how many: at
+ * most `capacity`. waits: begin and end of each time in which the program waited, nanoseconds of CLOCK_MONOTONIC,
+ * ascending; operations from before the first one are left out. */
+int32_t srt_slowest_tensors(srt_context *, const int64_t *waits, int32_t count, srt_tensor_times *out, int32_t capacity);
+
 /* The operations of this rank that have not ended. */
 typedef struct srt_activity {
   uint32_t struct_size;

@@ -2,6 +2,8 @@
 // operation's record is filled while the operation proceeds, and is reused after `capacity` further operations.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "observe/record.h"
@@ -32,10 +34,11 @@ class Recorder {
 
   const OperationRecord* find(uint64_t number) const { return const_cast<Recorder*>(this)->find(number); }
 
-  // Calls visit(record) for each remembered operation, the oldest first.
+  // Calls visit(record) for each remembered operation, the oldest first; for the last `most` of them.
   template <typename Visit>
-  void visit(Visit&& visit_record) const {
-    const uint64_t first = last_ > ring_.size() ? last_ - ring_.size() + 1 : 1;
+  void visit(Visit&& visit_record, size_t most = SIZE_MAX) const {
+    const size_t count = std::min(ring_.size(), most);
+    const uint64_t first = last_ > count ? last_ - count + 1 : 1;
     for (uint64_t number = first; number <= last_; ++number) visit_record(ring_[number % ring_.size()]);
   }
 

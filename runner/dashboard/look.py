@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from sirtaki.runner.dashboard.views import links_of, tensors_of
 from sirtaki.runner.rendezvous.rendezvous_state import join_names
 from sirtaki.runner.top.rows import Row, missing_ranks, progress_of, rows_of
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
@@ -41,6 +42,8 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
             for one, row in zip(now.ranks, rows, strict=True)
         ],
         "legend": legend_of(rows),
+        "tensors": tensors_of(now),
+        "links": links_of(before, now),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SCHEMA = 2
@@ -25,6 +25,10 @@ class RankSample:
         activity: its operations that have not ended (`bindings.observe.Activity`).
         line: of the user's program, the innermost in its main thread; "" without one.
         stack: all frames there, the innermost first.
+        sent: the bytes that it has sent over links, by host and transport (`bindings.traffic.SentBytes`); of
+            a rank on another host the largest ones.
+        tensors: those that have cost it the most time lately: name, operations, and seconds in all that were
+            exposed (None: not measured), of waiting for other ranks, and of the transfer.
         late_times, late_seconds: how often, and how long in all, the others waited for this rank alone.
         last_change: the reason of the last change of the ranks of an elastic job.
     """
@@ -54,6 +58,8 @@ class RankSample:
     steps: Mapping[str, Any]
     cpu_seconds: float
     memory_bytes: int
+    sent: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    tensors: Sequence[Sequence[Any]] = field(default_factory=list)
 
     @property
     def place(self) -> Place:

@@ -12,7 +12,7 @@ from timelines import read_trace, slices_named
 
 import sirtaki.numpy as hvd
 from cases import case
-from sirtaki.bindings import default_context, observe
+from sirtaki.bindings import default_context, observe, traffic
 
 
 @case()
@@ -67,6 +67,23 @@ def failed_operations_have_no_backend() -> None:
     assert hvd.stats()["by_backend"] == [
         {"kind": "all-reduce", "backend": "none", "operations": 1, "failed": 1, "bytes": 0}
     ]
+
+
+@case()
+def the_slowest_tensors_are_those_for_which_the_program_waited() -> None:
+    context = default_context.current()
+    hvd.allreduce(np.ones(10, np.float32), name="before")
+    hvd.barrier()
+    (before,) = traffic.slowest_tensors(context, 10)
+    assert (before["name"], before["operations"], before["exposed_seconds"]) == ("before", 1, None)
+    for _ in range(3):
+        with context.steps.exposed:
+            hvd.allreduce(np.ones(10, np.float32), name="waited for")
+    (found,) = traffic.slowest_tensors(context, 10)  # what came before the first wait is left out
+    assert (found["name"], found["operations"]) == ("waited for", 3)
+    total = found["wait_seconds"] + found["transfer_seconds"]
+    assert found["exposed_seconds"] == pytest.approx(total, abs=1e-6)
+    assert traffic.slowest_tensors(context, 0) == []
 
 
 @case()

@@ -114,3 +114,17 @@ def test_an_elastic_job_goes_on_with_the_steps_of_its_commits(clock: Clock) -> N
     with world(1) as ranks:
         (steps,) = ranks.run(continue_training)
     assert (steps["count"], steps["number"], steps["productive_seconds"]) == (3, 93, 46.0)
+
+
+def test_the_last_waits_are_remembered_with_the_present_one(clock: Clock) -> None:
+    exposed = ExposedTime()
+    assert exposed.recent == []
+    for _ in range(100):
+        clock.now += 1.0
+        with exposed, exposed:  # one inside the other counts once
+            clock.now += 0.5
+    assert len(exposed.recent) == 64
+    assert exposed.recent[-1] == (249.5, 250.0)
+    with exposed:
+        clock.now += 0.25
+        assert exposed.recent[-1] == (250.0, 250.25)

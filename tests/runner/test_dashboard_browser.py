@@ -62,6 +62,8 @@ def states_of(size: int, look: int) -> list[RankSample]:
     at: dict[str, Any] = {"size": size, "time": NOW + look, "operations": 10 * look, "bytes": look << 20}
     if size > 2:
         at["steps"] = stepped(7000 + 4 * look, 1750.0 + look, exposed_seconds=0.25 * look)
+    at["tensors"] = [[STRANGE, 4, 0.1 * look, 0.2, 0.1], ["layers.0.weight", 4, 0.05 * look, 0.3, 0.1]]
+    at["sent"] = [{"peer_host": "<b>peer</b>", "transport": "tcp", "bytes": look << 20}]
     others = {rank: sample(rank, **at, activity=pending(2.0 + look, name=STRANGE)) for rank in range(size)}
     late = sample(
         1, **at, host="<b>host</b>", late_seconds=0.4 * look, stack=[STRANGE, f"at train.py:{look}"]
@@ -120,7 +122,10 @@ def test_the_page_shows_each_rank_and_names_stay_text(browser: Any, page: tuple[
     assert "<b>host</b>" in text_of(browser, "#rows tr:nth-child(2)")
     assert f"rank 1 to submit the all-reduce '{STRANGE}'" in text_of(browser, "#stalls")
     assert f"for rank 1 to submit '{STRANGE}'" in text_of(browser, "#rows tr:first-child")
-    assert count(browser, "img, td[data-column=host] b, #hosts b") == 0
+    assert text_of(browser, "#tensors tbody tr:first-child td") == STRANGE
+    assert text_of(browser, "#tensors tbody tr:last-child") == "layers.0.weight425.075.025.0"
+    assert "<b>host</b> → <b>peer</b>" in text_of(browser, "#links")
+    assert count(browser, "img, td[data-column=host] b, #hosts b, .view b") == 0
     trains = size > 2
     assert ("step7008steps/s4.00" in text_of(browser, "#facts")) == trains
     assert count(browser, "#rows td[data-column='ms/step']") == (size if trains else 0)
