@@ -16,9 +16,7 @@ class OperationCounts {
     int64_t bytes = 0;
   };
 
-  Count& of(Kind kind, BackendName backend) {
-    return counts_[static_cast<size_t>(kind)][static_cast<size_t>(backend)];
-  }
+  Count& of(Kind kind, BackendName backend) { return counts_[static_cast<size_t>(kind)][static_cast<size_t>(backend)]; }
 
   // Calls visit(kind, backend, count) for each count that is not 0.
   template <typename Visit>

@@ -29,7 +29,7 @@ double bus_bytes(const Transfer& transfer) {
 }
 
 int64_t note_plan_begun(const Plan& plan, const std::vector<Ticket>& handles, const Transfer* transfer,
-                     SharedCallerState& shared, Nanoseconds now) {
+                        SharedCallerState& shared, Nanoseconds now) {
   const Access state(shared);
   Observer& observer = state->observer;
   observer.set_moment(now);

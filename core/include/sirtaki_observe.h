@@ -74,7 +74,8 @@ typedef struct srt_tensor_times {
 /* Writes the tensors with the longest exposed time, or without waits with the longest wait, and returns how many: at
  * most `capacity`. waits: begin and end of each time in which the program waited, nanoseconds of CLOCK_MONOTONIC,
  * ascending; operations from before the first one are left out. */
-int32_t srt_slowest_tensors(srt_context *, const int64_t *waits, int32_t count, srt_tensor_times *out, int32_t capacity);
+int32_t srt_slowest_tensors(srt_context *, const int64_t *waits, int32_t wait_count, srt_tensor_times *out,
+                            int32_t capacity);
 
 /* The operations of this rank that have not ended. */
 typedef struct srt_activity {

@@ -13,7 +13,8 @@
 
 namespace sirtaki {
 
-// A Channel is one connection, with is_encrypted, socket(), and with write(), read() and end_writing() like those of a BytePipe.
+// A Channel is one connection, with is_encrypted, socket(), and with write(), read() and end_writing() like those of a
+// BytePipe.
 template <typename Channel>
 class StripedPipe : public BytePipe {
  public:

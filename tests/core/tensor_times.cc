@@ -1,6 +1,6 @@
 // The tensors that have cost the most time, by made-up records.
-#include "check.h"
 #include "observe/tensor_times.h"
+#include "check.h"
 
 using namespace sirtaki;
 
