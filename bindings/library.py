@@ -99,11 +99,12 @@ def text(pointer: Any) -> str:
     return ffi.string(pointer).decode("utf-8", "replace")
 
 
-def _table(ctype: str, count: int, get: Any) -> list[Any]:
+def _table(ctype: str, count: int, get: Any) -> Any:
+    """Returns an array, which owns its rows: it must live as long as they are read."""
     entries = ffi.new(f"{ctype}[]", count)
     for index in range(count):
         get(index, entries + index)
-    return list(entries)
+    return entries
 
 
 @cache

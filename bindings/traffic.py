@@ -107,9 +107,12 @@ def slowest_tensors(context: Context, most: int) -> list[TensorTimes]:
     ]
 
 
-def _rows(ctype: str, count: Any, context: Context) -> list[Any]:
-    """Returns as many rows as there are at the first look: further ones may appear at any time."""
+def _rows(ctype: str, count: Any, context: Context) -> Any:
+    """Returns as many rows as there are at the first look: further ones may appear at any time.
+
+    The array owns its rows, so it must live as long as they are read.
+    """
     room = count(context.pointer, ffi.NULL, 0)
     rows = ffi.new(f"{ctype}[]", room)
     count(context.pointer, rows, room)
-    return list(rows)
+    return rows
