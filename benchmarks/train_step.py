@@ -1,11 +1,12 @@
 """Measures the exchange's cost in a training step, beside its peers, on two ranks of one thread each.
 
-    python benchmarks/train_step.py [--rounds 40] [--json FILE]
+    python benchmarks/train_step.py [--rounds 40] [--keep-gradients] [--json FILE]
 
 One pair of processes runs a step of each kind in turn: `sync` (a barrier only, nothing is exchanged), DDP
-over gloo, sirtaki, and a throw-away prototype (all gradients after the backward pass, in a fixed order,
-without negotiation). The result is the median of the differences step - sync within a round. The second
-measurement is the overlap: a backward pass that sleeps while gradients move.
+over gloo, sirtaki, sirtaki with gradients in shared memory, and a throw-away prototype (all gradients after
+the backward pass, in a fixed order, without negotiation). The result is the median of the differences
+step - sync within a round. The second measurement is the overlap: a backward pass that sleeps while
+gradients move.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from common import native
 from common.harness import Benchmark, Results
 from common.jobs import KEEP_MEMORY, Job, hvdrun
 from common.measure import alternate, difference, median
-from common.options import rounds
+from common.options import Option, rounds
 from common.report import Target, at_most, show_rows, show_table
 
 MODELS = [
@@ -47,14 +48,14 @@ def measure(options: Namespace) -> Results:
     folder, rounds = str(native.build()), options.rounds
     with Job(hvdrun(RANKS), RANKS, "workers.train_step", folder, settings=KEEP_MEMORY) as job:
         versions = job.ask("versions")[0]
-        models = [measure_model(job, model, rounds) for model in MODELS]
+        models = [measure_model(job, model, rounds, options.keep_gradients) for model in MODELS]
     with Job(hvdrun(RANKS), RANKS, "workers.overlap") as job:
         overlap = [measure_overlap(job, factor, rounds // 3 + 3) for factor in OVERLAPS.values()]
     return {"versions": versions, "models": models, "overlap": overlap}
 
 
-def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
-    facts = job.ask("prepare", model=model)[0]
+def measure_model(job: Job, model: str, rounds: int, keeps_gradients: bool = False) -> dict[str, Any]:
+    facts = job.ask("prepare", model=model, keeps_gradients=keeps_gradients)[0]
     times: dict[str, list[float]] = {}
     for _ in range(0, rounds, ROUNDS_PER_ORDER):
         ranks = job.ask("rounds", count=ROUNDS_PER_ORDER)
@@ -125,7 +126,8 @@ def judge_model(model: dict[str, Any]) -> Target:
     return at_most(what, bound, model["costs"]["sirtaki"].median, "ms")
 
 
-BENCHMARK = Benchmark(__doc__, [rounds(40, "steps of each kind")], measure, show, judge)
+KEEP = Option("--keep-gradients", action="store_true", help="zero gradients instead of dropping them")
+BENCHMARK = Benchmark(__doc__, [rounds(40, "steps of each kind"), KEEP], measure, show, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

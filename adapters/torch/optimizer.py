@@ -157,8 +157,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         gradients_in_shared_memory=gradients_in_shared_memory,
     )
     check_combination(shard, op, groups, memory, context)
-    if context.survivors is not None:
-        check_follows_changes(op, process_set)
+    check_follows_changes(op, process_set, context)
     scope = CollectiveScope.numbered(context, "gradient", process_set)
     refuse_other_reducers(all_named(optimizer, names))
     exchange_options = ExchangeOptions(scope, how, compression, sparse_as_dense, memory)

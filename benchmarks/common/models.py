@@ -16,6 +16,7 @@ class Step:
 
     make_model: Callable[[], nn.Module]
     batch: Tensor
+    keeps_gradients: bool = False  # zeros them before a pass, instead of dropping them
 
     def loss(self, model: nn.Module) -> Tensor:
         """Returns a loss to differentiate, scaled so that training stays stable for the whole measurement."""
@@ -23,7 +24,7 @@ class Step:
 
     def train(self, model: nn.Module, optimizer: Any, exchange: Callable[[], object] | None = None) -> None:
         """Runs a training step; `exchange`, if given, comes between backward pass and optimizer."""
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         self.loss(model).backward()
         if exchange:
             exchange()

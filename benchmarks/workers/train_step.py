@@ -9,6 +9,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,10 +105,10 @@ class Rank:
             "prototype": with_prototype(step, self.bound),
         }
 
-    def prepare(self, model: str) -> dict[str, int]:
+    def prepare(self, model: str, keeps_gradients: bool) -> dict[str, int]:
         """Makes a copy of the model for each kind of exchange. Returns the amount of data to exchange."""
         torch.manual_seed(1 + self._rank)
-        step = MODELS[model]()
+        step = replace(MODELS[model](), keeps_gradients=keeps_gradients)
         self._variants.clear()
         gc.collect()
         self._variants.update(self.variants(step))

@@ -333,4 +333,7 @@ srt_status srt_quantise(int32_t wire_format, uintptr_t values, uintptr_t residua
 #ifdef __cplusplus
 }
 #endif
+
+#include "sirtaki_observe.h"
+
 #endif
