@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +29,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> Array:
         OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.
         NotInitializedError: init() has not been called.
     """
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    extents = tuple(shape) if isinstance(shape, Sequence) else (operator.index(shape),)
     kind = np.dtype(dtype)
     try:
         memory = shared_memory.allocate(current(), math.prod(extents) * kind.itemsize)

@@ -50,8 +50,11 @@ class GradientMemory:
         return index in self._places and self._places[index].nbytes >= EARLY_BYTES
 
     @torch.no_grad()
-    def move(self, indices: Iterable[int]) -> None:
-        """Moves gradients into their places, except for those that are there, or do not fit."""
+    def move(self, indices: Iterable[int]) -> bool:
+        """Moves gradients into their places, except for those that are there, or do not fit.
+
+        Returns whether there were any to move: gradients that have not grown from those of an earlier round.
+        """
         moved: list[Tensor] = []
         places: list[Tensor] = []
         gradients: list[Any] = []
@@ -66,6 +69,7 @@ class GradientMemory:
             copy_all(places, gradients)
             for parameter, place in zip(moved, places, strict=True):
                 parameter.grad = place
+        return bool(moved)
 
 
 def _fits(gradient: Tensor | None, place: Tensor) -> bool:

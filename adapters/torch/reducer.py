@@ -237,8 +237,8 @@ class GradientReducer:
                 self._begin_pass(current_pass())
             if gpu >= 0 and device.current_stream(gpu) != self._stream:
                 self._change_stream(device.current_stream(gpu))
-            if memory is not None:
-                memory.move((index,))
+            if memory is not None and memory.move((index,)):
+                self._reduced.pop(index, None)
             self._fired[index] = None
             self._bytes_until_submit -= size
             if self._bytes_until_submit <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -27,7 +28,7 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
         OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.
         NotInitializedError: init() has not been called.
     """
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    extents = tuple(shape) if isinstance(shape, Sequence) else (operator.index(shape),)
     kind = torch.get_default_dtype() if dtype is None else dtype
     size = math.prod(extents) * kind.itemsize
     try:

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
 
 #include "api/handles.h"
 #include "base/knobs.h"
@@ -52,6 +53,17 @@ void describe_library(const LibraryFound& found, srt_gpu_library* out) {
   out->version = found.version;
   copy_text(found.path, out->path);
   copy_text(found.text, out->text);
+}
+
+// Returns the number of rows that a function has written; 0 if there was no memory for them.
+template <typename Count>
+int32_t count_rows(Count&& count) {
+  int32_t rows = 0;
+  std::ignore = guarded(nullptr, [&] {
+    rows = count();
+    return Status::ok();
+  });
+  return rows;
 }
 
 Nanoseconds from_milliseconds(int32_t time) { return time < 0 ? -1 : milliseconds(time); }
@@ -257,18 +269,20 @@ srt_status srt_get_activity(srt_context* c, srt_activity* out) {
 }
 
 int32_t srt_count_operations(srt_context* c, srt_operation_count* out, int32_t capacity) {
-  return c->context->count_operations(out, capacity);
+  return count_rows([&] { return c->context->count_operations(out, capacity); });
 }
 
 int32_t srt_count_sent_bytes(srt_context* c, srt_sent_bytes* out, int32_t capacity) {
-  return c->context->count_sent_bytes(out, capacity);
+  return count_rows([&] { return c->context->count_sent_bytes(out, capacity); });
 }
 
 int32_t srt_slowest_tensors(srt_context* c, const int64_t* waits, int32_t count, srt_tensor_times* out,
                             int32_t capacity) {
-  std::vector<WaitSpan> spans;
-  for (int32_t i = 0; i < count; ++i) spans.push_back({waits[2 * i], waits[2 * i + 1]});
-  return c->context->slowest_tensors(spans, out, capacity);
+  return count_rows([&] {
+    std::vector<WaitSpan> spans;
+    for (int32_t i = 0; i < count; ++i) spans.push_back({waits[2 * i], waits[2 * i + 1]});
+    return c->context->slowest_tensors(spans, out, capacity);
+  });
 }
 
 srt_status srt_watch_stack(srt_context* c, const srt_stack_source* source, srt_error* error) {

@@ -10,9 +10,12 @@ using namespace sirtaki;
 extern "C" {
 
 srt_buffer* srt_buffer_create(srt_context* c, int64_t bytes, srt_error* error) {
-  auto made = std::make_unique<srt_buffer>();
-  return guarded(error, [&] { return c->context->allocate_shared(bytes, made->buffer); }) == SRT_OK ? made.release()
-                                                                                                    : nullptr;
+  std::unique_ptr<srt_buffer> made;
+  const auto create = [&] {
+    made = std::make_unique<srt_buffer>();
+    return c->context->allocate_shared(bytes, made->buffer);
+  };
+  return guarded(error, create) == SRT_OK ? made.release() : nullptr;
 }
 uintptr_t srt_buffer_address(const srt_buffer* buffer) { return reinterpret_cast<uintptr_t>(buffer->buffer->data()); }
 void srt_buffer_fork_child(srt_buffer* buffer) { buffer->buffer->fork_child(); }

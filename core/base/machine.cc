@@ -65,6 +65,8 @@ int cores_within_quotas(int cores, const std::string& root) {
 
 int online_cores() { return std::max(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN))); }
 
+int64_t page_bytes() { return ::sysconf(_SC_PAGESIZE); }
+
 int64_t second_level_cache_bytes() {
   for (int index = 0;; ++index) {
     const std::string cache = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index);

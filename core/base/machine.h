@@ -17,6 +17,9 @@ int cores_within_quotas(int cores, const std::string& root);
 // all processes of a host.
 int online_cores();
 
+// Returns the size of a page of memory: 4 KiB, or up to 64 KiB on arm64.
+int64_t page_bytes();
+
 // Returns the size of a core's second-level cache, as the system reports it for the first core; 0 if unknown.
 int64_t second_level_cache_bytes();
 

@@ -53,6 +53,7 @@ void EngineFailure::fail_without_memory(Nanoseconds now) {
     if (has_happened()) return;
     notice_ = no_memory_;
     has_happened_.store(true, std::memory_order_release);
+    parts_.execution.executor().cancel();
   }
 }
 

@@ -18,7 +18,7 @@ namespace sirtaki {
 namespace {
 
 constexpr int64_t steps_of_offer = 1;
-constexpr Nanoseconds longest_wait_for_writers = seconds(1);
+constexpr Nanoseconds longest_wait_for_writers = seconds(5);
 
 // The tensors of all members, as each member's addresses of the pieces of the buffer.
 class Tensors {
@@ -85,7 +85,10 @@ class InPlaceAllreduce final : public MemoryOperation {
  private:
   bool step(int64_t index) override {
     if (index == parts_) return all_past(index - 1);
-    if (!local_peers().begin_writing(slots())) return false;  // the failure follows
+    if (!local_peers().begin_writing(slots())) {  // a member has given up, or is leaving
+      await_end();
+      return false;
+    }
     const Slice own = slice_of(transfer().buffer.bytes(), member_count(), transfer().own);
     const int64_t end = own.begin + own.bytes, begin = own.begin + index * chunk_bytes();
     if (begin < end) reduce(begin, std::min(begin + chunk_bytes(), end));
@@ -128,7 +131,7 @@ class OfferedAllreduce final : public Operation {
       has_offered_ = true;
       progress = Progress::moved;
     }
-    if (!following_ && late().empty()) SIRTAKI_TRY(begin());
+    if (!following_) SIRTAKI_TRY(look_at_others());
     return following_ ? following_->advance(now, progress) : Status::ok();
   }
 
@@ -144,21 +147,34 @@ class OfferedAllreduce final : public Operation {
   std::vector<int32_t> waits_for() const override { return following_ ? following_->waits_for() : late(); }
 
  private:
+  bool has_answered(size_t member) const {
+    return setting_.local_peers.milestone_of(slots_[member]) >= offered_.value();
+  }
+
   // Returns the members that have neither offered their tensors nor begun without.
   std::vector<int32_t> late() const {
     std::vector<int32_t> ranks;
     for (size_t member = 0; member < slots_.size(); ++member)
-      if (setting_.local_peers.milestone_of(slots_[member]) < offered_.value())
-        ranks.push_back(transfer_->members[member]);
+      if (!has_answered(member)) ranks.push_back(transfer_->members[member]);
     return ranks;
   }
 
-  Status begin() {
-    const LocalPeers& peers = setting_.local_peers;
-    if (!std::ranges::all_of(slots_, [&](int slot) { return peers.has_offered(slot, offered_); })) {
-      following_ = make_staged_allreduce(setting_, transfer_, steps_of_offer);
-      return Status::ok();
+  // Begins without offers as soon as one member has: others wait for this rank's data, whoever else is late.
+  Status look_at_others() {
+    size_t offers = 0;
+    for (size_t member = 0; member < slots_.size(); ++member) {
+      if (!has_answered(member)) continue;
+      if (!setting_.local_peers.has_offered(slots_[member], offered_)) {
+        following_ = make_staged_allreduce(setting_, transfer_, steps_of_offer);
+        return Status::ok();
+      }
+      ++offers;
     }
+    return offers == slots_.size() ? begin_in_place() : Status::ok();
+  }
+
+  Status begin_in_place() {
+    const LocalPeers& peers = setting_.local_peers;
     Tensors tensors(transfer_->buffer, transfer_->element_bytes());
     for (size_t member = 0; member < slots_.size(); ++member)
       if (!tensors.add(peers.arena().section(slots_[member]), peers.arena().section_bytes()))
@@ -188,10 +204,11 @@ bool list(const Transfer& transfer, const SharedArena& arena) {
   const ArenaSection* section = arena.own();
   if (!section) return false;
   bool are_inside = true;
+  const auto element = static_cast<int64_t>(transfer.element_bytes());
   uint64_t* next = section->directory();
   transfer.buffer.visit(0, transfer.buffer.bytes(), [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
     const int64_t offset = section->offset_of(output, bytes);
-    are_inside &= input == output && offset >= 0;
+    are_inside &= input == output && offset >= 0 && offset % element == 0;
     *next++ = static_cast<uint64_t>(offset);
   });
   return are_inside;

@@ -67,6 +67,8 @@ class MemoryOperation : public Operation {
   // Return whether all members (or one) have finished step `index`; if not, record the awaited milestone.
   bool all_past(int64_t index);
   bool is_past(size_t member, int64_t index);
+  // Records that this rank waits for the others to end the operation, or the world.
+  void await_end() { awaited_ = Milestone(transfer_->plan, Milestone::last_step).value(); }
 
   // Return whether the slot of this round may be written; lease it, once written, until all readers have finished
   // step `until_past_index`.

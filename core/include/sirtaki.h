@@ -247,7 +247,7 @@ srt_status srt_start(srt_context *, srt_error *);
  * whose results replace them, works there, without copies. It outlives the context. NULL: none, see the error. */
 srt_buffer *srt_buffer_create(srt_context *, int64_t bytes, srt_error *);
 uintptr_t srt_buffer_address(const srt_buffer *);
-void srt_buffer_fork_child(srt_buffer *); /* in a forked child: from now on, what is written there stays there */
+void srt_buffer_fork_child(srt_buffer *); /* in a forked child: what it writes from now on stays there */
 void srt_buffer_destroy(srt_buffer *); /* no operation may use it */
 srt_status srt_abort(srt_context *, const char *reason); /* all open handles of all ranks fail with this text */
 srt_status srt_shutdown(srt_context *, int32_t timeout_ms); /* waits for operations in flight, then says goodbye */

@@ -133,7 +133,7 @@ bool LocalPeers::is_writing(int slot) const {
 }
 
 void LocalPeers::close() {
-  arena_->fork_child();
+  arena_->close();
   for (Bells& bells : bells_)
     for (Descriptor* one : {&bells.engine, &bells.waiter, &bells.process, &bells.socket}) one->close();
 }

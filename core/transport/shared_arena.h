@@ -18,9 +18,13 @@
 
 namespace sirtaki {
 
+// Allocates all pages of a part of a memory file. Returns 0, or the number of the system's error.
+int allocate_pages(int fd, int64_t begin, int64_t bytes);
+
 // Addresses that are unmapped at the end.
 class Mapping {
  public:
+  // SRT_UNSUPPORTED: this process may not map so much (ulimit -v).
   static Status open(int fd, int64_t offset, int64_t bytes, Mapping& out);
   Mapping() = default;
   Mapping(Mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
@@ -52,8 +56,8 @@ class ArenaSection {
   // Allocates zeroed memory at the beginning of a page; fails if the operating system has none left.
   Status allocate(int64_t bytes, int64_t& offset);
   void free(int64_t offset, int64_t bytes);
-  // Makes a forked child's view of the section its own: what the child writes does not reach the ranks.
-  void fork_child();
+  // In a forked child: from now on, what the child writes into this memory does not reach the ranks.
+  void keep_private(int64_t offset, int64_t bytes);
 
   uint8_t* at(int64_t offset) const { return mapping_.data() + offset; }
   // Returns the offset of memory that lies in the section with all its bytes, else -1.
@@ -78,7 +82,7 @@ class SharedBuffer {
   SharedBuffer(const SharedBuffer&) = delete;
   SharedBuffer& operator=(const SharedBuffer&) = delete;
   uint8_t* data() const { return section_->at(offset_); }
-  void fork_child() { section_->fork_child(); }
+  void fork_child() { section_->keep_private(offset_, bytes_); }
 
  private:
   std::shared_ptr<ArenaSection> section_;
@@ -100,7 +104,7 @@ class SharedArena {
   uint8_t* section(int slot) const { return all_.data() + slot * place_.section_bytes; }
   int64_t section_bytes() const { return place_.section_bytes; }
 
-  void fork_child();
+  void close() { all_ = Mapping(); }  // buffers remain
 
  private:
   Status map();

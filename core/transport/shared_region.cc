@@ -68,9 +68,10 @@ int64_t SharedRegion::chunk_bytes_for(int64_t wish) const {
 }
 
 RegionHeader SharedRegion::layout(const Config& config, int slot_count) {
-  const int64_t bytes = (bytes_needed(config, slot_count) + page - 1) / page * page;
+  const int64_t alignment = page_bytes();  // of what is mapped; pages may be larger than those of chunks
+  const int64_t bytes = (bytes_needed(config, slot_count) + alignment - 1) / alignment * alignment;
   const bool shares_tensors = config.integer(Knob::shared_tensors) != 0;
-  return {bytes, shares_tensors ? memory_of_host() / slot_count / page * page : 0};
+  return {bytes, shares_tensors ? memory_of_host() / slot_count / alignment * alignment : 0};
 }
 
 Status SharedRegion::create(const RegionHeader& layout, int slot_count, Descriptor& out) {
@@ -79,13 +80,14 @@ Status SharedRegion::create(const RegionHeader& layout, int slot_count, Descript
   Descriptor memory(static_cast<int>(::syscall(SYS_memfd_create, "sirtaki", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (!memory.is_open()) return refused("memfd_create");
   // Allocates the region now: a lack of memory is an error here instead of a SIGBUS during training.
-  if (const int error = ::posix_fallocate(memory.get(), 0, layout.bytes)) {
+  if (const int error = allocate_pages(memory.get(), 0, layout.bytes)) {
     errno = error;
     return refused("allocating shared memory");
   }
-  if (::ftruncate(memory.get(), layout.bytes + slot_count * layout.section_bytes) != 0)
-    return refused("making room for shared tensors");
-  if (::pwrite(memory.get(), &layout, sizeof layout, 0) != sizeof layout) return refused("writing shared memory");
+  RegionHeader made = layout;
+  // A limit for the size of files (ulimit -f) costs the arena only.
+  if (::ftruncate(memory.get(), layout.bytes + slot_count * layout.section_bytes) != 0) made.section_bytes = 0;
+  if (::pwrite(memory.get(), &made, sizeof made, 0) != sizeof made) return refused("writing shared memory");
   if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return refused("sealing shared memory");
   out = std::move(memory);

@@ -67,6 +67,16 @@ def parts_of_arrays() -> None:
 
 
 @case()
+def an_array_between_two_elements() -> None:
+    """A view may begin where no element of its dtype would, if its memory comes from another dtype."""
+    whole = hvd.empty(2 * MANY[0] + 1, np.float32)
+    part = whole[1:].view(np.float64)
+    part[...] = values(hvd.rank(), MANY, np.float64)
+    hvd.allreduce_(part, op=hvd.Sum)
+    assert_same(part, combined(all_values(MANY, np.float64), hvd.Sum))
+
+
+@case()
 def fused_arrays_of_every_size() -> None:
     shapes = [(1,), (7,), (4_099,), (3, 5), (65_539,), (0,), (131_077,)]
     arrays = [shared(hvd.rank(), shape, np.float32) for shape in shapes]

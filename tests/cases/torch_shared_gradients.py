@@ -24,7 +24,7 @@ from cases.torch_models import (
 )
 from sirtaki.bindings.default_context import current
 
-WIDE = 80  # gradients that are worth an offer
+WIDE = 100  # some gradients are worth an offer, and are moved as soon as they are there
 
 
 def sharing(model: nn.Module, **options: Any) -> Any:
@@ -81,6 +81,22 @@ def passes_add_up_in_place() -> None:
             nn.utils.clip_grad_norm_(one.parameters(), 0.1)
             its.step()
     assert_same_bits(model, usual)
+
+
+@case()
+def sums_of_gradients_that_the_model_has_dropped() -> None:
+    """A new gradient in an old place has not grown from the last step's, which only averages may."""
+    model, usual = network(width=WIDE), network(width=WIDE)
+    optimizer, other = sharing(model, op=hvd.Sum), distributed(usual, op=hvd.Sum)
+    for one, its in ((model, optimizer), (usual, other)):
+        for step in range(3):
+            one.zero_grad()
+            own_loss(one, step).backward()
+            its.step()
+    assert_same_bits(model, usual)
+    if hvd.size() > 1:
+        with pytest.raises(ValueError, match="already been combined"):
+            own_loss(model, 3).backward()  # without dropping them before
 
 
 @case()

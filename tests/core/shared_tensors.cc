@@ -92,6 +92,30 @@ TEST(a_rank_sees_what_another_writes) {
   CHECK_EQUAL(host.arena(2).own()->offset_of(own->data(), host.arena(2).section_bytes()), -1);
 }
 
+TEST(freed_memory_goes_back_to_the_system_after_the_end_too) {
+  std::unique_ptr<SharedBuffer> kept, freed;
+  Host host(2);
+  kept = allocated(host.arena(1), 100);
+  freed = allocated(host.arena(1), 100);
+  uint8_t* address = freed->data();
+  address[0] = 5;
+  for (auto& peers : host.peers) peers->close();
+  kept->data()[0] = 7;
+  freed.reset();
+  CHECK_EQUAL(address[0], 0);  // a page that the file does not have
+  CHECK_EQUAL(kept->data()[0], 7);
+}
+
+TEST(a_child_keeps_what_it_writes) {
+  Host host(2);
+  const auto own = allocated(host.arena(0), 100), other = allocated(host.arena(1), 100);
+  const int64_t offset = host.arena(0).own()->offset_of(own->data(), 100);
+  own->fork_child();  // as after a fork
+  own->data()[3] = 9;
+  CHECK_EQUAL(own->data()[3], 9);
+  CHECK_EQUAL(host.arena(1).section(0)[offset + 3], 0);
+}
+
 TEST(memory_outlives_the_rank) {
   std::unique_ptr<SharedBuffer> kept;
   {
@@ -197,6 +221,27 @@ TEST(ranks_that_share_and_ranks_that_do_not_take_turns) {
       }
     });
   }
+}
+
+TEST(a_rank_that_leaves_in_the_middle_is_noticed) {
+  constexpr int64_t count = 500'000;
+  World ranks(2, over(Over::mapped, {{"log_descriptor", "-1"}}));
+  std::atomic<bool> has_left{false};
+  ranks.run([&](int rank, Context& context) {
+    const Floats data(context, count);
+    run_well(context, data.allreduce("x"));
+    Ticket handle;
+    const srt_request again = data.allreduce("x");
+    CHECK(context.enqueue(&again, 1, &handle).is_ok());
+    if (rank == 1) {
+      context.shutdown(0);  // without waiting for what is in flight
+      has_left = true;
+    } else {
+      while (!has_left) std::this_thread::yield();
+      const Status status = context.wait(&handle, 1, seconds(30));
+      CHECK(status.is_ok() || status.code() == SRT_PEER_LOST || status.code() == SRT_PEER_FINISHED);
+    }
+  });
 }
 
 TEST(a_directory_that_leads_elsewhere_is_refused) {

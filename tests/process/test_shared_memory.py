@@ -76,8 +76,8 @@ def test_a_rank_that_stops_in_the_middle_is_named(tmp_path: Path) -> None:
             sys.exit(1)
         """,
         exit_code=1,
-        progress_deadline="2",
-        stall_deadline="2",
+        progress_deadline="8",
+        stall_deadline="8",
     )
     for rank in (0, 2):
         heard = [line for line in output.splitlines() if f"rank {rank} heard:" in line]
