@@ -36,7 +36,9 @@ class Tensors {
   bool add(uint8_t* section, int64_t section_bytes) {
     const auto* directory = reinterpret_cast<const uint64_t*>(section);
     for (size_t i = 0; i < count(); ++i) {
-      const uint64_t offset = directory[i], most = static_cast<uint64_t>(section_bytes - (ends_[i] - begins_[i]));
+      // Reads it once: a hostile rank may change it between the check and the use.
+      const uint64_t offset = __atomic_load_n(&directory[i], __ATOMIC_RELAXED);
+      const auto most = static_cast<uint64_t>(section_bytes - (ends_[i] - begins_[i]));
       if (offset > most || offset % element_bytes_ != 0) return false;
       addresses_.push_back(section + offset);
     }
