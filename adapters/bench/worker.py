@@ -111,10 +111,11 @@ class Run:
         before = self._count_wrong(bound, count)
         for one in bound.values():
             one.fill(0)  # zeros stay zeros, however often they are summed in place
+        backend = _backend_of(bound[OWN].call)
         times = self._time({name: one.call for name, one in bound.items()}, size)
         after = self._count_wrong(bound, count)
         wrong = {name: before[name] + after[name] for name in before}
-        _tell(Measurement(size, count, wrong, times))
+        _tell(Measurement(size, count, wrong, times, backend))
 
     def _bind(self, implementation: Implementation, count: int) -> Bound:
         array = np.empty(self._operation.input_count(count, basics.size()), self._plan.dtype)
@@ -146,6 +147,18 @@ class Run:
                 timed(call, _WARM_UP_CALLS)
                 blocks[name].append(timed(call, number))
         return {name: _summary(of_all_ranks) for name, of_all_ranks in blocks.items()}
+
+
+def _backend_of(call: Call) -> str:
+    """Returns the backend that moves the bytes of a call; "" if none does. All ranks have to call it."""
+    before = {(row["kind"], row["backend"]): row["bytes"] for row in hvd.stats()["by_backend"]}
+    call()
+    grown = [
+        row["backend"]
+        for row in hvd.stats()["by_backend"]
+        if row["bytes"] > before.get((row["kind"], row["backend"]), 0)
+    ]
+    return grown[0] if grown else ""
 
 
 def _summary(blocks: list[list[float]]) -> Timing:

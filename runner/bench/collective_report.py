@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -46,6 +48,7 @@ class Row:
     """The figures at one size; bandwidths in 10^9 bytes per second.
 
     `limit` is the limit's time as a share of the operation's; None for small sizes, and without a limit.
+    `backend` is the part of sirtaki's core that has moved the bytes.
     """
 
     size: int
@@ -58,6 +61,7 @@ class Row:
     limit_us: float | None
     limit: float | None
     peers: Mapping[str, PeerFigures]
+    backend: str = ""
 
 
 class CollectiveReport(Report):
@@ -94,6 +98,8 @@ class CollectiveReport(Report):
         yield f"# Avg bus bandwidth    : {self._average:g}"
         yield "#"
         yield comment("time: median of all calls; p99: of all calls; both are those of the slowest rank")
+        if text := _backends_text(self.rows):
+            yield comment(f"sirtaki's bytes went through: {text}")
         if self._limit.text:
             yield comment(f"limit: {self._limit.text}")
         for name in self.plan.peers:
@@ -135,6 +141,7 @@ class CollectiveReport(Report):
             limit_us=self._limit.microseconds(measured),
             limit=self._limit.share(measured),
             peers=peers,
+            backend=measured.backend,
         )
 
     def _format(self, row: Row) -> str:
@@ -153,6 +160,16 @@ class CollectiveReport(Report):
             *(f"{figures.ratio:.2f}" for figures in row.peers.values()),
         ]
         return line(cells, self._columns)
+
+
+def _backends_text(rows: Sequence[Row]) -> str:
+    """Returns "links up to 4096 B, hierarchical from 16384 B", or the one name for all sizes."""
+    groups = [(name, list(group)) for name, group in groupby(rows, attrgetter("backend")) if name]
+    if len(groups) < 2:
+        return groups[0][0] if groups else ""
+    first, *others = groups
+    texts = [f"{first[0]} up to {first[1][-1].size} B"]
+    return ", ".join([*texts, *(f"{name} from {group[0].size} B" for name, group in others)])
 
 
 def _bandwidth(size: int, microseconds: float) -> float:

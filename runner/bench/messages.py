@@ -96,12 +96,18 @@ class Timing:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result at one size: wrong elements on all ranks, and times, by implementation."""
+    """The result at one size.
+
+    Attributes:
+        wrong, times: wrong elements on all ranks, and times, by implementation.
+        backend: the part of sirtaki's core that has moved its bytes; "" if nothing had to move.
+    """
 
     size: int
     count: int
     wrong: Mapping[str, int]
     times: Mapping[str, Timing]
+    backend: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,19 @@ def test_a_busy_machine_is_named() -> None:
     assert any("load average before the run was 3.00 on 4" in line for line in busy)
 
 
+def test_the_footer_names_the_backends_by_size() -> None:
+    def footer(*backends: str) -> list[str]:
+        measured = make_report()
+        for power, backend in enumerate(backends):
+            list(measured.take(replace(measurement(1 << 10 + power), backend=backend)))
+        return [line for line in measured.foot_lines() if "went through" in line]
+
+    assert footer("", "") == []
+    assert footer("links", "links") == ["# sirtaki's bytes went through: links"]
+    expected = "# sirtaki's bytes went through: links up to 2048 B, hierarchical from 4096 B"
+    assert footer("links", "links", "hierarchical") == [expected]
+
+
 def test_small_sizes_have_no_limit() -> None:
     measured = make_report()
     (line,) = measured.take(measurement(1 << 10))
@@ -205,6 +219,7 @@ def test_json() -> None:
     (row,) = values["rows"]
     assert set(row) == {
         *("size", "count", "time_us", "algbw", "busbw", "wrong", "p99_us", "limit_us", "limit", "peers"),
+        "backend",
     }
     assert set(row["peers"]["gloo"]) == {"time_us", "p99_us", "busbw", "ratio", "wrong"}
 

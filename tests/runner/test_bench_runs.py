@@ -57,6 +57,7 @@ def check_rows(rows: list[dict[str, Any]], operation: str) -> None:
         assert row["wrong"] == 0
         assert 0 < row["time_us"] <= row["p99_us"]
         assert (row["limit"] is None) == (row["size"] < 64 << 10)
+        assert row["backend"] == ("shared memory" if row["size"] else "")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
