@@ -22,6 +22,7 @@ from sirtaki.bench.patterns import Patterns
 from sirtaki.bench.streams import first_ranks, slowest_stream
 from sirtaki.bindings._version import VERSION
 from sirtaki.common import basics
+from sirtaki.common.observing import stats
 from sirtaki.runner.bench.messages import (
     COPY,
     OWN,
@@ -151,11 +152,11 @@ class Run:
 
 def _backend_of(call: Call) -> str:
     """Returns the backend that moves the bytes of a call; "" if none does. All ranks have to call it."""
-    before = {(row["kind"], row["backend"]): row["bytes"] for row in hvd.stats()["by_backend"]}
+    before = {(row["kind"], row["backend"]): row["bytes"] for row in stats()["by_backend"]}
     call()
     grown = [
         row["backend"]
-        for row in hvd.stats()["by_backend"]
+        for row in stats()["by_backend"]
         if row["bytes"] > before.get((row["kind"], row["backend"]), 0)
     ]
     return grown[0] if grown else ""
