@@ -40,6 +40,24 @@ def _bound(call: Call, array: Array, result: Callable[[], Array]) -> Bound:
     return Bound(call, lambda values: np.copyto(array, values), result)
 
 
+def bind_own(module: Any, operation: Operation, given: Any) -> tuple[Call, Callable[[], Any]]:
+    """Returns a call of sirtaki's operation, by the module for the library of `given`, and its result."""
+    if not operation.has_size:
+        return module.barrier, lambda: given
+    function = getattr(module, f"{operation.name}_" if operation.is_in_place else operation.name)
+    options: dict[str, Any] = {"name": f"bench {operation.name}"}
+    if operation.reduces:
+        options["op"] = module.Sum
+    if operation.root >= 0:
+        options["root_rank"] = operation.root
+    last = [given]
+
+    def call() -> None:
+        last[0] = function(given, **options)
+
+    return call, lambda: last[0]
+
+
 class Implementation(Protocol):
     """One library that offers the operations. All ranks have to create it, and make the same calls."""
 
@@ -55,20 +73,8 @@ class Sirtaki:
     version = VERSION
 
     def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
-        if not operation.has_size:
-            return _bound(hvd.barrier, array, lambda: array)
-        function = getattr(hvd, f"{operation.name}_" if operation.is_in_place else operation.name)
-        options: dict[str, Any] = {"name": f"bench {operation.name}"}
-        if operation.reduces:
-            options["op"] = hvd.Sum
-        if operation.root >= 0:
-            options["root_rank"] = operation.root
-        last = [array]
-
-        def call() -> None:
-            last[0] = function(array, **options)
-
-        return _bound(call, array, lambda: last[0])
+        call, result = bind_own(hvd, operation, array)
+        return _bound(call, array, result)
 
 
 class Mpi:

@@ -6,7 +6,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 import sirtaki.numpy as hvd
 import sirtaki.torch as hvd_torch
-from sirtaki.bench.implementations import Bound
+from sirtaki.bench.implementations import Bound, bind_own
 from sirtaki.bench.patterns import Array
 from sirtaki.bindings._version import VERSION
 from sirtaki.common import basics
@@ -34,20 +33,8 @@ class TorchSirtaki:
 
     def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
         given = torch.from_numpy(array).to(self._device)
-        if not operation.has_size:
-            return _bound(hvd_torch.barrier, given, lambda: given)
-        function = getattr(hvd_torch, f"{operation.name}_" if operation.is_in_place else operation.name)
-        options: dict[str, Any] = {"name": f"bench {operation.name}"}
-        if operation.reduces:
-            options["op"] = hvd_torch.Sum
-        if operation.root >= 0:
-            options["root_rank"] = operation.root
-        last = [given]
-
-        def call() -> None:
-            last[0] = function(given, **options)
-
-        return _bound(call, given, lambda: last[0])
+        call, result = bind_own(hvd_torch, operation, given)
+        return _bound(call, given, result)
 
 
 class TorchDistributed:

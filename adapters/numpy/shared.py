@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from sirtaki.bindings import shared_memory
-from sirtaki.bindings.default_context import current
-from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.common.shared_arrays import memory_of
 from sirtaki.numpy.arrays import Array
 
 __all__ = ["empty"]
@@ -29,10 +25,6 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> Array:
         OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.
         NotInitializedError: init() has not been called.
     """
-    extents = tuple(shape) if isinstance(shape, Sequence) else (operator.index(shape),)
     kind = np.dtype(dtype)
-    try:
-        memory = shared_memory.allocate(current(), math.prod(extents) * kind.itemsize)
-    except UnsupportedError:
-        return np.zeros(extents, kind)
-    return np.frombuffer(memory, kind).reshape(extents)
+    extents, memory = memory_of(shape, kind.itemsize)
+    return np.zeros(extents, kind) if memory is None else np.frombuffer(memory, kind).reshape(extents)

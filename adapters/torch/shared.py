@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sirtaki.bindings import shared_memory
-from sirtaki.bindings.default_context import current
-from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.common.shared_arrays import memory_of
 
 __all__ = ["empty"]
 
@@ -28,11 +24,8 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
         OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.
         NotInitializedError: init() has not been called.
     """
-    extents = tuple(shape) if isinstance(shape, Sequence) else (operator.index(shape),)
     kind = torch.get_default_dtype() if dtype is None else dtype
-    size = math.prod(extents) * kind.itemsize
-    try:
-        memory = shared_memory.allocate(current(), size)
-    except UnsupportedError:
+    extents, memory = memory_of(shape, kind.itemsize)
+    if not memory:  # frombuffer() refuses empty memory
         return torch.zeros(extents, dtype=kind)
-    return torch.frombuffer(memory, dtype=kind).view(extents) if size else torch.zeros(extents, dtype=kind)
+    return torch.frombuffer(memory, dtype=kind).view(extents)

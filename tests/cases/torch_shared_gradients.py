@@ -31,6 +31,12 @@ def sharing(model: nn.Module, **options: Any) -> Any:
     return distributed(model, gradients_in_shared_memory=True, **options)
 
 
+def side_by_side(**options: Any) -> list[tuple[nn.Module, Any]]:
+    """Returns two equal models with optimizers: one with gradients in shared memory, and a usual one."""
+    model, usual = network(width=WIDE), network(width=WIDE)
+    return [(model, sharing(model, **options)), (usual, distributed(usual, **options))]
+
+
 def addresses(model: nn.Module) -> list[int]:
     return [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
 
@@ -42,8 +48,7 @@ def assert_same_bits(model: nn.Module, other: nn.Module) -> None:
 
 @case(early=[False, True])
 def it_trains_to_the_same_bits(early: bool) -> None:
-    model, usual = network(width=WIDE), network(width=WIDE)
-    optimizer, other = sharing(model), distributed(usual)
+    (model, optimizer), (usual, other) = side_by_side()
     if early:
         leaving_early(optimizer)
     train(model, optimizer, own_loss)
@@ -70,9 +75,8 @@ def gradients_keep_their_places(set_to_none: bool) -> None:
 
 @case()
 def passes_add_up_in_place() -> None:
-    model, usual = network(width=WIDE), network(width=WIDE)
-    optimizer, other = sharing(model), distributed(usual)
-    for one, its in ((model, optimizer), (usual, other)):
+    (model, _), (usual, _) = both = side_by_side()
+    for one, its in both:
         for step in range(3):
             its.zero_grad()
             with its.no_sync():
@@ -86,9 +90,8 @@ def passes_add_up_in_place() -> None:
 @case()
 def sums_of_gradients_that_the_model_has_dropped() -> None:
     """A new gradient in an old place has not grown from the last step's, which only averages may."""
-    model, usual = network(width=WIDE), network(width=WIDE)
-    optimizer, other = sharing(model, op=hvd.Sum), distributed(usual, op=hvd.Sum)
-    for one, its in ((model, optimizer), (usual, other)):
+    (model, _), (usual, _) = both = side_by_side(op=hvd.Sum)
+    for one, its in both:
         for step in range(3):
             one.zero_grad()
             own_loss(one, step).backward()
@@ -102,9 +105,8 @@ def sums_of_gradients_that_the_model_has_dropped() -> None:
 @case()
 def a_gradient_that_was_replaced() -> None:
     """The program may set `.grad`: the step uses what it has set, and the next pass finds its place again."""
-    model, usual = network(width=WIDE), network(width=WIDE)
-    optimizer, other = sharing(model), distributed(usual)
-    for one, its in ((model, optimizer), (usual, other)):
+    (model, _), (usual, _) = both = side_by_side()
+    for one, its in both:
         for step in range(3):
             its.zero_grad()
             own_loss(one, step).backward()
