@@ -181,7 +181,7 @@ def different_hyper_parameters_are_refused() -> None:
             optimizer.step()
         optimizer.synchronize()
 
-    with pytest.raises(ParametersDifferError, match=r"ranks 0 and . have applied .*register_step_post_hook"):
+    with pytest.raises(ParametersDifferError, match=r"ranks . and . have applied .*register_step_post_hook"):
         train()
 
 
