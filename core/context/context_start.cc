@@ -101,6 +101,7 @@ Status Context::watch_stack(const srt_stack_source& source) {
 Status Context::start() {
   if (is_started()) return {SRT_INVALID_ARGUMENT, "the context is started already"};
   SIRTAKI_TRY(add_socket_links());
+  SIRTAKI_TRY(links_.watch());
   ControlTree tree(host_of_, static_cast<int32_t>(config_.integer(Knob::control_fan_out)));
   for (int32_t peer = 0; peer < size_; ++peer)
     if ((peer == tree.parent(rank_) || rank_ == tree.parent(peer)) && !links_.control(peer))

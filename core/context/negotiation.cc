@@ -67,6 +67,7 @@ Negotiation::Negotiation(NegotiationParts parts, const Config& config)
 }
 
 Status Negotiation::advance(Nanoseconds now, NegotiationEvents& events) {
+  links_.look();
   for (const Links::PeerLink& entry : links_.all()) {
     const Status status = take_frames(entry, now, events);
     if (!status.is_ok()) return {status.code(), status.text(), entry.peer};
@@ -85,7 +86,7 @@ Status Negotiation::take_frames(const Links::PeerLink& entry, Nanoseconds now, N
     const Frame* frame = nullptr;
     if (const Status status = link.front(frame); !status.is_ok()) return blame(names_, entry.peer, status);
     if (!frame) {
-      if (!link.receive()) break;
+      if (!entry.has_inbound || !link.receive()) break;
       continue;
     }
     if (frame->header.kind == FrameKind::data) break;  // for an operation that is running or will run

@@ -27,6 +27,7 @@ class BytePipe {
 
   virtual Transport transport() const { return Transport::ring; }
   virtual bool readable() const { return false; }               // shared memory: bytes are waiting to be read
+  virtual bool holds_inbound() const { return false; }          // bytes that its descriptors no longer show
   virtual std::vector<int> descriptors() const { return {}; }   // to sleep on; empty: a doorbell is used instead
   virtual void end_writing() {}                                 // the other end then reads end-of-stream
   virtual bool is_delivered() const { return true; }            // everything written has reached the other machine
@@ -51,6 +52,7 @@ class Link {
 
   size_t unsent() const { return out_.size(); }
   bool readable() const { return pipe_->readable(); }
+  bool holds_inbound() const { return pipe_->holds_inbound(); }
   std::vector<int> descriptors() const { return pipe_->descriptors(); }
   bool is_ended() const { return ended_; }  // the other end is gone, and everything that it sent has been read
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "transport/inbound_watch.h"
 #include "transport/link.h"
 
 namespace sirtaki {
@@ -16,6 +17,7 @@ class Links {
     int32_t peer;
     bool is_ring;  // in shared memory: doorbells announce its frames
     std::unique_ptr<Link> link;
+    bool has_inbound = true;  // it may have bytes to receive, as far as look() knows
   };
 
   explicit Links(int32_t size) : data_(static_cast<size_t>(size)), control_(static_cast<size_t>(size)) {}
@@ -28,6 +30,12 @@ class Links {
     Link* added = data_[static_cast<size_t>(peer)] = add(peer, false, std::move(pipe));
     if (!control) control = added;
   }
+  // Prepares look(), once all links are added. A few sockets are not watched: to receive from each costs no more than
+  // to ask for those that have bytes.
+  Status watch();
+  // Notes which links have bytes to receive.
+  void look();
+
   // Counts what links that are added from now on send; `sent` must outlive them.
   void count_in(SentBytes& sent) { sent_ = &sent; }
 
@@ -41,6 +49,7 @@ class Links {
     return true;
   }
   void close() {
+    watch_.close();
     all_.clear();
     data_.assign(data_.size(), nullptr);
     control_.assign(control_.size(), nullptr);
@@ -73,7 +82,10 @@ class Links {
     return false;
   }
 
+  static constexpr size_t few_sockets = 2;
+
   SentBytes* sent_ = nullptr;
+  InboundWatch watch_;
   std::vector<PeerLink> all_;
   std::vector<Link*> data_, control_;  // by peer
 };

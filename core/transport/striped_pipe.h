@@ -14,7 +14,7 @@
 namespace sirtaki {
 
 // A Channel is one connection, with is_encrypted, socket(), and with write(), read() and end_writing() like those of a
-// BytePipe.
+// BytePipe. An encrypted one has unread(), too: the number of bytes that it holds.
 template <typename Channel>
 class StripedPipe : public BytePipe {
  public:
@@ -58,6 +58,12 @@ class StripedPipe : public BytePipe {
       if (static_cast<size_t>(count) < most) break;
     }
     return static_cast<ptrdiff_t>(total);
+  }
+
+  bool holds_inbound() const override {
+    if constexpr (Channel::is_encrypted)
+      return std::ranges::any_of(channels_, [](const Channel& channel) { return channel.unread() > 0; });
+    return false;
   }
 
   std::vector<int> descriptors() const override {

@@ -7,7 +7,7 @@
 
 #include "base/codec.h"
 #include "check.h"
-#include "transport/link.h"
+#include "transport/links.h"
 #include "transport/socket_pipe.h"
 #include "transport/tcp.h"
 
@@ -244,6 +244,60 @@ TEST(a_stream_over_several_sockets_keeps_its_order) {
     uint8_t more;
     CHECK_EQUAL(in.read({&more, 1}), -1);
   }
+}
+
+namespace {
+
+// Links to ranks 1 and up, and the other ends of their sockets.
+struct WatchedLinks {
+  explicit WatchedLinks(int32_t peers) : links(peers + 1) {
+    for (int32_t peer = 1; peer <= peers; ++peer) {
+      int ends[2];
+      if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) check::fail(__FILE__, __LINE__, "no sockets");
+      std::vector<Descriptor> own;
+      own.emplace_back(ends[0]);
+      links.add_socket(peer, std::make_unique<SocketPipe>(std::move(own), 0));
+      others.emplace_back(ends[1]);
+    }
+    if (!links.watch().is_ok()) check::fail(__FILE__, __LINE__, "the links are not watched");
+  }
+  void send(int32_t from, FrameHeader header) {
+    const auto size = static_cast<ssize_t>(sizeof header);
+    CHECK_EQUAL(::write(others[static_cast<size_t>(from) - 1].get(), &header, sizeof header), size);
+  }
+  std::vector<int32_t> look() {
+    links.look();
+    std::vector<int32_t> peers;
+    for (const Links::PeerLink& entry : links.all())
+      if (entry.has_inbound) peers.push_back(entry.peer);
+    return peers;
+  }
+
+  Links links;
+  std::vector<Descriptor> others;
+};
+
+}  // namespace
+
+TEST(only_links_with_bytes_are_received_from) {
+  WatchedLinks watched(5);
+  using Peers = std::vector<int32_t>;
+  CHECK(watched.look() == Peers{});
+  watched.send(2, {.kind = FrameKind::goodbye});
+  watched.send(4, {.kind = FrameKind::goodbye});
+  CHECK((watched.look() == Peers{2, 4}));
+  CHECK((watched.look() == Peers{2, 4}));  // until the bytes are taken
+  CHECK(watched.links.data(4)->receive());
+  CHECK((watched.look() == Peers{2}));
+  watched.others[0].close();  // the end of a stream is an arrival
+  CHECK((watched.look() == Peers{1, 2}));
+  CHECK(!watched.links.data(1)->receive());
+  CHECK(watched.links.data(1)->is_ended());
+}
+
+TEST(a_few_links_are_received_from_without_a_question) {
+  WatchedLinks watched(2);
+  CHECK((watched.look() == std::vector<int32_t>{1, 2}));
 }
 
 TEST(a_machine_is_silent_only_while_it_owes_an_answer) {

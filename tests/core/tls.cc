@@ -88,6 +88,26 @@ TEST(a_stream_over_encrypted_connections_keeps_its_order_while_keys_change) {
   }
 }
 
+TEST(bytes_that_the_socket_no_longer_shows_are_known) {
+  Sockets sockets;
+  Sessions sessions = encrypted::establish(sockets.on());
+  const Bytes text = random_bytes(1000);
+  CHECK_EQUAL(sessions.ends[0]->write(text, false), static_cast<ptrdiff_t>(text.size()));
+  std::vector<TlsChannel> far;
+  const int socket = sockets.ends[1].get();
+  far.emplace_back(std::move(sockets.ends[1]), std::move(sessions.ends[1]));
+  TlsPipe pipe(std::move(far), 0);
+  CHECK(!pipe.holds_inbound());
+  Bytes got(text.size());
+  CHECK_EQUAL(pipe.read(std::span(got).first(10)), 10);
+  uint8_t peeked;
+  CHECK_EQUAL(::recv(socket, &peeked, 1, MSG_PEEK | MSG_DONTWAIT), -1);
+  CHECK(pipe.holds_inbound());
+  CHECK_EQUAL(pipe.read(std::span(got).subspan(10)), 990);
+  CHECK(got == text);
+  CHECK(!pipe.holds_inbound());
+}
+
 TEST(nothing_of_the_text_is_on_the_wire) {
   const Bytes text = random_bytes(1000);
   Sockets sockets;
