@@ -117,8 +117,7 @@ ScatterList Hierarchical::sizes(const ScatterList& list) {
 // Returns the size of a piece, the same on all ranks. A piece is large enough for several rounds of chunks to overlap
 // in one phase, because the network idles at the end of each phase, and at most a quarter of a large plan, because
 // the network idles while everything goes through shared memory.
-int64_t Hierarchical::bytes_a_piece() const {
-  const int64_t total = whole_->buffer.bytes();
+int64_t Hierarchical::bytes_a_piece(int64_t total) const {
   const int64_t wanted = bytes_a_member * static_cast<int64_t>(whole_->members.size());
   const int64_t bytes = std::max(std::min(wanted, total / 4), std::max(least_bytes, total / most_pieces));
   return (bytes + 63) / 64 * 64;

@@ -59,8 +59,8 @@ class Hierarchical : public PhasedOperation {
   static ScatterList outputs(const ScatterList& list);
   static ScatterList sizes(const ScatterList& list);
 
-  // Returns the bytes of a plan that are in one phase at a time, while others are in other phases.
-  int64_t bytes_a_piece() const;
+  // Returns the bytes that are in one phase at a time, of a plan of `total` bytes, while others are in other phases.
+  int64_t bytes_a_piece(int64_t total) const;
 
  private:
   const HierarchyParts& parts_;

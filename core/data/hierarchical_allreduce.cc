@@ -20,15 +20,16 @@ namespace {
 class HierarchicalAllreduce final : public Hierarchical {
  public:
   HierarchicalAllreduce(const HierarchyParts& parts, TransferPtr transfer)
-      : Hierarchical(parts, std::move(transfer)), carriers_(local().size()) {
+      : Hierarchical(parts, std::move(transfer)), each_(bytes_a_piece(whole().buffer.bytes())),
+        carriers_(local().size()) {
     if (whole().wire_format != WireFormat::exact) blocks_.emplace(whole().buffer);
     for (const Members& members : hosts()) carriers_ = std::min(carriers_, members.size());
     if (is_carrier()) {
       for (const Members& members : hosts()) counterparts_.push_back(members[own_place()]);
     }
-    const int64_t total = whole().buffer.bytes(), each = bytes_a_piece();
-    int64_t pieces = (total + each - 1) / each;
-    if (pieces > 1 && border((pieces - 1) * each) == total) --pieces;
+    const int64_t total = whole().buffer.bytes();
+    int64_t pieces = (total + each_ - 1) / each_;
+    if (pieces > 1 && border((pieces - 1) * each_) == total) --pieces;
     summed_.resize(static_cast<size_t>(pieces), no_phase);
     // A piece is scattered before the previous one is gathered, so that ranks have work while the network transfers.
     for (int64_t i = 0; i <= pieces; ++i) {
@@ -44,8 +45,8 @@ class HierarchicalAllreduce final : public Hierarchical {
   // Returns a slice of the whole buffer; an empty one if the rank at this place is no carrier.
   ScatterList slice(int64_t piece, size_t place) const {
     if (place >= carriers_) return {};
-    const int64_t begin = border(piece * bytes_a_piece());
-    const int64_t end = border(std::min((piece + 1) * bytes_a_piece(), whole().buffer.bytes()));
+    const int64_t begin = border(piece * each_);
+    const int64_t end = border(std::min((piece + 1) * each_, whole().buffer.bytes()));
     const Slice part = slice_of(end - begin, carriers_, place);
     return whole().buffer.part(border(begin + part.begin), border(begin + part.begin + part.bytes));
   }
@@ -84,6 +85,7 @@ class HierarchicalAllreduce final : public Hierarchical {
   }
 
   std::optional<WireBlocks> blocks_;  // of the buffer, if its sums are encoded between hosts
+  const int64_t each_;          // bytes of a piece
   size_t carriers_;             // number of slices: the members of the smallest host
   Members counterparts_;        // the carriers of this rank's slice, in the order of hosts
   std::vector<int> summed_;     // by piece: the phase that sums this rank's slice

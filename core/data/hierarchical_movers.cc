@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "data/hierarchical.h"
+#include "data/packing.h"
 
 namespace sirtaki {
 namespace {
@@ -17,7 +18,7 @@ class HierarchicalBroadcast final : public Hierarchical {
       host_roots_.push_back(has_root ? whole().root : members.front());
     }
     std::sort(host_roots_.begin(), host_roots_.end());
-    const int64_t total = whole().buffer.bytes(), each = bytes_a_piece();
+    const int64_t total = whole().buffer.bytes(), each = bytes_a_piece(total);
     for (int64_t begin = 0; begin < total; begin += each) add_piece(begin, std::min(begin + each, total));
   }
 
@@ -53,6 +54,7 @@ class HierarchicalBroadcast final : public Hierarchical {
 };
 
 // An all-gather: each member's rows are sent to one member of each other host, chosen in turn, which forwards them.
+// All rows are cut into the same number of pieces, so that one is sent while the previous one is forwarded.
 class HierarchicalAllgather final : public Hierarchical {
  public:
   HierarchicalAllgather(const HierarchyParts& parts, TransferPtr transfer) : Hierarchical(parts, std::move(transfer)) {
@@ -61,9 +63,15 @@ class HierarchicalAllgather final : public Hierarchical {
       for (size_t place = 0; place < from.size(); ++place)
         for (const Members& to : hosts())
           receivers_[from[place]].push_back(&from == &to ? from[place] : to[place % to.size()]);
-    ScatterList got;  // rows that this rank forwards to the others of its host
-    const int exchanged = add_exchange(got);
-    if (!is_alone()) add_gather(got, exchanged);
+    int64_t total = 0;
+    for (const ScatterList& rows : whole().incoming) total += rows.bytes();
+    const int64_t each = bytes_a_piece(total);
+    pieces_ = static_cast<size_t>(std::max<int64_t>((total + each - 1) / each, 1));
+    for (size_t piece = 0; piece < pieces_; ++piece) {
+      ScatterList got;  // rows that this rank forwards to the others of its host
+      const int exchanged = add_exchange(piece, got);
+      if (!is_alone()) add_gather(piece, got, exchanged);
+    }
   }
 
  private:
@@ -71,38 +79,50 @@ class HierarchicalAllgather final : public Hierarchical {
     return from != to && std::find(receivers_[from].begin(), receivers_[from].end(), to) != receivers_[from].end();
   }
 
-  int add_exchange(ScatterList& got) {
+  Slice share_of(const ScatterList& rows, size_t piece) const { return slice_of(rows.bytes(), pieces_, piece); }
+
+  ScatterList cut(const ScatterList& rows, size_t piece) const {
+    const Slice share = share_of(rows, piece);
+    return rows.part(share.begin, share.begin + share.bytes);
+  }
+
+  // Returns a piece of a member's rows.
+  ScatterList rows_of(size_t member, size_t piece) const { return cut(whole().incoming[member], piece); }
+
+  int add_exchange(size_t piece, ScatterList& got) {
     Members all(whole().members.size());
     for (size_t member = 0; member < all.size(); ++member) all[member] = member;
     auto transfer = among(all, Kind::alltoall);
+    transfer->flows.resize(all.size() * all.size());
     for (size_t from = 0; from < all.size(); ++from)
-      for (size_t to = 0; to < all.size(); ++to)
-        transfer->flows.push_back(goes_to(from, to) ? whole().incoming[from].bytes() : 0);
-    got = whole().buffer;
+      for (size_t to : receivers_[from])
+        if (to != from) transfer->flows[from * all.size() + to] = share_of(whole().incoming[from], piece).bytes;
+    const ScatterList own = got = cut(whole().buffer, piece);
     for (size_t member = 0; member < all.size(); ++member) {
-      transfer->outgoing.push_back(goes_to(whole().own, member) ? whole().buffer : ScatterList());
+      transfer->outgoing.push_back(goes_to(whole().own, member) ? own : ScatterList());
       ScatterList& incoming = transfer->incoming.emplace_back();
-      if (member == whole().own && is_alone()) incoming = whole().incoming[member];
+      if (member == whole().own && is_alone()) incoming = rows_of(member, piece);
       if (!goes_to(member, whole().own)) continue;
-      incoming = is_alone() ? whole().incoming[member] : with_memory(whole().incoming[member]);
+      incoming = is_alone() ? rows_of(member, piece) : with_memory(rows_of(member, piece));
       got.append(results(incoming));
     }
     return add_between(std::move(transfer));
   }
 
-  void add_gather(const ScatterList& got, int exchanged) {
+  void add_gather(size_t piece, const ScatterList& got, int exchanged) {
     auto transfer = among(local(), Kind::allgather);
     transfer->buffer = got;
     for (size_t place = 0; place < local().size(); ++place) {
       const size_t via = local()[place];
-      ScatterList& incoming = transfer->incoming.emplace_back(whole().incoming[via]);
+      ScatterList& incoming = transfer->incoming.emplace_back(rows_of(via, piece));
       for (size_t from = 0; from < receivers_.size(); ++from)
         if (goes_to(from, via))
-          incoming.append(place == own_place() ? sizes(whole().incoming[from]) : whole().incoming[from]);
+          incoming.append(place == own_place() ? sizes(rows_of(from, piece)) : rows_of(from, piece));
     }
     add_local(std::move(transfer), exchanged);
   }
 
+  size_t pieces_ = 1;
   std::vector<Members> receivers_;  // by member: the members that receive its rows directly, one per host
 };
 

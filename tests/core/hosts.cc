@@ -1,6 +1,7 @@
 // Worlds of several hosts: a failure on one host ends all others' operations with the same text; operations within one
 // host proceed beside those that cross hosts.
 #include <atomic>
+#include <numeric>
 
 #include "faulty_wire.h"
 #include "world.h"
@@ -34,6 +35,24 @@ void with_each_culprit(const std::function<void(World&, int size, int culprit)>&
 }
 
 }  // namespace
+
+TEST(a_large_ragged_allgather_is_cut_into_pieces) {
+  for (const std::vector<int>& hosts : placements) {
+    const int size = static_cast<int>(hosts.size());
+    World ranks(size, on_hosts(hosts, {}));
+    ranks.run([&](int rank, Context& context) {
+      constexpr int64_t each = 500'003;  // rank 0 has no rows
+      const int64_t count = rank * each;
+      std::vector<int32_t> own(static_cast<size_t>(count)), expected;
+      std::iota(own.begin(), own.end(), rank);
+      for (int from = 0; from < size; ++from)
+        for (int64_t i = 0; i < from * each; ++i) expected.push_back(static_cast<int32_t>(from + i));
+      srt_request gather = request(SRT_ALLGATHER, "g", &count, 1, DType::int32);
+      gather.input = reinterpret_cast<uintptr_t>(own.data());
+      run_well(context, gather, [&](Ticket handle) { CHECK(output_of<int32_t>(context, handle) == expected); });
+    });
+  }
+}
 
 TEST(an_abort_crosses_hosts_with_its_words) {
   with_each_culprit([](World& ranks, int size, int aborter) {
