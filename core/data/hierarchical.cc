@@ -25,19 +25,25 @@ using Ends = std::pair<const uint8_t*, uint8_t*>;
 
 }  // namespace
 
+// Sums of a reduce-scatter are exchanged among the members at one place of each host, so hosts have equally many.
 bool HierarchicalBackend::serves(const Transfer& transfer) const {
-  const bool is_known = transfer.kind == Kind::allreduce
-                            ? transfer.reduce_op != ReduceOp::adasum
-                            : transfer.kind == Kind::broadcast || transfer.kind == Kind::allgather;
-  if (!is_known || !parts_.between->serves(transfer)) return false;
-  return choose_algorithm(parts_.wish, count_members(transfer.members, parts_.host_of), transfer.buffer.bytes()) ==
-         Algorithm::hierarchical;
+  if (!parts_.between->serves(transfer)) return false;
+  const std::vector<int> members = count_members(transfer.members, parts_.host_of);
+  if (choose_algorithm(parts_.wish, members, transfer.buffer.bytes()) != Algorithm::hierarchical) return false;
+  switch (transfer.kind) {
+    case Kind::allreduce: return transfer.reduce_op != ReduceOp::adasum;
+    case Kind::reducescatter: return std::ranges::count(members, members.front()) == std::ssize(members);
+    case Kind::broadcast:
+    case Kind::allgather: return true;
+    default: return false;
+  }
 }
 
 std::unique_ptr<Operation> HierarchicalBackend::start(TransferPtr transfer) {
   switch (transfer->kind) {
     case Kind::broadcast: return make_hierarchical_broadcast(parts_, std::move(transfer));
     case Kind::allgather: return make_hierarchical_allgather(parts_, std::move(transfer));
+    case Kind::reducescatter: return make_hierarchical_reducescatter(parts_, std::move(transfer));
     default: return make_hierarchical_allreduce(parts_, std::move(transfer));
   }
 }

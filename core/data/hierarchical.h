@@ -73,5 +73,6 @@ class Hierarchical : public PhasedOperation {
 std::unique_ptr<Operation> make_hierarchical_allreduce(const HierarchyParts& parts, TransferPtr whole);
 std::unique_ptr<Operation> make_hierarchical_broadcast(const HierarchyParts& parts, TransferPtr whole);
 std::unique_ptr<Operation> make_hierarchical_allgather(const HierarchyParts& parts, TransferPtr whole);
+std::unique_ptr<Operation> make_hierarchical_reducescatter(const HierarchyParts& parts, TransferPtr whole);
 
 }  // namespace sirtaki

@@ -204,6 +204,83 @@ TEST(large_plans_between_hosts_are_cut_into_pieces) {
   }
 }
 
+namespace {
+
+// Returns this rank's rows of the sum of delicate numbers.
+std::vector<float> scattered(Context& context, int rank, int size, int64_t count, double prescale) {
+  const std::vector<float> input = delicate(rank, count);
+  const auto own = static_cast<size_t>(rank), members = static_cast<size_t>(size);
+  std::vector<float> rows(static_cast<size_t>(rows_of_member(count, members, own)));
+  srt_request scatter = request(SRT_REDUCESCATTER, "rows", &count, 1, DType::float32);
+  scatter.input = reinterpret_cast<uintptr_t>(input.data());
+  scatter.output = reinterpret_cast<uintptr_t>(rows.data());
+  scatter.output_bytes = static_cast<int64_t>(rows.size() * sizeof(float));
+  scatter.prescale = prescale;
+  run_well(context, scatter);
+  return rows;
+}
+
+// Returns a rank's rows of the whole.
+std::vector<float> rows_of(const std::vector<float>& whole, int rank, int size) {
+  const auto own = static_cast<size_t>(rank), members = static_cast<size_t>(size);
+  const auto rows = static_cast<int64_t>(whole.size());
+  auto first = whole.begin();
+  for (size_t member = 0; member < own; ++member) first += rows_of_member(rows, members, member);
+  return {first, first + rows_of_member(rows, members, own)};
+}
+
+int64_t sent_over_tcp(Context& context) {
+  srt_sent_bytes found[8];
+  int64_t total = 0;
+  for (int32_t row = 0, known = context.count_sent_bytes(found, 8); row < known; ++row)
+    if (std::string_view(found[row].transport) == "tcp") total += found[row].bytes;
+  return total;
+}
+
+}  // namespace
+
+TEST(a_reducescatter_between_hosts_has_the_bits_of_an_allreduce) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 1, 2, 2}})
+    for (int64_t count : {int64_t{3}, int64_t{1'003}, int64_t{3'000'007}}) {
+      const auto size = static_cast<int>(hosts.size());
+      World ranks(size, on_hosts(hosts, {}));
+      ranks.run([&](int rank, Context& context) {
+        std::vector<float> whole = delicate(rank, count);
+        srt_request reduce = in_place(SRT_ALLREDUCE, "whole", whole, count, DType::float32);
+        reduce.prescale = 3;
+        run_well(context, reduce);
+        CHECK(scattered(context, rank, size, count, 3) == rows_of(whole, rank, size));
+      });
+    }
+}
+
+// Among 2 hosts of 2, each rank sends the sums of its host for one member of the other: a quarter of all bytes. Each
+// rank's own values for both members there would be half of them.
+TEST(a_reducescatter_sends_sums_between_hosts) {
+  World ranks(4, on_hosts({0, 0, 1, 1}, {}));
+  ranks.run([&](int rank, Context& context) {
+    constexpr int64_t elements = 400'000, quarter = elements * sizeof(float) / 4;
+    const int64_t before = sent_over_tcp(context);
+    scattered(context, rank, 4, elements, 1);
+    const int64_t sent = sent_over_tcp(context) - before;
+    CHECK(sent >= quarter);
+    CHECK(sent < quarter + quarter / 2);
+  });
+}
+
+TEST(a_reducescatter_among_hosts_of_different_sizes_sums_in_rank_order) {
+  World ranks(3, on_hosts({0, 0, 1}, {}));
+  ranks.run([&](int rank, Context& context) {
+    constexpr int64_t count = 3'001;
+    std::vector<float> whole(count);
+    for (int from = 0; from < 3; ++from) {
+      const std::vector<float> values = delicate(from, count);
+      for (size_t i = 0; i < whole.size(); ++i) whole[i] += values[i];
+    }
+    CHECK(scattered(context, rank, 3, count, 1) == rows_of(whole, rank, 3));
+  });
+}
+
 TEST(rows_cross_hosts_once_while_ranks_have_joined) {
   for (const std::vector<int>& hosts : placements) {
     const auto size = static_cast<int>(hosts.size());
