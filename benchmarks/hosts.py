@@ -1,12 +1,14 @@
-"""Compares all-reduce between hosts with its peers and with the speed of the links.
+"""Compares a collective between hosts with its peers and with the speed of the links.
 
     sudo python benchmarks/hosts.py [--hosts 2] [--each 2] [--rate 1gbit] [--sizes 64K 1M 64M] [--json FILE]
+                                    [--collective reducescatter]
 
 The hosts are network namespaces on a bridge, each with its own link of the given rate (tc tbf; "none": as
 fast as the kernel allows). sirtaki chooses its algorithm, or uses the one that the row names. The useful rate
 is the number of bytes that must leave each host, divided by the time: 2 (H - 1) / H of the tensor's bytes
-among H hosts for every algorithm. The stream is the throughput of plain TCP streams from each host to the
-next, all at the same time, in the same run.
+among H hosts for every algorithm of all-reduce (the default), half of that for a reduce-scatter or an
+all-gather. The stream is the throughput of plain TCP streams from each host to the next, all at the same
+time, in the same run.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.collectives import COLLECTIVES
 from common.harness import Benchmark, Results
 from common.jobs import Job
 from common.measure import alternate, block_calls, median
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 WORKER = "workers.hosts"
 SIZES = [64 * KIB, MIB, 64 * MIB]
+BETWEEN_HOSTS = ("allreduce", "reducescatter", "allgather")
 ALGORITHMS = ("auto", "direct", "ring", "hierarchical")
 BYTES_PER_BLOCK = 64 * MIB
 LEAST_CALLS, MOST_CALLS = 2, 20
@@ -63,7 +67,12 @@ def measure(options: Namespace) -> Results:
         jobs = {who: stack.enter_context(job) for who, job in start(hosts, options, key)}
         versions = {who: next(iter(job.ask("versions")[0].values())) for who, job in jobs.items()}
         rows = [row for size in options.sizes for row in measure_size(jobs, size, options)]
-    facts = {"hosts": options.hosts, "each": options.each, "rate": options.rate}
+    facts = {
+        "collective": options.collective,
+        "hosts": options.hosts,
+        "each": options.each,
+        "rate": options.rate,
+    }
     return {**facts, "versions": versions, "rows": rows}
 
 
@@ -91,14 +100,17 @@ def start(hosts: list[Host], options: Namespace, key: Path) -> Iterator[tuple[st
 
 
 def measure_size(jobs: dict[str, Job], size: int, options: Namespace) -> list[Row]:
-    names = {who: job.ask("prepare", collective="allreduce", size=size)[0][0] for who, job in jobs.items()}
+    collectives = {who: "allreduce" if who == "stream" else options.collective for who in jobs}
+    names = {
+        who: job.ask("prepare", collective=collectives[who], size=size)[0][0] for who, job in jobs.items()
+    }
     calls = block_calls(size, BYTES_PER_BLOCK, LEAST_CALLS, MOST_CALLS)
     measurements = {
         who: partial(job.slowest, "block", who=names[who], calls=calls) for who, job in jobs.items()
     }
     blocks = alternate(measurements, options.rounds)
     times = {who: median([time for block in found for time in block]) for who, found in blocks.items()}
-    crossing = 2 * (options.hosts - 1) / options.hosts * size
+    crossing = COLLECTIVES[options.collective].bus_factor(options.hosts) * size
     stream = size / times["stream"] / 1e3
     rows = []
     for who, time in times.items():
@@ -109,7 +121,7 @@ def measure_size(jobs: dict[str, Job], size: int, options: Namespace) -> list[Ro
 
 def show(results: Results) -> None:
     place = f"{results['hosts']} hosts × {results['each']} ranks, links of {results['rate']}"
-    title = f"All-reduce, float32 sum in place, {place}"
+    title = f"{COLLECTIVES[results['collective']].title}, float32, {place}"
     show_rows(title, COLUMNS, results["rows"], text_columns=2, group=lambda row: row.bytes)
 
 
@@ -135,6 +147,7 @@ OPTIONS = [
     number("--each", 2, "ranks on each"),
     sizes(SIZES),
     choice("--algorithms", ALGORITHMS, "sirtaki's (all)"),
+    Option("--collective", default="allreduce", choices=BETWEEN_HOSTS, help="which (allreduce)"),
     Option("--encrypted", action="store_true", help="also sirtaki with --encrypt"),
     Option("--no-peers", dest="peers", action="store_false", help="neither gloo nor Open MPI"),
 ]
