@@ -18,6 +18,7 @@ from sirtaki.bindings.outputs import DeviceOutput, Output
 from sirtaki.bindings.request import Batch
 from sirtaki.bindings.step_counters import StepCounters
 from sirtaki.bindings.survivors import Survivors
+from sirtaki.bindings.timeline_file import TimelineFile
 from sirtaki.bindings.topology import SharedMemory, Topology
 
 # Waits are cut into slices, so that Ctrl-C is noticed. It ends the wait, not the operation.
@@ -61,10 +62,9 @@ class Context:
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
         self.is_shut_down = False
         self.survivors: Survivors | None = None  # in an elastic job
-        self.end_program_watch: Callable[[], None] = lambda: None  # of a timeline
+        self.timeline = TimelineFile()
         self.refused_batches = 0  # number that could not be queued
-        self.compression = CompressionCounters()
-        self.steps = StepCounters()
+        self.compression, self.steps = CompressionCounters(), StepCounters()
         self.member_sets: dict[tuple[int, ...], Any] = {}  # process sets that only their ranks have added
         self._config = config
         self._numbers: Counter[str] = Counter()
@@ -324,7 +324,7 @@ class Context:
     def shutdown(self, timeout_ms: int = SHUTDOWN_MS) -> None:
         """Completes the operations in flight, and sends goodbye to the peers. A second call does nothing."""
         if not self.is_shut_down:
-            self.end_program_watch()
+            self.timeline.end_watch()
             self.is_shut_down = True
             for callback in self.shutdown_callbacks:
                 callback()

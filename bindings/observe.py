@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from sirtaki.bindings.compression_counters import CompressionCounters
-from sirtaki.bindings.config import call
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.step_counters import BOUNDS
@@ -352,19 +351,14 @@ def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
 
 def start_timeline_file(context: Context, file: str, mark_decisions: bool) -> None:
     """Starts the timeline of a world in `file`, with what the program does. Raises OSError."""
-    context.end_program_watch()
-    call(lib.srt_timeline_start, context.pointer, os.fsencode(file), mark_decisions)
-    from sirtaki.bindings.program_timeline import ProgramWatch  # other jobs need none of it
-
-    context.end_program_watch = ProgramWatch(context).stop
+    context.timeline.start(context, file, mark_decisions)
 
 
 def stop_timeline(context: Context) -> None:
     """Completes the timeline file; does nothing if none is being written."""
     if context.survivors is not None and context.survivors.timeline is not None:
         context.survivors.timeline.leave()
-    context.end_program_watch()
-    lib.srt_timeline_stop(context.pointer)
+    context.timeline.stop(context)
 
 
 def start_timeline_of_environment(context: Context, environment: Mapping[str, str] = os.environ) -> None:

@@ -23,6 +23,8 @@ from typing import Any
 from sirtaki.bindings import default_context
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.observe import activity, statistics
+from sirtaki.bindings.recording_orders import ANSWER
+from sirtaki.bindings.recordings import Recordings
 from sirtaki.bindings.traffic import slowest_tensors
 from sirtaki.bindings.user_code import frame_of_main_thread, line_of, stack_of
 from sirtaki.bindings.watch_marks import FOLDER, INTERVAL_SECONDS, is_watched
@@ -45,6 +47,7 @@ class StateWriter:
         self._folder = folder
         self._file = folder / f"{os.getpid()}.json"
         self._last: dict[str, Any] = {}
+        self._recordings = Recordings(folder)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sirtaki state", daemon=True)
 
@@ -57,6 +60,7 @@ class StateWriter:
             return
         self._end.set()
         self._thread.join(_JOIN_SECONDS)
+        self._recordings.stop()
 
     def _run(self) -> None:
         while not self._end.is_set():
@@ -71,10 +75,12 @@ class StateWriter:
         begin = time.time()
         if context is not None and is_member:
             self._last = _values_of(context)
+            self._recordings.look(context)
         elif not self._last:
             return  # this process was not a rank yet
         times = {"time": begin, "look_seconds": time.time() - begin}
-        text = json.dumps({**self._last, "is_member": is_member, **times})
+        answer = {ANSWER: self._recordings.answer} if self._recordings.answer else {}
+        text = json.dumps({**self._last, "is_member": is_member, **times, **answer})
         fresh = self._file.with_suffix(".new")
         fresh.write_text(text)
         fresh.replace(self._file)

@@ -125,6 +125,8 @@ class Agent:
             self._job.spares.dismiss(frame.rank)
         elif frame.kind == Kind.WATCH and self._job is not None:
             self._send_states(self._job, frame.number)
+        elif frame.kind == Kind.ORDER and self._job is not None:
+            self._take_order(self._job, frame)
         elif frame.kind == Kind.LEASE:
             self._lease.renew(frame.number)
         elif frame.kind == Kind.GRANT and frame.rank in self._credit:
@@ -274,6 +276,11 @@ class Agent:
 
         for frame in answers(job.folder / STATES, number):
             self._channel.send(frame)
+
+    def _take_order(self, job: AgentJob, frame: Frame) -> None:
+        from sirtaki.runner.remote_states import take_order
+
+        take_order(job.folder / STATES, frame)
 
     def _collect_remaining_files(self) -> None:
         self._collecting = False

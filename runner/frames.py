@@ -41,6 +41,7 @@ class Kind(enum.IntEnum):
     SPARE = 9  # JSON: starts a spare, which waits for a LAUNCH that names it; `rank` is its lane, below -1
     DISMISS = 10  # the spare in lane `rank` is not needed
     WATCH = 11  # a number: somebody watches the job; send the states of the ranks here, with this number
+    ORDER = 12  # JSON: a recording that the ranks here are to make (sirtaki.bindings.recording_orders)
     # From the agent
     ANSWER = 20  # JSON: the version, this host, what is missing here, and a port and an address for torch
     STARTED = 21  # a number: the pid of `rank`

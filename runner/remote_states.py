@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sirtaki.bindings.recording_orders import parse_order, place_order, read_order
 from sirtaki.bindings.watch_marks import INTERVAL_SECONDS, REMOTE, is_watched_for_now, watch_for_now
 from sirtaki.runner.frames import NO_RANK, Frame, Kind, WireError
 
@@ -36,13 +37,17 @@ class RemoteStates:
         self._last: dict[str, dict[str, Any]] = {}  # by file
         self._number = 0  # of the last question
         self._asked = 0.0  # when it was sent, in Unix time
+        self._ordered = 0  # the number of the last order for a recording
         self.due = time.monotonic()  # when to look again whether somebody watches
 
     def poll(self, now: float) -> None:
-        """Asks for the states if somebody watches."""
+        """Asks for the states, and passes orders for recordings on, if somebody watches."""
         if self.due <= now:
             self.due = now + INTERVAL_SECONDS
             if is_watched_for_now(self._folder):
+                if order := read_order(self._folder, self._ordered):
+                    self._ordered = order.number
+                    self._send(Frame.of_values(Kind.ORDER, order._asdict()))
                 self._number += 1
                 self._asked = time.time()
                 self._send(Frame.of_number(Kind.WATCH, NO_RANK, self._number))
@@ -77,6 +82,17 @@ class RemoteStates:
             fresh = folder / f"{name}.new"
             fresh.write_text(text)
             fresh.replace(folder / name)
+
+
+def take_order(folder: Path, frame: Frame) -> None:
+    """Has the ranks of this host record. Raises WireError if the order is malformed."""
+    try:
+        order = parse_order(frame.values)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise WireError(f"{frame.kind.name} is malformed") from None
+    with contextlib.suppress(OSError):  # a full disk: these ranks will not answer
+        watch_for_now(folder)
+        place_order(folder, order)
 
 
 def answers(folder: Path, number: int) -> Iterator[Frame]:

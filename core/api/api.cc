@@ -289,6 +289,10 @@ srt_status srt_watch_stack(srt_context* c, const srt_stack_source* source, srt_e
   return guarded(error, [&] { return c->context->watch_stack(*source); });
 }
 
+srt_status srt_write_recorder(srt_context* c, const char* path, srt_error* error) {
+  return guarded(error, [&] { return c->context->write_recorder(path); });
+}
+
 srt_status srt_timeline_start(srt_context* c, const char* path, int32_t marks_decisions, srt_error* error) {
   return guarded(error, [&] { return c->context->start_timeline(path, marks_decisions != 0); });
 }

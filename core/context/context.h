@@ -84,6 +84,8 @@ class Context {
   void stop_timeline() {
     if (!forked_) timeline_.stop();
   }
+  // Writes what the flight recorder holds, in the form of a failure report.
+  Status write_recorder(const char* path);
   void statistics(srt_statistics& out, srt_lateness* by_rank);
   void activity(srt_activity& out);
   // Write the rows that are not 0, at most `capacity`; return their count.

@@ -33,6 +33,11 @@ int32_t Context::count_sent_bytes(srt_sent_bytes* out, int32_t capacity) const {
   return give(describe(*sent_bytes_, locations_), out, capacity);
 }
 
+Status Context::write_recorder(const char* path) {
+  if (!path || !*path) return {SRT_INVALID_ARGUMENT, "a recorder needs the path of a file"};
+  return failure_report_ && !forked_ ? failure_report_->write_recorder(path) : usable();
+}
+
 // Copies the records, so that no operation waits for the sums.
 int32_t Context::slowest_tensors(std::span<const WaitSpan> waits, srt_tensor_times* out, int32_t capacity) {
   std::vector<OperationRecord> records;

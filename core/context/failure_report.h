@@ -1,5 +1,6 @@
 // A JSON report of what a rank was doing when its job failed: operations in flight, finished ones, and the program's
-// stack. The core writes it without the Python interpreter.
+// stack. The core writes it without the Python interpreter. The same form has what the flight recorder holds of a rank
+// whose job runs, when somebody asks for it.
 #pragma once
 
 #include <string>
@@ -29,9 +30,11 @@ class FailureReport {
   void forget() const;
   bool is_wanted() const { return !path_.empty(); }
   void write(const AbortNotice& why) const;
+  // Callable from any thread.
+  Status write_recorder(const std::string& path) const;
 
  private:
-  std::string describe(const AbortNotice& why) const;
+  std::string describe(const AbortNotice& why, size_t most_finished) const;
 
   FailureReportParts parts_;
   std::string directory_, path_;

@@ -103,6 +103,10 @@ typedef struct srt_stack_source {
 /* Sets the source of the program's stack. Must precede srt_start. */
 srt_status srt_watch_stack(srt_context *, const srt_stack_source *, srt_error *);
 
+/* Writes a file with the last 4096 operations of the flight recorder, those in flight and the program's stack, in the
+ * form of a failure report (JSON) of status "ok". Readers never see a part of it. */
+srt_status srt_write_recorder(srt_context *, const char *path, srt_error *);
+
 /* Starts a timeline of this rank's operations, in Chrome's trace format. Starting ends a running timeline; stopping
  * does nothing if there is none. srt_shutdown stops it. srt_timeline_program adds what the program did, to a track of
  * such slices that never overlap; times are nanoseconds of CLOCK_MONOTONIC. */

@@ -117,6 +117,7 @@ Status ProgramStack::open(const srt_stack_source& source) {
 StackSample ProgramStack::sample() {
   StackSample found;
   if (!file_.is_open()) return found;
+  const MutexLock lock(mutex_);
   std::string dump = ask_interpreter();
   if (dump.empty()) dump = read_dump();
   std::vector<StackFrame> frames = parse_stack(dump, thread_);

@@ -16,6 +16,7 @@
 
 #include "base/descriptor.h"
 #include "base/status.h"
+#include "base/thread_safety.h"
 #include "observe/json.h"
 #include "sirtaki_observe.h"
 
@@ -57,7 +58,8 @@ class ProgramStack {
   // sirtaki's own Python files.
   Status open(const srt_stack_source& source);
 
-  // Returns a sample; it is not known if there is no Python, or if the signal handler was removed.
+  // Returns a sample; it is not known if there is no Python, or if the signal handler was removed. Callable from any
+  // thread.
   StackSample sample();
 
  private:
@@ -69,6 +71,7 @@ class ProgramStack {
   int signal_ = 0;
   uint64_t thread_ = 0;
   std::string own_folder_;
+  Mutex mutex_;  // one question at a time
 };
 
 }  // namespace sirtaki

@@ -71,11 +71,12 @@ class ReportEvents:
         yield self._describe("clock", _DECISIONS, clock)
 
     def body(self, report: FailureReport, operations: Sequence[Reported]) -> Iterator[bytes]:
-        """Yields these operations of a report, and the failure."""
+        """Yields these operations of a report, and the failure, or that there was none."""
         for one in operations:
             yield from self._operation(one, report.moment)
         what = {"s": "p", "cat": ENDING, "args": report.ending._asdict()}
-        yield self._event("i", "the world failed", _DECISIONS, (report.moment, None), **what)
+        happened = "the world failed" if report.ending.is_failure else "the recorder was written"
+        yield self._event("i", happened, _DECISIONS, (report.moment, None), **what)
 
     def _operation(self, one: Reported, moment: int) -> Iterator[bytes]:
         """Yields an operation with its phases, as the core writes them; `moment` ends those in flight."""

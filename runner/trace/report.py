@@ -81,12 +81,14 @@ def describe_clocks(clocks: Sequence[HostClock]) -> Iterator[str]:
 
 
 def _endings(trace: Trace) -> Iterator[str]:
-    """Yields what each rank was doing when its world failed, as hvdrun says it."""
+    """Yields what each rank was doing when its world failed, or when its recorder was written."""
     for rows in trace.generations():
-        ended = [row.ending.doing for row in rows if row.ending is not None]
-        if ended:
-            place = f" in generation {rows[0].generation}" if rows[0].generation else ""
-            yield from ("", f"when the world failed{place}:", *(f"  {doing}" for doing in ended))
+        place = f" in generation {rows[0].generation}" if rows[0].generation else ""
+        endings = [row.ending for row in rows if row.ending is not None]
+        for happened, is_failure in (("the world failed", True), ("the recorder was written", False)):
+            doings = [f"  {one.doing}" for one in endings if one.is_failure == is_failure]
+            if doings:
+                yield from ("", f"when {happened}{place}:", *doings)
 
 
 def _steps(measures: Measures) -> Iterator[str]:

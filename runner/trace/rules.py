@@ -57,7 +57,7 @@ def _ended_worlds(picture: TracePicture) -> Iterator[Evidence]:
     for rows in picture.trace.generations():
         ranks_of = defaultdict(list)
         for row in rows:
-            if row.ending is not None and row.rank is not None:
+            if row.ending is not None and row.ending.is_failure and row.rank is not None:
                 ranks_of[row.ending.reason].append(row.rank)
         for reason, ranks in ranks_of.items():
             yield Evidence("", f"by the failure reports of {ranks_text(ranks)}", {"reason": reason})

@@ -35,12 +35,19 @@ class Failed(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The failure report of a rank: why its world failed, by whose fault, and what the rank was doing."""
+    """The failure report of a rank: why its world failed, by whose fault, and what the rank was doing.
+
+    The recorder of a rank whose world runs has the status "ok".
+    """
 
     status: str
     culprit: int
     reason: str
     doing: str
+
+    @property
+    def is_failure(self) -> bool:
+        return self.status != "ok"
 
 
 class StatedClock(NamedTuple):

@@ -20,6 +20,7 @@ MODULES = (
     "objects",
     "observing",
     "process_sets",
+    "recordings",
     "scattering",
     "shared_memory",
     "wire_formats",
