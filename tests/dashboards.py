@@ -5,20 +5,42 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from launching import wait_until
 from rank_samples import NOW, SINCE
 
 from sirtaki.runner.dashboard.access import Access
 from sirtaki.runner.dashboard.feed import Feed
+from sirtaki.runner.dashboard.recordings import Recordings
 from sirtaki.runner.dashboard.server import DashboardServer
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
 TOKEN = "the-token"
 LOOPBACK = "127.0.0.1"
+NO_JOB = Path("/nowhere/sirtaki-x")
+URL = re.compile(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{43})(?!\S)")
+
+# Ranks that sum until the file "end" exists, in a job of either kind.
+SUMMING = """
+import pathlib, sys, time
+import numpy
+import sirtaki.numpy as hvd
+
+def train(state):
+    while hvd.allreduce(numpy.float32(not (pathlib.Path(sys.argv[1]) / "end").exists()), name="loss") > 0.5:
+        time.sleep(0.01)
+
+hvd.init()
+if "elastic" in sys.argv:
+    train = hvd.elastic.run(train)
+train(hvd.elastic.ObjectState())
+"""
 
 
 class Served(NamedTuple):
@@ -26,6 +48,7 @@ class Served(NamedTuple):
 
     port: int
     feed: Feed
+    action_token: str
 
     def get(self, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
         """Returns the answer to a request; the names of headers have _ for -."""
@@ -40,6 +63,13 @@ def request(port: int, path: str, method: str = "GET", **headers: str) -> http.c
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=60)
     connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
     return connection.getresponse()
+
+
+def address_in(output: Path) -> tuple[int, str]:
+    """Returns the port and the token that hvdrun has printed."""
+    wait_until(lambda: URL.search(output.read_text()), "hvdrun has printed the address of the page")
+    ((port, token),) = URL.findall(output.read_text())
+    return int(port), token
 
 
 def cookie_of(answer: http.client.HTTPResponse) -> str:
@@ -63,16 +93,21 @@ def snapshot(second: float, *ranks: RankSample) -> Snapshot:
 
 
 @contextlib.contextmanager
-def serve(source: Callable[[], Iterator[Snapshot]]) -> Iterator[Served]:
-    """Serves the page of a job with these snapshots, which has begun 60 s before NOW."""
+def serve(source: Callable[[], Iterator[Snapshot]], job: Path = NO_JOB) -> Iterator[Served]:
+    """Serves the page of a job with these snapshots, which has begun 60 s before NOW.
+
+    `job` is its private folder, in which recordings come, too.
+    """
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
-    feed = Feed(source, NOW - 60)
-    server = DashboardServer(listener, Access(TOKEN, LOOPBACK, (LOOPBACK, port)), feed)
+    recordings = Recordings(job, job)
+    feed = Feed(source, NOW - 60, lambda: recordings.view)
+    access = Access(TOKEN, LOOPBACK, (LOOPBACK, port))
+    server = DashboardServer(listener, access, feed, recordings)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield Served(port, feed)
+        yield Served(port, feed, access.action_token)
     finally:
         feed.end()
         server.shutdown()

@@ -13,6 +13,7 @@ import psutil
 from sirtaki.runner.listening import authority
 
 TOKEN_FILE = "dashboard_token"  # in the job's private folder
+ACTION_HEADER = "X-Sirtaki-Token"  # of requests that change something
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -34,6 +35,7 @@ class Access:
         # Browsers send cookies to all ports of a host, so those of several jobs need different names.
         self._cookie = f"sirtaki_{port}={secrets.token_urlsafe(32)}"
         self._hosts = hosts_of(host, number, port)
+        self.action_token = secrets.token_urlsafe(32)  # in the page, which no other site can read
 
     def is_own_address(self, names: Sequence[str]) -> bool:
         """Returns whether the Host headers of a request name the page's own address.
@@ -54,6 +56,11 @@ class Access:
         """Returns whether the Cookie header of a request has the cookie, among those of other servers."""
         own = self._cookie.encode()
         return any(secrets.compare_digest(one.strip().encode(), own) for one in cookies.split(";"))
+
+    def may_act(self, tokens: Sequence[str]) -> bool:
+        """Returns whether the action headers of a request have the token that is in the page."""
+        own = self.action_token.encode()
+        return len(tokens) == 1 and secrets.compare_digest(tokens[0].encode(), own)
 
 
 def hosts_of(host: str, number: str, port: int) -> frozenset[str]:

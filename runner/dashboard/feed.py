@@ -26,12 +26,18 @@ class Feed:
     A reader that is slow misses looks; none is kept for it.
     """
 
-    def __init__(self, source: Callable[[], Iterator[Snapshot]], begin: float) -> None:
+    def __init__(
+        self,
+        source: Callable[[], Iterator[Snapshot]],
+        begin: float,
+        recording: Callable[[], dict[str, Any] | None],
+    ) -> None:
         """`source` begins to watch the job, and raises LaunchError while that is impossible.
 
-        `begin` is when the job has begun, in Unix time.
+        `begin` is when the job has begun, in Unix time; `recording` returns the last one, if there was one.
         """
         self._source = source
+        self._recording = recording
         self._begin = begin
         self._changed = threading.Condition()
         self._readers = 0
@@ -102,7 +108,8 @@ class Feed:
     def _publish(self, look: dict[str, Any]) -> None:
         late = {str(row["rank"]): row["late"] for row in look["rows"] if row["late"] is not None}
         with self._changed:
-            self._look = {**look, "elapsed": look["time"] - self._begin}
+            more = {"elapsed": look["time"] - self._begin, "recording": self._recording()}
+            self._look = {**look, **more}
             self._history.append({"time": look["time"], "late": late})
             self._number += 1
             self._changed.notify_all()

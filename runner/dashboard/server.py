@@ -3,7 +3,8 @@
 Usage: python -m sirtaki.runner.dashboard.server FOLDER HOST
 
 Standard input is the listening socket. FOLDER is the job's private folder, with the token in a file, which is
-removed here. HOST is the name or the address that the user has given. SIGTERM means that the job has ended.
+removed here. HOST is the name or the address that the user has given. Recordings come into folders of the
+working directory, which is hvdrun's. SIGTERM means that the job has ended.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+from sirtaki.bindings.recording_orders import RECORDER, TIMELINE
 from sirtaki.runner.bounded_server import CLIENT_SECONDS, BoundedServer
-from sirtaki.runner.dashboard.access import TOKEN_FILE, Access
+from sirtaki.runner.dashboard.access import ACTION_HEADER, TOKEN_FILE, Access
 from sirtaki.runner.dashboard.feed import Feed
+from sirtaki.runner.dashboard.recordings import Recordings
 from sirtaki.runner.top.jobs import Job
 from sirtaki.runner.top.snapshot import Snapshot
 
@@ -35,16 +38,19 @@ _REFUSAL = "Open the address that hvdrun has printed; one browser can do so once
 _TEXTS = {
     403: "This is not the address of the page.\n",
     404: "There is no such page.\n",
-    405: "Only GET is served.\n",
+    405: "Only GET is served, and POST for the actions of the page.\n",
 }
+_ACTIONS = {f"/actions/{action}": action for action in (RECORDER, TIMELINE)}
 
 
 class Page:
     """The page, and the policy that lets it run its own script and style, and nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, action_token: str) -> None:
         text = importlib.resources.files("sirtaki.runner.dashboard").joinpath("page.html").read_text("utf-8")
-        self.content = text.encode()
+        self.content = text.replace(
+            'name="token" content=""', f'name="token" content="{action_token}"'
+        ).encode()
         script, style = (_hash_of(text, tag) for tag in ("script", "style"))
         self.policy = (
             f"default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; "
@@ -79,6 +85,21 @@ class _Handler(BaseHTTPRequestHandler):
             self._stream()
         else:
             self._answer(404, _TEXTS[404])
+
+    def do_POST(self) -> None:
+        access, action = self.server.access, _ACTIONS.get(self.path)
+        if not access.is_own_address(self.headers.get_all("Host", [])):
+            self._answer(403, _TEXTS[403])
+        elif not access.admits("; ".join(self.headers.get_all("Cookie", []))):
+            self._answer(403, _REFUSAL)
+        elif action is None:
+            self._answer(405, _TEXTS[405])
+        elif not access.may_act(self.headers.get_all(ACTION_HEADER, [])):
+            self._answer(403, "Use the buttons of the page, and reload it if it is an old one.\n")
+        elif refusal := self.server.recordings.begin(action):
+            self._answer(409, f"{refusal}\n")
+        else:
+            self._answer(202, "The ranks have been asked; the page shows their answers.\n")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answers a request that the standard library refuses, without a word of it."""
@@ -125,11 +146,12 @@ class _Handler(BaseHTTPRequestHandler):
 class DashboardServer(BoundedServer):
     """Serves the page and its looks to whoever has the token."""
 
-    def __init__(self, listener: socket.socket, access: Access, feed: Feed) -> None:
+    def __init__(self, listener: socket.socket, access: Access, feed: Feed, recordings: Recordings) -> None:
         super().__init__(listener, _Handler, MAX_CLIENTS)
         self.access = access
         self.feed = feed
-        self.page = Page()
+        self.recordings = recordings
+        self.page = Page(access.action_token)
 
 
 def main() -> None:
@@ -143,7 +165,9 @@ def main() -> None:
     def watch() -> Iterator[Snapshot]:
         return Job(folder).snapshots()
 
-    server = DashboardServer(listener, access, Feed(watch, time.time()))
+    recordings = Recordings(folder, Path.cwd())
+    feed = Feed(watch, time.time(), lambda: recordings.view)
+    server = DashboardServer(listener, access, feed, recordings)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     signal.sigwait({signal.SIGTERM})
     server.feed.end()

@@ -171,7 +171,7 @@ def test_further_clients_are_sent_away(served: Served) -> None:
 def test_looks_have_the_rows_of_sirtaki_top(served: Served) -> None:
     events = events_of(served.get("/events", Cookie=served.cookie()))
     look = next(content for kind, content in events if kind == "look" and content["time"] == NOW)
-    assert look == {**look_of(BEFORE, AFTER), "elapsed": 60.0}
+    assert look == {**look_of(BEFORE, AFTER), "elapsed": 60.0, "recording": None}
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(render(AFTER, rows_of(BEFORE, AFTER)))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]

@@ -149,6 +149,19 @@ def test_a_rank_shows_its_stack_and_goes_on_to(browser: Any, page: tuple[Served,
     assert count(browser, "#rows tr") == size
 
 
+def test_a_button_asks_and_the_answer_is_shown(browser: Any, page: tuple[Served, int]) -> None:
+    served, _ = page
+    shown = "#recording:not([hidden])"
+    assert count(browser, shown) == 0
+    wait_until(lambda: count(browser, "#actions button:enabled") == 2, "the page is live")
+    browser.execute_script("document.querySelector('#actions button').click()")
+    wait_until(lambda: count(browser, shown) == 1, "the answer is shown")
+    assert text_of(browser, shown).startswith("no rank has written its state")
+    served.feed.end()
+    wait_until(lambda: count(browser, "#actions button:disabled") == 2, "the job has ended")
+    assert problems_of(browser) == []
+
+
 def test_the_policy_lets_no_other_script_run(browser: Any, page: tuple[Served, int]) -> None:
     browser.execute_script(
         "window.blocked = [];"

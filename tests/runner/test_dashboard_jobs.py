@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dashboards import cookie_of, events_of, request
+from dashboards import SUMMING, address_in, cookie_of, events_of, request
 from launching import wait_until
 
 from sirtaki.runner.errors import LaunchError
@@ -21,31 +21,7 @@ from sirtaki.runner.options import parse
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[bytes]]
 Hosts = Callable[..., Path]
-URL = re.compile(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{43})(?!\S)")
 SERVERS = [("--dashboard", "dashboard"), ("--metrics-port=0", "metrics")]
-
-# Ranks that sum until the file "end" exists, in a job of either kind.
-TRAINING = """
-import pathlib, sys, time
-import numpy
-import sirtaki.numpy as hvd
-
-def train(state):
-    while hvd.allreduce(numpy.float32(not (pathlib.Path(sys.argv[1]) / "end").exists()), name="loss") > 0.5:
-        time.sleep(0.01)
-
-hvd.init()
-if "elastic" in sys.argv:
-    train = hvd.elastic.run(train)
-train(hvd.elastic.ObjectState())
-"""
-
-
-def address_in(output: Path) -> tuple[int, str]:
-    """Returns the port and the token that hvdrun has printed."""
-    wait_until(lambda: URL.search(output.read_text()), "hvdrun has printed the address of the page")
-    ((port, token),) = URL.findall(output.read_text())
-    return int(port), token
 
 
 def texts_of(job: psutil.Process) -> Iterator[str]:
@@ -62,7 +38,7 @@ def test_a_page_shows_the_ranks_of_a_job_until_it_ends(
 ) -> None:
     hosts(hostB={})
     script, errors = tmp_path / "training.py", tmp_path / "errors"
-    script.write_text(TRAINING)
+    script.write_text(SUMMING)
     with errors.open("wb") as file:
         command = ("--dashboard", "python", str(script), str(tmp_path), kind)
         options = {"elastic": ("--min-np", "2"), "elsewhere": ("-H", "hostB:2")}.get(kind, ())
@@ -87,7 +63,7 @@ def test_the_end_of_a_server_is_told_while_the_job_goes_on(
     start_hvdrun: Start, tmp_path: Path, kind: str, option: str, module: str
 ) -> None:
     script, errors = tmp_path / "training.py", tmp_path / "errors"
-    script.write_text(TRAINING)
+    script.write_text(SUMMING)
     options = ("--min-np", "1") if kind == "elastic" else ()
     with errors.open("wb") as file:
         command = (option, "python", str(script), str(tmp_path), kind)
