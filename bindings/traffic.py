@@ -19,6 +19,8 @@ class OperationCount(TypedDict):
         operations: their number, successful or not; every tensor of a fused plan counts.
         failed: number of those that ended with an error.
         bytes: of this rank's tensors in their plans.
+        algorithm: of the last one: of an all-reduce "whole", "sliced" or "in place" in shared memory, or
+            "direct", "ring", "recursive_doubling" or "quantised" over links; "" where there is only one.
     """
 
     kind: str
@@ -26,6 +28,7 @@ class OperationCount(TypedDict):
     operations: int
     failed: int
     bytes: int
+    algorithm: str
 
 
 class SentBytes(TypedDict):
@@ -73,6 +76,7 @@ def operation_counts(context: Context) -> list[OperationCount]:
             operations=row.operations,
             failed=row.failed,
             bytes=row.bytes,
+            algorithm=text(row.algorithm),
         )
         for row in _rows("srt_operation_count", lib.srt_count_operations, context)
     ]

@@ -112,11 +112,11 @@ class Run:
         before = self._count_wrong(bound, count)
         for one in bound.values():
             one.fill(0)  # zeros stay zeros, however often they are summed in place
-        backend = _backend_of(bound[OWN].call)
+        backend, algorithm = _way_of(bound[OWN].call)
         times = self._time({name: one.call for name, one in bound.items()}, size)
         after = self._count_wrong(bound, count)
         wrong = {name: before[name] + after[name] for name in before}
-        _tell(Measurement(size, count, wrong, times, backend))
+        _tell(Measurement(size, count, wrong, times, backend, algorithm))
 
     def _bind(self, implementation: Implementation, count: int) -> Bound:
         array = np.empty(self._operation.input_count(count, basics.size()), self._plan.dtype)
@@ -150,16 +150,19 @@ class Run:
         return {name: _summary(of_all_ranks) for name, of_all_ranks in blocks.items()}
 
 
-def _backend_of(call: Call) -> str:
-    """Returns the backend that moves the bytes of a call; "" if none does. All ranks have to call it."""
+def _way_of(call: Call) -> tuple[str, str]:
+    """Returns the backend that moves the bytes of a call, and its algorithm; "" for what there is not.
+
+    All ranks have to call it.
+    """
     before = {(row["kind"], row["backend"]): row["bytes"] for row in stats()["by_backend"]}
     call()
     grown = [
-        row["backend"]
+        (row["backend"], row["algorithm"])
         for row in stats()["by_backend"]
         if row["bytes"] > before.get((row["kind"], row["backend"]), 0)
     ]
-    return grown[0] if grown else ""
+    return grown[0] if grown else ("", "")
 
 
 def _summary(blocks: list[list[float]]) -> Timing:

@@ -41,7 +41,7 @@ Status Execution::start(const Plan& plan, Nanoseconds now) {
     if (tensor.ticket) record.tickets.push_back(tensor.ticket);
   if (plan.untouched || !moves_tensors(plan.kind)) {
     note_plan_begun(plan, record.tickets, nullptr, state_, now);
-    finish(record, BackendName::none, plan.untouched ? SRT_RESULT_UNTOUCHED : 0, now);
+    finish(record, {}, plan.untouched ? SRT_RESULT_UNTOUCHED : 0, now);
     return Status::ok();
   }
   if (plan.tensors.front().signature->deadline) note_contributors(plan, record);
@@ -234,9 +234,9 @@ Status Execution::advance(Nanoseconds now, bool& moved) {
   moved |= changes_.moved;
   if (!changes_.launched.empty()) note_launches();
   const Nanoseconds moment = changes_.finished.empty() ? now : sirtaki::now();
-  for (const auto& [number, backend] : changes_.finished) {
+  for (const auto& [number, backend, algorithm] : changes_.finished) {
     const auto record = records_.extract(number);
-    finish(record.mapped(), backend, 0, moment);
+    finish(record.mapped(), {backend, algorithm}, 0, moment);
   }
   if (status.code() == SRT_DEVICE)
     return {SRT_DEVICE, format("'%s': %s", tensor_of(changes_.failed).c_str(), status.text())};
@@ -251,7 +251,7 @@ void Execution::note_launches() {
   state->handles.wake_waiters();
 }
 
-void Execution::finish(const Record& record, BackendName backend, uint32_t result, Nanoseconds moment) {
+void Execution::finish(const Record& record, const Way& way, uint32_t result, Nanoseconds moment) {
   {
     const Access state(state_);
     Observer& observer = state->observer;
@@ -260,12 +260,14 @@ void Execution::finish(const Record& record, BackendName backend, uint32_t resul
       if (HandleEntry* entry = state->handles.open_entry(ticket)) {
         entry->result = record.is_late ? uint32_t{SRT_RESULT_LATE} : result;
         entry->contributors = record.contributors;
-        entry->backend = backend;
+        entry->backend = way.backend;
         observer.transferred(entry->record, record.times);
       }
       state->handles.end(ticket, Status::ok());
     }
-    state->handles.counts().of(record.kind, backend).bytes += record.bytes;
+    OperationCounts::Count& count = state->handles.counts().of(record.kind, way.backend);
+    count.bytes += record.bytes;
+    count.algorithm = way.algorithm;
     observer.plan_ended(record.wire_bytes);
   }
   if (!record.kept.empty()) late_results_.finished(record.kept);

@@ -45,6 +45,12 @@ class Execution {
     WireBytes wire_bytes = {};
   };
 
+  // The backend that has moved a plan's bytes, and its algorithm.
+  struct Way {
+    BackendName backend = BackendName::none;
+    const char* algorithm = "";
+  };
+
   // A tensor of a plan, and this rank's entry for it; nullptr if the rank has joined.
   struct TensorShare {
     const PlannedTensor& tensor;
@@ -71,7 +77,7 @@ class Execution {
   Status allocate_memory(HandleEntry& entry) const;
 
   void note_launches();
-  void finish(const Record& record, BackendName backend, uint32_t result, Nanoseconds moment);
+  void finish(const Record& record, const Way& way, uint32_t result, Nanoseconds moment);
 
   int32_t rank_;
   SharedCallerState& state_;

@@ -44,7 +44,7 @@ std::vector<srt_operation_count> describe(const OperationCounts& counts) {
   std::vector<srt_operation_count> rows;
   counts.visit([&](Kind kind, BackendName backend, const OperationCounts::Count& count) {
     const char* name = backend_names[static_cast<size_t>(backend)];
-    rows.push_back({kind_name(kind), name, count.operations, count.failed, count.bytes});
+    rows.push_back({kind_name(kind), name, count.operations, count.failed, count.bytes, count.algorithm});
   });
   return rows;
 }

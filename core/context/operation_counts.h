@@ -14,6 +14,7 @@ class OperationCounts {
   struct Count {
     int64_t operations = 0, failed = 0;  // failed ones among these
     int64_t bytes = 0;
+    const char* algorithm = "";  // of the last one that moved bytes
   };
 
   Count& of(Kind kind, BackendName backend) { return counts_[static_cast<size_t>(kind)][static_cast<size_t>(backend)]; }

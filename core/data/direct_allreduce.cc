@@ -10,6 +10,8 @@ class DirectAllreduce final : public PairwiseAllreduce {
   DirectAllreduce(const LinkSetting& setting, TransferPtr t)
       : PairwiseAllreduce(setting, std::move(t), setting.chunk_bytes) {}
 
+  const char* algorithm() const override { return "direct"; }
+
  private:
   void send_slice(size_t member, int64_t tag, const Part& part) override {
     send_inputs(member, tag, transfer().buffer, part.begin, part.end);

@@ -27,7 +27,8 @@ Status Executor::advance_one(Active& active, Nanoseconds now, Changes& changes, 
   }
   is_done = progress == Progress::done;
   if (is_done) {
-    changes.finished.push_back({active.transfer->plan, active.backend->name(*active.transfer)});
+    const Transfer& transfer = *active.transfer;
+    changes.finished.push_back({transfer.plan, active.backend->name(transfer), active.operation->algorithm()});
   } else if (!active.is_launched) {
     if (auto event = active.operation->launched()) {
       active.is_launched = true;
@@ -48,7 +49,7 @@ Status Executor::start_what_can(Nanoseconds now, Changes& changes) {
     if (next.times) next.times->started = now;
     if (auto operation = (*backend)->start(queue_.front()))
       active_.push_back({queue_.front(), backend->get(), std::move(operation), needs});
-    else changes.finished.push_back({next.plan, (*backend)->name(next)});
+    else changes.finished.push_back({next.plan, (*backend)->name(next), ""});
     queue_.pop_front();
     changes.moved = true;
     last_moved_ = now;

@@ -26,6 +26,7 @@ class Executor {
     struct Finish {
       uint64_t plan;
       BackendName backend;
+      const char* algorithm;  // see Operation
     };
     std::vector<Launch> launched;  // on a device: the plan is finished after the event
     std::vector<Finish> finished;

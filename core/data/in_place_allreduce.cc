@@ -84,6 +84,8 @@ class InPlaceAllreduce final : public MemoryOperation {
     sources_.resize(member_count());
   }
 
+  const char* algorithm() const override { return "in place"; }
+
  private:
   bool step(int64_t index) override {
     if (index == parts_) return all_past(index - 1);
@@ -147,6 +149,7 @@ class OfferedAllreduce final : public Operation {
   }
   bool must_be_polled() const override { return gives_up_ != never; }
   std::vector<int32_t> waits_for() const override { return following_ ? following_->waits_for() : late(); }
+  const char* algorithm() const override { return following_ ? following_->algorithm() : ""; }
 
  private:
   bool has_answered(size_t member) const {

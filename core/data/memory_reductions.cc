@@ -25,6 +25,8 @@ class WholeAllreduce final : public MemoryOperation {
     return transfer.members.size() == 2 || transfer.buffer.bytes() <= few_bytes;
   }
 
+  const char* algorithm() const override { return "whole"; }
+
  private:
   bool step(int64_t index) override {
     const int64_t round = index / 2, begin = round * chunk_bytes();
@@ -68,6 +70,8 @@ class SlicedAllreduce final : public MemoryOperation {
     steps = 3 * rounds + 2;
     sources_.resize(member_count());
   }
+
+  const char* algorithm() const override { return "sliced"; }
 
  private:
   // Packs round r in step 3r, copies round r - 1 in step 3r + 1, reduces round r in step 3r + 2; the last pack and

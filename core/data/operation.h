@@ -83,6 +83,9 @@ class Operation {
   // Returns the part of `needed_at_start` that the operation still needs; it only shrinks.
   virtual unsigned still_needs(unsigned needed_at_start) const { return needed_at_start; }
 
+  // Returns the name of the algorithm that moves the bytes, a static string; "" where there is only one.
+  virtual const char* algorithm() const { return ""; }
+
   // Returns the event after which the operation is finished on a device, once everything is launched there.
   virtual std::shared_ptr<GpuEvent> launched() const { return nullptr; }
 };

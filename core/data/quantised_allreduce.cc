@@ -24,6 +24,8 @@ class QuantisedAllreduce final : public PairwiseAllreduce {
   QuantisedAllreduce(const LinkSetting& setting, TransferPtr t)
       : PairwiseAllreduce(setting, std::move(t), slice_bytes(setting.chunk_bytes)), blocks_(transfer().buffer) {}
 
+  const char* algorithm() const override { return "quantised"; }
+
  private:
   int64_t border(int64_t position) const override { return blocks_.border(position); }
   int64_t wire_bytes(const Part& part) const override { return blocks_.encoded_bytes(part.begin, part.end); }

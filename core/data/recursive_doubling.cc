@@ -26,6 +26,8 @@ class RecursiveDoubling final : public LinkOperation {
     work_.resize(static_cast<size_t>(std::min(chunk_bytes(), transfer().buffer.bytes())));
   }
 
+  const char* algorithm() const override { return "recursive_doubling"; }
+
  private:
   Status step(int64_t index, bool& finished) override {
     const int64_t round = index / steps_each_, part = index % steps_each_;

@@ -20,6 +20,8 @@ class RingAllreduce final : public LinkOperation {
     work_.resize(static_cast<size_t>(std::min(round_bytes_, transfer().buffer.bytes())));
   }
 
+  const char* algorithm() const override { return "ring"; }
+
  private:
   Status step(int64_t index, bool& finished) override {
     const int64_t hop_index = index / 2, round = hop_index / hops_, hop = hop_index % hops_;

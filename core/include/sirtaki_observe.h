@@ -49,6 +49,7 @@ typedef struct srt_operation_count {
   const char *backend; /* such as "shared memory"; "none" for operations that move nothing, or failed */
   int64_t operations, failed; /* failed ones among these */
   int64_t bytes; /* size of this rank's tensors in their plans */
+  const char *algorithm; /* of the last one, such as "ring"; "" where the backend has only one */
 } srt_operation_count;
 
 /* The bytes that this rank has sent over links to the ranks of one host, control frames and headers included, before

@@ -48,7 +48,8 @@ class Row:
     """The figures at one size; bandwidths in 10^9 bytes per second.
 
     `limit` is the limit's time as a share of the operation's; None for small sizes, and without a limit.
-    `backend` is the part of sirtaki's core that has moved the bytes.
+    `backend` is the part of sirtaki's core that has moved the bytes, and `algorithm` its choice; "" where it
+    has only one.
     """
 
     size: int
@@ -62,6 +63,12 @@ class Row:
     limit: float | None
     peers: Mapping[str, PeerFigures]
     backend: str = ""
+    algorithm: str = ""
+
+    @property
+    def way(self) -> str:
+        """Returns "links (ring)", or the backend alone."""
+        return f"{self.backend} ({self.algorithm})" if self.algorithm else self.backend
 
 
 class CollectiveReport(Report):
@@ -142,6 +149,7 @@ class CollectiveReport(Report):
             limit=self._limit.share(measured),
             peers=peers,
             backend=measured.backend,
+            algorithm=measured.algorithm,
         )
 
     def _format(self, row: Row) -> str:
@@ -163,8 +171,8 @@ class CollectiveReport(Report):
 
 
 def _backends_text(rows: Sequence[Row]) -> str:
-    """Returns "links up to 4096 B, hierarchical from 16384 B", or the one name for all sizes."""
-    groups = [(name, list(group)) for name, group in groupby(rows, attrgetter("backend")) if name]
+    """Returns "links (direct) up to 4096 B, hierarchical from 16384 B", or the one name for all sizes."""
+    groups = [(name, list(group)) for name, group in groupby(rows, attrgetter("way")) if name]
     if len(groups) < 2:
         return groups[0][0] if groups else ""
     first, *others = groups

@@ -101,6 +101,7 @@ class Measurement:
     Attributes:
         wrong, times: wrong elements on all ranks, and times, by implementation.
         backend: the part of sirtaki's core that has moved its bytes; "" if nothing had to move.
+        algorithm: that of the backend; "" where it has only one.
     """
 
     size: int
@@ -108,6 +109,7 @@ class Measurement:
     wrong: Mapping[str, int]
     times: Mapping[str, Timing]
     backend: str = ""
+    algorithm: str = ""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,12 @@ def statistics_count_kinds_and_backends() -> None:
     backends = {row["backend"] for row in counted["by_backend"] if row["kind"] != "barrier"}
     assert backends <= {"shared memory", "links", "hierarchical"} if hvd.size() > 1 else {"single rank"}
     assert [row["backend"] for row in counted["by_backend"] if row["kind"] == "barrier"] == ["none"]
+    ways = {(row["kind"], row["backend"]): row["algorithm"] for row in counted["by_backend"]}
+    algorithms = {"shared memory": {"whole"}, "links": {"direct", "ring", "recursive_doubling"}}
+    assert all(
+        algorithm in (algorithms.get(backend, {""}) if kind == "all-reduce" else {""})
+        for (kind, backend), algorithm in ways.items()
+    )
     assert all(row["bytes"] > 0 for row in counted["sent"])
     assert bool(counted["sent"]) == (hvd.size() > 1)
 
@@ -65,7 +71,7 @@ def failed_operations_have_no_backend() -> None:
     with pytest.raises(hvd.MismatchError):
         hvd.allreduce(np.ones(hvd.rank() + 1), name="uneven")
     assert hvd.stats()["by_backend"] == [
-        {"kind": "all-reduce", "backend": "none", "operations": 1, "failed": 1, "bytes": 0}
+        {"kind": "all-reduce", "backend": "none", "operations": 1, "failed": 1, "bytes": 0, "algorithm": ""}
     ]
 
 

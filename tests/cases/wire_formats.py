@@ -154,5 +154,7 @@ def statistics_count_what_was_saved() -> None:
     assert counted["saved"] == counted["unencoded"] - counted["encoded"]
     if current().has_wire_format(0):
         assert 3.9 < counted["unencoded"] / counted["encoded"] < 4.0
+        (row,) = hvd.stats()["by_backend"]
+        assert (row["backend"], row["algorithm"]) in (("links", "quantised"), ("hierarchical", ""))
     else:
         assert counted["unencoded"] == 0

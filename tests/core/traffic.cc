@@ -7,7 +7,7 @@ using namespace world;
 namespace {
 
 struct Traffic {
-  std::string backends, transports;
+  std::string backends, algorithm, transports;
 };
 
 // Sums a tensor once, and returns the backends of rank 0's operations and the transports over which it has sent.
@@ -24,6 +24,7 @@ Traffic traffic_of(int size, const Options& options, int64_t elements = 1000) {
   for (int32_t row = 0, count = ranks[0].count_operations(operations, 8); row < count; ++row) {
     if (std::string_view(operations[row].kind) != "all-reduce") continue;
     found.backends += operations[row].backend;
+    found.algorithm = operations[row].algorithm;
     CHECK_EQUAL(operations[row].operations, 1);
     CHECK_EQUAL(operations[row].failed, 0);
     CHECK_EQUAL(operations[row].bytes, 4 * elements);
@@ -51,6 +52,22 @@ TEST(operations_and_bytes_are_counted_by_the_way_that_they_take) {
   CHECK_EQUAL(encrypted.backends + ": " + encrypted.transports, "links: tls ");
   CHECK_EQUAL(hierarchy.backends, "hierarchical");
   CHECK(hierarchy.transports.ends_with("tcp "));
+}
+
+TEST(an_operation_tells_the_algorithm_that_has_moved_it) {
+  constexpr int64_t few = 1000, many = 100'000;
+  const auto of = [](int size, const Options& options, int64_t elements) {
+    return traffic_of(size, options, elements).algorithm;
+  };
+  CHECK_EQUAL(of(1, over(Over::memory), few), "");
+  CHECK_EQUAL(of(2, over(Over::memory), many), "whole");
+  CHECK_EQUAL(of(3, over(Over::memory), few), "whole");
+  CHECK_EQUAL(of(3, over(Over::memory), many), "sliced");
+  CHECK_EQUAL(of(2, over(Over::sockets), few), "direct");
+  CHECK_EQUAL(of(2, on_hosts({0, 1}), few), "recursive_doubling");
+  CHECK_EQUAL(of(2, on_hosts({0, 1}), many), "direct");
+  CHECK_EQUAL(of(3, on_hosts({0, 1, 2}, {{"cpu_algorithm", "ring"}}), many), "ring");
+  CHECK_EQUAL(of(4, on_hosts({0, 0, 1, 1}, {{"cpu_algorithm", "hierarchical"}}), many), "");
 }
 
 TEST(rows_that_have_no_room_are_counted_nevertheless) {

@@ -137,3 +137,18 @@ def test_arrays_outlive_their_world(tmp_path: Path) -> None:
         """,
     )
     assert output.count("done") == 3
+
+
+def test_statistics_tell_whether_the_last_all_reduce_was_in_place(tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+        arrays = {"shared": hvd.empty(1 << 20, np.float32), "own": np.ones(1 << 20, np.float32)}
+        for name, array in arrays.items():
+            hvd.allreduce_(array, name=name)
+            (row,) = hvd.stats()["by_backend"]
+            print(f"{name}: {row['algorithm']} in {row['backend']}")
+        """,
+    )
+    told = ["own: sliced in shared memory", "shared: in place in shared memory"]
+    assert sorted(output.splitlines()) == sorted(f"[{rank}] {line}" for rank in range(3) for line in told)

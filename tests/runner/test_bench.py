@@ -191,6 +191,14 @@ def test_the_footer_names_the_backends_by_size() -> None:
     assert footer("links", "links", "hierarchical") == [expected]
 
 
+def test_the_footer_names_the_algorithms_by_size() -> None:
+    measured = make_report()
+    for power, algorithm in enumerate(("whole", "whole", "sliced")):
+        list(measured.take(replace(measurement(1 << 10 + power), backend="links", algorithm=algorithm)))
+    (line,) = [line for line in measured.foot_lines() if "went through" in line]
+    assert line == "# sirtaki's bytes went through: links (whole) up to 2048 B, links (sliced) from 4096 B"
+
+
 def test_small_sizes_have_no_limit() -> None:
     measured = make_report()
     (line,) = measured.take(measurement(1 << 10))
@@ -219,7 +227,7 @@ def test_json() -> None:
     (row,) = values["rows"]
     assert set(row) == {
         *("size", "count", "time_us", "algbw", "busbw", "wrong", "p99_us", "limit_us", "limit", "peers"),
-        "backend",
+        *("backend", "algorithm"),
     }
     assert set(row["peers"]["gloo"]) == {"time_us", "p99_us", "busbw", "ratio", "wrong"}
 
