@@ -88,8 +88,8 @@ def negotiate(ranks: int, to: str, options: Namespace) -> Row:
         "gigabits": options.gigabits,
         "steps": options.rounds,
     }
-    (steps,) = native.run("negotiation", *(f"{name}={value}" for name, value in settings.items()))
-    return Row(ranks, to, **{name: Step(**step) for name, step in steps.items()})
+    (found,) = native.run("negotiation", *(f"{name}={value}" for name, value in settings.items()))
+    return Row(ranks, to, Step(**found["first"]), Step(**found["steady"]))
 
 
 def show(results: Results) -> None:

@@ -6,7 +6,6 @@
 //
 // Prints one JSON object per size: times in microseconds as measured on rank 0, and "ratios": the stream's time divided
 // by sirtaki's, block by block.
-#include <arpa/inet.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "connections.h"
 #include "drivers.h"
 
 namespace {
@@ -28,27 +28,6 @@ constexpr size_t write_bytes = 1 << 20;
 constexpr size_t bytes_a_block = 64 << 20;  // moved in each block for each size, within these bounds
 constexpr int most_calls = 200;
 constexpr int blocks = 7;
-
-struct Connection {
-  int ends[2];
-};
-
-Connection connect_over_loopback() {
-  Connection made;
-  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  socklen_t length = sizeof address;
-  made.ends[0] = ::socket(AF_INET, SOCK_STREAM, 0);
-  must(::bind(listener, generic, length) == 0 && ::listen(listener, 1) == 0 &&
-           ::getsockname(listener, generic, &length) == 0 && ::connect(made.ends[0], generic, length) == 0,
-       "no connection over loopback");
-  made.ends[1] = ::accept(listener, nullptr, nullptr);
-  ::close(listener);
-  return made;
-}
 
 void send_all(int socket, const char* from, size_t bytes) {
   while (bytes) {
