@@ -6,7 +6,7 @@
 A file may also come from allreduce.py, train_step.py or recovery.py, for one of these pictures, or from the
 benchmark of a technique, for its picture: compression.py, compression_step.py, deadlines.py, sharding.py,
 model_parallel.py, staleness.py for parameter_server.png, overlap_forward.py for overlap.png, and
-local_steps.py for local_sgd.png. matplotlib is required.
+local_steps.py for local_sgd.png, and simulate.py for scale.png. matplotlib is required.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from common.pictures import (
     show_legend,
 )
 from common.report import readable
+from common.scale_picture import draw_scale
 
 Measured = dict[str, Any]  # the contents of a JSON file
 Row = dict[str, Any]
@@ -311,4 +312,5 @@ PICTURES: dict[str, tuple[str, Callable[[Measured, Path], Path]]] = {
     "model_parallel.py": ("model_parallel.png", draw_divided_models),
     "overlap_forward.py": ("overlap.png", draw_overlap),
     "local_steps.py": ("local_sgd.png", draw_local_steps),
+    "simulate.py": ("scale.png", draw_scale),
 }

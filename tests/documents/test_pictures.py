@@ -76,6 +76,20 @@ RESULTS: dict[str, dict[str, Any]] = {
             for method in ("synchronous", "DiLoCo(0.1)", "int8")
         ],
     },
+    "simulate.py": {
+        "network": "8 ranks a host",
+        "tensors": 100,
+        "negotiation": [
+            {
+                "ranks": ranks,
+                **{step: {"latency": 9.0, "frames_in": 7, "bytes_in": 8} for step in ("first", "steady")},
+            }
+            for ranks in (8, 64)
+        ],
+        "allreduce": [{"ranks": 64, "size": 1 << 26, "microseconds": 2.0, "frames": 3, "bytes": 4}],
+        "start": [{"ranks": 64, "seconds": 0.1, "sent_by_server": 100}],
+        "loss": [{"ranks": 64, "host": host, "last": 3.0, "frames": 4, "bytes": 5} for host in (False, True)],
+    },
     "model_parallel.py": {
         "divisions": [
             {"division": division, "times": {"gloo": [3.0, 4.0, 5.0], "sirtaki": [2.0, 3.0, 4.0]}}

@@ -1,0 +1,139 @@
+"""Real processes on this machine beside as many simulated ranks, which share its processors.
+
+The simulation is given what this machine shows without a second rank: the cost of a message between two
+processes (`calibrate`), and that of a step and of its operations in a world of one.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import scale
+
+from common import native, simulated_start
+from common.measure import median
+from common.simulated import milliseconds, run
+
+OPERATIONS = (1, 100)  # barriers of a step: negotiation without data
+SIZES = (1 << 20, 16 << 20)
+MOST_WITH_DATA = 32
+STEPS = 11
+FAST = {"latency": 0, "gigabits": 1000}  # loopback: the processors limit it
+
+
+@dataclass
+class Check:
+    """A measured and a simulated time, in microseconds."""
+
+    what: str
+    ranks: int
+    real: float
+    simulated: float
+
+    @property
+    def ratio(self) -> float:
+        return self.simulated / self.real
+
+
+CHECKS: Sequence[tuple[str, Callable[[Any], str]]] = [
+    ("what", lambda row: row.what),
+    ("ranks", lambda row: f"{row.ranks}"),
+    ("real, ms", lambda row: milliseconds(row.real)),
+    ("simulated, ms", lambda row: milliseconds(row.simulated)),
+    ("simulated / real", lambda row: f"{row.ratio:.2f}"),
+]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Costs of this machine: ns of a message; MB/s of a stream and of copies; ns of a step, and of an
+    operation in it.
+    """
+
+    message: int
+    stream: int
+    memory: int
+    begin: int
+    submit: int
+
+    def costs(self, options: Namespace) -> dict[str, int]:
+        """Returns the numbers of the drivers. A message costs its sender and its receiver half each."""
+        half = self.message // 2
+        return {"message": half, "processors": options.usable, "each": options.each, **FAST}
+
+
+def calibrate() -> Machine:
+    (found,) = native.run("calibrate")
+    few, many = (1e3 * (_real(1, 1, barriers=count) - _alone(count)) for count in OPERATIONS)
+    submit = max((many - few) / (OPERATIONS[1] - OPERATIONS[0]), 0)
+    return Machine(
+        found["message"], found["stream"], found["memory"], round(max(few - submit, 0)), round(submit)
+    )
+
+
+def _alone(barriers: int) -> float:
+    """Returns the microseconds that the state machines need for a step in a world of one."""
+    return float(run("negotiation", ranks=1, tensors=barriers, barriers=1, steps=STEPS)["steady"]["latency"])
+
+
+def _real(ranks: int, each: int, **work: int) -> float:
+    """Returns the microseconds of the shortest step of real processes: the least disturbed one."""
+    return min(run("many_ranks", ranks=ranks, each=each, steps=STEPS, **work)["steady"])
+
+
+def check_all(options: Namespace) -> list[Check]:
+    machine = calibrate()
+    rows = [
+        _check_negotiation(ranks, count, machine, options)
+        for count in OPERATIONS
+        for ranks in options.processes
+    ]
+    rows += [
+        _check_allreduce(ranks, size, machine, options)
+        for size in SIZES
+        for ranks in options.processes
+        if options.each < ranks <= MOST_WITH_DATA
+    ]
+    return rows + _check_starts(machine, options)
+
+
+def _negotiation(ranks: int, barriers: int, machine: Machine, options: Namespace) -> float:
+    costs = machine.costs(options)
+    steps = {"steps": STEPS, "wake": costs["message"], "begin": machine.begin, "submit": machine.submit}
+    found = run("negotiation", ranks=ranks, tensors=barriers, barriers=1, **costs, **steps)
+    return float(found["steady"]["latency"])
+
+
+def _check_negotiation(ranks: int, barriers: int, machine: Machine, options: Namespace) -> Check:
+    real = _real(ranks, options.each, barriers=barriers)
+    what = "1 barrier" if barriers == 1 else f"{barriers} barriers"
+    return Check(what, ranks, real, _negotiation(ranks, barriers, machine, options))
+
+
+def _check_allreduce(ranks: int, size: int, machine: Machine, options: Namespace) -> Check:
+    real = _real(ranks, options.each, bytes=size)
+    data = {"bytes": size, "stream": machine.stream, "memory": machine.memory}
+    moved = run("allreduce", ranks=ranks, events=1, **data, **machine.costs(options))["microseconds"]
+    return Check(
+        f"all-reduce of {size >> 20} MiB", ranks, real, moved + _negotiation(ranks, 1, machine, options)
+    )
+
+
+def _check_starts(machine: Machine, options: Namespace) -> list[Check]:
+    """Compares starts on one host; what a rank does beside the rendezvous is taken from a world of two."""
+    costs = simulated_start.measure_costs(machine.stream * 1e6)
+    place = simulated_start.Place(max(options.processes), 0.0, 1e12, options.usable)
+    rows = []
+    for ranks in sorted(options.processes):
+        real = median([scale.start(ranks).seconds for _ in range(3)])
+        described = simulated_start.describe(ranks, place.each)
+        if ranks == min(options.processes):
+            first = simulated_start.simulate_start(ranks, place, costs, described)
+            costs = simulated_start.with_base(costs, real - first.seconds, ranks, place)
+            continue
+        found = simulated_start.simulate_start(ranks, place, costs, described)
+        rows.append(Check("init()", ranks, real * 1e6, found.seconds * 1e6))
+    return rows

@@ -1,0 +1,273 @@
+"""A model of init() among many ranks: the messages and handshakes of the rendezvous as it is, at the costs
+that they have on this machine.
+
+The costs come from the rendezvous' own code: its server, its handshake, and the processing of all ranks'
+descriptions, which runs here at full size. The order of the steps follows `world_builder.py`: three
+all-gathers through one server, and between the second and the third one the connections. A rank connects to
+the lower ranks one after another, and accepts the higher ones only then; a rank that shares memory with all
+others connects to the lowest one alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from common import native
+from common.options import MIB
+from sirtaki.bindings.config import Config
+from sirtaki.bindings.library import knobs
+from sirtaki.runner.rendezvous import identity, messages
+from sirtaki.runner.rendezvous.handshake import handshake_steps
+from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+
+ROUND_TRIPS = 2.5  # of a connection: TCP's, and those of the handshake
+DESCRIPTORS_OF_A_RANK = 3  # doorbells and process, which each rank of the host receives
+CLIENTS = 24  # by which the server's costs are measured
+HANDSHAKES = 200
+ADDRESSES = ["10.0.0.1:40000", "192.168.0.1:40000"]  # of a rank; a host has several
+
+
+@dataclass(frozen=True)
+class StartCosts:
+    """Seconds of a processor, measured on this machine."""
+
+    handshake: float  # one side of a connection between ranks
+    descriptor: float  # passed to a rank of the same host, and closed
+    server_join: float  # of the server, for a rank that joins
+    server_gather: float  # of the server, for the contribution of a rank, without the bytes of the answer
+    stream: float  # bytes per second that a processor sends or receives
+    base: float = 0.0  # of a rank, for everything else
+
+
+@dataclass(frozen=True)
+class Start:
+    """A simulated init()."""
+
+    ranks: int
+    seconds: float
+    phases: dict[str, float]  # elapsed seconds
+    connections: int  # of one rank
+    sent_by_server: int  # bytes
+    most_queued: int  # bytes that the server holds at once for the ranks of one all-gather
+    processor: float  # seconds, of one rank
+
+
+@dataclass(frozen=True)
+class Place:
+    """The hosts and the network. processors: shared by all ranks and the server; 0: each has its own."""
+
+    each: int
+    latency: float  # seconds
+    bandwidth: float  # bytes per second of a host's cable
+    processors: int = 0
+
+
+@dataclass(frozen=True)
+class Descriptions:
+    """The cost of all ranks' descriptions for one rank, and the size of the answers that hold them."""
+
+    seconds: tuple[float, float, float]  # by all-gather
+    sizes: tuple[int, int, int]
+
+
+def simulate_all(options: Namespace) -> list[Start]:
+    (machine,) = native.run("calibrate")
+    costs = measure_costs(machine["stream"] * 1e6)
+    place = Place(options.each, options.latency * 1e-6, options.gigabits * 1e9 / 8, options.cores)
+    return [simulate_start(ranks, place, costs, describe(ranks, options.each)) for ranks in options.ranks]
+
+
+def with_base(costs: StartCosts, seconds: float, ranks: int, place: Place) -> StartCosts:
+    """Returns the costs with a base that makes a start of some ranks take this much longer."""
+    return replace(costs, base=max(seconds, 0.0) / _crowd(ranks, place))
+
+
+def _crowd(ranks: int, place: Place) -> float:
+    """Returns how many ranks share a processor."""
+    return max(ranks / place.processors, 1.0) if place.processors else 1.0
+
+
+def simulate_start(ranks: int, place: Place, costs: StartCosts, described: Descriptions) -> Start:
+    """Returns the init() of a world of several ranks, all of which begin at the same moment."""
+    crowd = _crowd(ranks, place)
+    local = min(place.each, ranks)
+    spans_hosts = ranks > place.each
+    gathers = [
+        _gather(ranks, local, size, place, costs) + crowd * seconds
+        for size, seconds in zip(described.sizes, described.seconds, strict=True)
+    ]
+    connections = ranks - 1 if spans_hosts else 1
+    descriptors = DESCRIPTORS_OF_A_RANK * local * (local > 1)
+    phases = {
+        "join": ranks * costs.server_join + crowd * costs.handshake + ROUND_TRIPS * 2 * place.latency,
+        "gather": sum(gathers),
+        "links": _links(ranks, spans_hosts, place, costs),
+        "memory": crowd * descriptors * costs.descriptor,
+        "start": crowd * costs.base,
+    }
+    received = sum(described.sizes) / costs.stream
+    processor = (
+        costs.handshake * (1 + (connections if spans_hosts else 2 * (ranks - 1) / ranks))
+        + sum(described.seconds)
+        + received
+        + descriptors * costs.descriptor
+        + costs.base
+    )
+    return Start(
+        ranks,
+        sum(phases.values()),
+        phases,
+        connections,
+        ranks * sum(described.sizes),
+        ranks * max(described.sizes),
+        processor,
+    )
+
+
+def _gather(ranks: int, local: int, size: int, place: Place, costs: StartCosts) -> float:
+    """Returns the seconds from the contributions to the last rank's answer, without its processing."""
+    processor = ranks * (costs.server_gather + size / costs.stream)
+    cable = (ranks - local) * size / place.bandwidth
+    return max(processor, cable) + size / costs.stream + 2 * place.latency
+
+
+def _links(ranks: int, spans_hosts: bool, place: Place, costs: StartCosts) -> float:
+    """Returns the seconds of the connections. In a mesh rank k accepts rank k + 1 only after its own
+    connections: the handshakes form a chain of all ranks, and no processor does more than one at a time.
+    """
+    one = 2 * costs.handshake + ROUND_TRIPS * 2 * place.latency
+    handshakes = ranks * (ranks - 1) / 2 if spans_hosts else ranks - 1
+    chain = (ranks - 1) * one if spans_hosts else one + (ranks - 1) * costs.handshake
+    shared = handshakes * 2 * costs.handshake / place.processors if place.processors else 0.0
+    return max(chain, shared)
+
+
+def describe(ranks: int, each: int) -> Descriptions:
+    """Processes the descriptions of all ranks as each rank does, and measures it."""
+    config = Config({})
+    agreed = {knob.name: config.get(knob.name) for knob in knobs() if knob.agreed}
+    own = identity.describe_process(f"unix:@sirtaki-{os.getpid()}-{16 * '0'}", agreed)
+    members = [replace(own, host=f"{own.host}{rank // each}") for rank in range(ranks)]
+    descriptions = tuple(identity.pack(member) for member in members)
+    offers = tuple([identity.pack(identity.Offer(ADDRESSES if ranks > each else [], ""))] * ranks)
+    first = _timed(lambda: _read_descriptions(descriptions))
+    second = _timed(lambda: [identity.unpack_offer(one) for one in _received(offers)])
+    third = _timed(lambda: _received((b"",) * ranks))
+    topology = _timed(lambda: identity.topology_of(0, members))
+    answers = [messages.pack_payloads(payloads) for payloads in (descriptions, offers, (b"",) * ranks)]
+    first_size, second_size, third_size = map(len, answers)
+    return Descriptions((first + topology, second, third), (first_size, second_size, third_size))
+
+
+def _read_descriptions(descriptions: Sequence[bytes]) -> None:
+    identity.check_agreement([identity.unpack(one) for one in _received(descriptions)])
+
+
+def _received(payloads: Sequence[bytes]) -> list[bytes]:
+    return messages.unpack_payloads(messages.pack_payloads(tuple(payloads))[1:], len(payloads))
+
+
+def _timed(work: object) -> float:
+    assert callable(work)
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def measure_costs(stream: float) -> StartCosts:
+    """Measures the costs of a start, except the base. stream: bytes per second of a processor."""
+    join, gather = _measure_server()
+    return StartCosts(_measure_handshake(), _measure_descriptor(), join, gather, stream)
+
+
+def _measure_handshake() -> float:
+    """Returns the seconds of one side, which include the connection."""
+    job = Job("job", 2, os.urandom(32), "0")
+    with socket.create_server(("127.0.0.1", 0), backlog=HANDSHAKES) as listener:
+        return _timed(lambda: [_shake_hands(job, listener) for _ in range(HANDSHAKES)]) / (2 * HANDSHAKES)
+
+
+def _shake_hands(job: Job, listener: socket.socket) -> None:
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.create_connection(listener.getsockname()))]
+        sockets.append(opened.enter_context(listener.accept()[0]))
+        sides = [
+            HandshakeConnection(
+                end, handshake_steps(job, Identity(rank), LinkKind.PEERS, role), time.monotonic() + 10, role
+            )
+            for rank, (end, role) in enumerate(zip(sockets, (Role.CONNECTS, Role.ACCEPTS), strict=True))
+        ]
+        while not all(side.is_complete for side in sides):
+            assert all(side.advance() for side in sides)
+
+
+def _measure_descriptor() -> float:
+    """Returns the seconds to pass a descriptor to another process, to receive, duplicate and close it."""
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        numbers = [one.fileno()] * 250
+
+        def work() -> None:
+            for _ in range(10):
+                socket.send_fds(one, [b"x"], numbers)
+                for number in socket.recv_fds(other, 1, len(numbers))[1]:
+                    os.close(os.dup(number))
+                    os.close(number)
+
+        return _timed(work) / 2500
+
+
+def _measure_server() -> tuple[float, float]:
+    """Returns the seconds of a real server for a rank that joins, and for a contribution of 4 bytes."""
+    job = Job("job", CLIENTS, os.urandom(32), "0")
+    server = RendezvousServer("127.0.0.1:0", job)
+    with contextlib.closing(server):
+        clients: list[RendezvousClient] = []
+        join = _serve(
+            server, [lambda rank=rank: clients.append(_join(server, job, rank)) for rank in range(CLIENTS)]
+        )
+        gather = _serve(server, [lambda client=client: client.all_gather(b"") for client in clients])
+        for client in clients:
+            client.close()
+    return join / CLIENTS, gather / CLIENTS
+
+
+def _join(server: RendezvousServer, job: Job, rank: int) -> RendezvousClient:
+    return RendezvousClient.connect(server.address, job, Identity(rank))
+
+
+def _serve(server: RendezvousServer, calls: Sequence[object]) -> float:
+    """Makes the calls in threads of their own, and serves them in this one, whose seconds it returns."""
+    threads = [threading.Thread(target=call) for call in calls]  # type: ignore[arg-type]
+    for thread in threads:
+        thread.start()
+    began = time.thread_time()
+    while any(thread.is_alive() for thread in threads):
+        server.poll(0.001)
+    seconds = time.thread_time() - began
+    for thread in threads:
+        thread.join()
+    return seconds
+
+
+STARTS: Sequence[tuple[str, Callable[[Any], str]]] = [
+    ("ranks", lambda row: f"{row.ranks:,}"),
+    ("init, s", lambda row: f"{row.seconds:,.2f}"),
+    ("of it all-gathers", lambda row: f"{row.phases['gather']:,.2f}"),
+    ("connections", lambda row: f"{row.phases['links']:,.2f}"),
+    ("processor of a rank, s", lambda row: f"{row.processor:,.2f}"),
+    ("connections of a rank", lambda row: f"{row.connections:,}"),
+    ("server sends, MiB", lambda row: f"{row.sent_by_server / MIB:,.0f}"),
+    ("holds at once", lambda row: f"{row.most_queued / MIB:,.0f}"),
+]

@@ -1,0 +1,120 @@
+"""The simulator of many ranks: real processes send the bytes that simulated ranks send, and counts follow
+from the structure of the world."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+HEADER = 16  # bytes of a frame
+CONTROL = 112  # bytes of the Decision about one known all-reduce
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports modules of the benchmarks."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def padded(body: int) -> int:
+    return (body + 15) // 16 * 16
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_real_ranks_send_the_bytes_of_simulated_negotiations(benchmarks: Any, ranks: int) -> None:
+    drive = benchmarks("common.simulated").run
+    real = drive("many_ranks", ranks=ranks, each=1, barriers=5, steps=3)
+    found = drive("negotiation", ranks=ranks, each=1, barriers=1, tensors=5, steps=3)
+    assert real["sent"] == found["first"]["bytes_out"] + 3 * found["steady"]["bytes_out"]
+    assert found["steady"]["frames_of_all"] == 2 * (ranks - 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("ranks", "each", "size"), [(4, 1, 4_000_000), (2, 1, 1024), (4, 2, 102_400)])
+def test_real_ranks_send_the_bytes_of_simulated_allreduces(
+    benchmarks: Any, ranks: int, each: int, size: int
+) -> None:
+    drive = benchmarks("common.simulated").run
+    few, more = (
+        drive("many_ranks", ranks=ranks, each=each, bytes=size, steps=steps)["sent"] for steps in (2, 3)
+    )
+    events, model = (drive("allreduce", ranks=ranks, each=each, bytes=size, events=on) for on in (1, 0))
+    assert (events["frames"], events["bytes"]) == (model["frames"], model["bytes"])
+    assert more - few == events["bytes"] // each + (ranks // each - 1) * CONTROL
+
+
+@pytest.mark.full
+def test_the_model_of_an_allreduce_has_the_frames_of_its_operations(benchmarks: Any) -> None:
+    drive = benchmarks("common.simulated").run
+    size, hosts, each = 8 << 20, 6, 4
+    for numbers in (
+        {},
+        {"rack": 2, "oversubscription": 4},
+        {"message": 1000, "stream": 4000, "processors": 2},
+    ):
+        world = {"ranks": hosts * each, "each": each, "bytes": size, **numbers}
+        events, model = (drive("allreduce", **world, events=on) for on in (1, 0))
+        assert events["algorithm"] == model["algorithm"] == "hierarchical"
+        assert (events["frames"], events["bytes"]) == (model["frames"], model["bytes"])
+    # Two pieces of 4 MiB, in each of which a rank exchanges a slice and a result with each other host.
+    assert model["frames"] == 2 * each * 2 * (hosts - 1)
+    piece = 4 << 20
+    share = -(-piece // each // hosts // 64) * 64  # of one host in the slice of a rank
+    last = piece // each - (hosts - 1) * share
+    first_host = 2 * (hosts - 2) * (padded(share) + HEADER) + 2 * HEADER + padded(share) + padded(last)
+    assert model["bytes"] == 2 * each * first_host
+
+
+@pytest.mark.full
+def test_late_ranks_and_lost_leaders_are_simulated(benchmarks: Any) -> None:
+    simulate = benchmarks("simulate").BENCHMARK
+    found = simulate.run(
+        ranks=[8, 64, 2048],
+        only=["stragglers", "loss"],
+        late_by=[6000],
+        most_late=64,
+        tensors=10,
+        rounds=2,
+    )
+    one_host, many = found["stragglers"]
+    assert {rank for rank, *_ in one_host.late} == {7}
+    (late,) = [one for one in many.late if one[2] > 1000]
+    assert late[0] == 63
+    assert late[2] == pytest.approx(2000, rel=0.1)  # behind the second last, in microseconds
+    losses = {(row.ranks, row.host): row for row in found["loss"]}
+    assert [losses[64, host].announced for host in (False, True)] == [7, 56]
+    assert losses[64, False].frames == 7 * 62  # to all survivors but itself
+    assert losses[64, True].frames == 56 * 55
+    assert losses[64, False].last < 200_000 <= losses[64, True].first
+    assert losses[2048, True].frames == 2040 * 2039
+
+
+def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> None:
+    start = benchmarks("common.simulated_start")
+    costs = start.StartCosts(1e-3, 1e-5, 1e-3, 1e-4, 1e9, 0.5)
+    described = start.describe(16, 8)
+    place = start.Place(8, 0.0, 1e12)
+    mesh = start.simulate_start(16, place, costs, described)
+    assert mesh.connections == 15
+    assert mesh.sent_by_server == 16 * sum(described.sizes)
+    assert mesh.phases["links"] == pytest.approx(15 * 2e-3)
+    star = start.simulate_start(8, place, costs, described)
+    assert star.connections == 1
+    assert star.phases["links"] == pytest.approx(2e-3 + 7e-3)
+    assert star.phases["memory"] == pytest.approx(3 * 8 * 1e-5)
+    shared = start.simulate_start(16, start.Place(8, 0.0, 1e12, 2), costs, described)
+    assert shared.phases["links"] == pytest.approx(120 * 2e-3 / 2)
+    assert shared.phases["start"] == pytest.approx(8 * 0.5)
+    assert all(size > 5 * 16 for size in described.sizes[:2])
+    assert described.sizes[2] == 1 + 4 * 16  # empty payloads behind their lengths
+
+
+def test_costs_of_a_start_are_measured(benchmarks: Any) -> None:
+    costs = benchmarks("common.simulated_start").measure_costs(1e9)
+    assert min(costs.handshake, costs.descriptor, costs.server_join, costs.server_gather) > 0
