@@ -7,7 +7,7 @@ The core's own state machines negotiate, and the core's own schedule of an all-r
 without sockets and threads. A host's cable carries one message at a time in each direction, at --gigabits;
 --rack hosts share an uplink of as much as their cables carry, divided by --oversubscription. The start adds
 up the messages and handshakes of the rendezvous at the costs that its code has on this machine. `check`
-compares 2 to 64 real processes on this machine with as many simulated ranks, which share its processors.
+compares 4 to 256 real processes on this machine with as many simulated ranks, which share its processors.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ OPTIONS = [
     number("--rack", 16, "hosts that share an uplink; 0: all hosts have one switch"),
     number("--oversubscription", 2, "of the uplinks"),
     number("--cores", 0, "processors that all ranks share; 0: each rank has its own"),
-    number("--message", 2000, "nanoseconds of a processor for a message, where it is not measured"),
+    number("--message", 2000, "nanoseconds of a processor for each end of a message, but for check"),
     number("--memory", 50_000, "megabytes per second that a host copies through shared memory"),
     number("--late", 3, "ranks that submit late"),
     Option("--late-by", type=int, nargs="+", default=[5000, 50_000], help="microseconds (5000 50000)"),
@@ -104,8 +104,8 @@ OPTIONS = [
         "--processes",
         type=int,
         nargs="+",
-        default=[2, 4, 8, 16, 32, 64],
-        help="real ranks of the check (2 to 64)",
+        default=[4, 8, 16, 32, 64, 128, 256],
+        help="real ranks of the check (4 to 256)",
     ),
     number("--usable", len(os.sched_getaffinity(0)), "processors that the real ranks share"),
 ]

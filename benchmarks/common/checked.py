@@ -1,26 +1,27 @@
 """Real processes on this machine beside as many simulated ranks, which share its processors.
 
-The simulation is given what this machine shows without a second rank: the cost of a message between two
-processes (`calibrate`), and that of a step and of its operations in a world of one.
+The simulation is given the cost of a message between two processes (`calibrate`), and what the code around
+the state machines costs in a world of two, where each rank has a processor: for a step, for each of its
+operations, and for a start. The larger worlds are the check.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import scale
 
 from common import native, simulated_start
-from common.measure import median
 from common.simulated import milliseconds, run
 
 OPERATIONS = (1, 100)  # barriers of a step: negotiation without data
 SIZES = (1 << 20, 16 << 20)
-MOST_WITH_DATA = 32
+MOST_WITH_DATA, MOST_STARTED = 32, 64  # ranks: of an all-reduce, and of init()
 STEPS = 11
+TWO = 2  # ranks, by which the costs are measured
 FAST = {"latency": 0, "gigabits": 1000}  # loopback: the processors limit it
 
 
@@ -65,18 +66,15 @@ class Machine:
         return {"message": half, "processors": options.usable, "each": options.each, **FAST}
 
 
-def calibrate() -> Machine:
+def calibrate(options: Namespace) -> Machine:
     (found,) = native.run("calibrate")
-    few, many = (1e3 * (_real(1, 1, barriers=count) - _alone(count)) for count in OPERATIONS)
-    submit = max((many - few) / (OPERATIONS[1] - OPERATIONS[0]), 0)
-    return Machine(
-        found["message"], found["stream"], found["memory"], round(max(few - submit, 0)), round(submit)
+    machine = Machine(found["message"], found["stream"], found["memory"], 0, 0)
+    few, many = (
+        1e3 * (_real(TWO, options.each, barriers=count) - _negotiation(TWO, count, machine, options))
+        for count in OPERATIONS
     )
-
-
-def _alone(barriers: int) -> float:
-    """Returns the microseconds that the state machines need for a step in a world of one."""
-    return float(run("negotiation", ranks=1, tensors=barriers, barriers=1, steps=STEPS)["steady"]["latency"])
+    submit = max((many - few) / (OPERATIONS[1] - OPERATIONS[0]), 0)
+    return replace(machine, begin=round(max(few - submit, 0)), submit=round(submit))
 
 
 def _real(ranks: int, each: int, **work: int) -> float:
@@ -85,7 +83,7 @@ def _real(ranks: int, each: int, **work: int) -> float:
 
 
 def check_all(options: Namespace) -> list[Check]:
-    machine = calibrate()
+    machine = calibrate(options)
     rows = [
         _check_negotiation(ranks, count, machine, options)
         for count in OPERATIONS
@@ -125,15 +123,14 @@ def _check_allreduce(ranks: int, size: int, machine: Machine, options: Namespace
 def _check_starts(machine: Machine, options: Namespace) -> list[Check]:
     """Compares starts on one host; what a rank does beside the rendezvous is taken from a world of two."""
     costs = simulated_start.measure_costs(machine.stream * 1e6)
-    place = simulated_start.Place(max(options.processes), 0.0, 1e12, options.usable)
+    place = simulated_start.Place(MOST_STARTED, 0.0, 1e12, options.usable)
     rows = []
-    for ranks in sorted(options.processes):
-        real = median([scale.start(ranks).seconds for _ in range(3)])
+    for ranks in [TWO, *(ranks for ranks in options.processes if ranks <= MOST_STARTED)]:
+        real = min(scale.start(ranks).seconds for _ in range(3))
         described = simulated_start.describe(ranks, place.each)
-        if ranks == min(options.processes):
-            first = simulated_start.simulate_start(ranks, place, costs, described)
-            costs = simulated_start.with_base(costs, real - first.seconds, ranks, place)
-            continue
         found = simulated_start.simulate_start(ranks, place, costs, described)
-        rows.append(Check("init()", ranks, real * 1e6, found.seconds * 1e6))
+        if ranks == TWO:
+            costs = simulated_start.with_base(costs, real - found.seconds, ranks, place)
+        else:
+            rows.append(Check("init()", ranks, real * 1e6, found.seconds * 1e6))
     return rows

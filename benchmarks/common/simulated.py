@@ -12,7 +12,7 @@ from negotiation import Step, amount
 from common import native
 from common.report import readable, show_rows
 
-MOST_IN_A_MESH = 512  # ranks with a link for each pair, which this machine's memory can hold
+MOST_IN_A_MESH = 1024  # ranks with a link for each pair, which this machine's memory can hold
 MOST_WITH_EVENTS = 256  # ranks whose all-reduce is simulated frame by frame
 
 
@@ -71,6 +71,11 @@ def run(driver: str, **numbers: int) -> dict[str, Any]:
     return result
 
 
+def processor_costs(options: Namespace) -> dict[str, int]:
+    """Returns the costs of a message for its sender, and for a receiver that it wakes up."""
+    return {"message": options.message, "wake": options.message}
+
+
 def negotiate(ranks: int, options: Namespace, **numbers: int) -> Negotiation:
     found = run(
         "negotiation",
@@ -79,6 +84,7 @@ def negotiate(ranks: int, options: Namespace, **numbers: int) -> Negotiation:
         tensors=options.tensors,
         steps=options.rounds,
         **network(options),
+        **processor_costs(options),
         **numbers,
     )
     steps = Step(**found["first"]), Step(**found["steady"])
@@ -92,9 +98,9 @@ def straggle(ranks: int, late_by: int, options: Namespace) -> Negotiation:
 
 def lose(ranks: int, host: bool, options: Namespace) -> Loss:
     """Loses a leader; worlds that are too large for links between all pairs get the counts only."""
-    costs = {"message": options.message, "wake": options.message}
+    costs = {**network(options), **processor_costs(options)}
     if ranks <= MOST_IN_A_MESH:
-        return Loss(ranks, host, **run("lost_rank", ranks=ranks, host=int(host), **network(options), **costs))
+        return Loss(ranks, host, **run("lost_rank", ranks=ranks, host=int(host), **costs))
     announced = ranks - options.each if host else options.each - 1
     survivors = announced if host else ranks - 1
     frames = announced * (survivors - 1)

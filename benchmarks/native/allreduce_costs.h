@@ -15,8 +15,8 @@ namespace virtual_network {
 constexpr int64_t chunk_bytes_of_links = 512 << 10;  // the core's default
 
 // Returns the numbers that describe an all-reduce, with their default values. memory: megabytes per second that a host
-// copies through shared memory; message: nanoseconds of a processor for each frame sent or received; stream: megabytes
-// per second that a processor sends or receives, 0: no limit.
+// copies through shared memory, or all hosts together if they share processors; message: nanoseconds of a processor for
+// each frame sent or received; stream: megabytes per second that a processor sends or receives, 0: no limit.
 inline Numbers allreduce_numbers() {
   Numbers numbers = world_numbers();
   numbers.add("bytes", 64 << 20);
@@ -30,6 +30,7 @@ struct AllreduceCosts {
       : model(network_model(numbers)), memory(static_cast<double>(numbers.get("memory"))),
         stream(static_cast<double>(numbers.get("stream"))), message(numbers.get("message")) {
     must(memory > 0, "memory is too small");
+    if (numbers.get("processors")) memory /= model.host_of(numbers.small("ranks") - 1) + 1;
   }
 
   // Returns the time that all members of a host need to pass a transfer through shared memory: each byte of the buffer

@@ -2,8 +2,8 @@
 // threads, through leaders or directly with rank 0.
 //
 // A rank's work takes as long as the core's code took here, on a processor of its own or on one of a few that all ranks
-// share. What the code around the negotiation costs is given: for each message sent, for each time that a rank is woken
-// by messages, for a step, and for each tensor submitted.
+// share. What the code around the negotiation costs is given: for each message to another host, for each time that a
+// rank is woken by messages, for a step, and for each tensor submitted.
 #pragma once
 
 #include <functional>
@@ -88,7 +88,7 @@ class NegotiatingWorld {
       : tensor_count_(numbers.small("tensors")), pause_(microseconds(numbers.get("pause"))),
         message_(numbers.get("message")), wake_(numbers.get("wake")),
         submission_(numbers.get("begin") + numbers.get("submit") * numbers.get("tensors")), clock_(measure_clock()),
-        names_(rank_names(numbers)), network_(network_model(numbers), numbers.small("ranks")),
+        names_(rank_names(numbers)), model_(network_model(numbers)), network_(model_, numbers.small("ranks")),
         processors_(numbers.small("ranks"), numbers.small("processors")) {
     const ControlTree tree = control_tree(numbers);
     for (int32_t rank = 0; rank < tree.size(); ++rank) {
@@ -240,7 +240,7 @@ class NegotiatingWorld {
       if (number == coordinator_rank) cost_.sent.add(message.bytes);
       if (message.to->owner() == coordinator_rank) cost_.received.add(message.bytes);
       looks += clock_;
-      after += message_;
+      if (model_.host_of(number) != model_.host_of(message.to->owner())) after += message_;
       const Nanoseconds leaves = now_ + after + std::max<Nanoseconds>(message.begun - begun - looks, 0);
       network_.send(number, std::move(message), leaves);
     }
@@ -262,6 +262,7 @@ class NegotiatingWorld {
   const int32_t tensor_count_;
   const Nanoseconds pause_, message_, wake_, submission_, clock_;
   std::vector<std::string> names_;
+  const Model model_;
   Network network_;
   Processors processors_;
   std::vector<std::unique_ptr<Rank>> ranks_;
