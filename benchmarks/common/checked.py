@@ -20,7 +20,8 @@ from common.simulated import milliseconds, run
 OPERATIONS = (1, 100)  # barriers of a step: negotiation without data
 SIZES = (1 << 20, 16 << 20)
 MOST_WITH_DATA, MOST_STARTED = 32, 64  # ranks: of an all-reduce, and of init()
-STEPS = 11
+STEPS, STEPS_OF_TWO = 21, 101
+STARTS, STARTS_OF_TWO = 3, 9
 TWO = 2  # ranks, by which the costs are measured
 FAST = {"latency": 0, "gigabits": 1000}  # loopback: the processors limit it
 
@@ -79,7 +80,8 @@ def calibrate(options: Namespace) -> Machine:
 
 def _real(ranks: int, each: int, **work: int) -> float:
     """Returns the microseconds of the shortest step of real processes: the least disturbed one."""
-    return min(run("many_ranks", ranks=ranks, each=each, steps=STEPS, **work)["steady"])
+    steps = STEPS_OF_TWO if ranks == TWO else STEPS
+    return float(min(run("many_ranks", ranks=ranks, each=each, steps=steps, **work)["steady"]))
 
 
 def check_all(options: Namespace) -> list[Check]:
@@ -126,7 +128,8 @@ def _check_starts(machine: Machine, options: Namespace) -> list[Check]:
     place = simulated_start.Place(MOST_STARTED, 0.0, 1e12, options.usable)
     rows = []
     for ranks in [TWO, *(ranks for ranks in options.processes if ranks <= MOST_STARTED)]:
-        real = min(scale.start(ranks).seconds for _ in range(3))
+        starts = STARTS_OF_TWO if ranks == TWO else STARTS
+        real = min(scale.start(ranks).seconds for _ in range(starts))
         described = simulated_start.describe(ranks, place.each)
         found = simulated_start.simulate_start(ranks, place, costs, described)
         if ranks == TWO:

@@ -11,6 +11,7 @@ from common.pictures import BLUE, GREEN, ORANGE, RED, SKY, finish, new_axes, sho
 
 Measured = dict[str, Any]
 Value = Callable[[dict[str, Any]], float]
+TICKS = (8, 64, 512, 4096)
 LARGE = 1 << 20  # bytes, from which an all-reduce is the one of the picture
 
 
@@ -32,7 +33,7 @@ LINES = (
     Line(
         "negotiation",
         BLUE,
-        "negotiation, steady state; rank 0 receives",
+        "negotiation (rank 0 receives)",
         lambda row: row["steady"]["latency"] / 1e6,
         lambda row: row["steady"]["frames_in"],
         lambda row: row["steady"]["bytes_in"],
@@ -40,7 +41,7 @@ LINES = (
     Line(
         "negotiation",
         SKY,
-        "first step; rank 0 receives",
+        "its first step",
         lambda row: row["first"]["latency"] / 1e6,
         lambda row: row["first"]["frames_in"],
         lambda row: row["first"]["bytes_in"],
@@ -48,7 +49,7 @@ LINES = (
     Line(
         "allreduce",
         GREEN,
-        "all-reduce of 64 MiB; a host sends",
+        "64 MiB all-reduce (a host sends)",
         lambda row: row["microseconds"] / 1e6,
         lambda row: row["frames"],
         lambda row: row["bytes"],
@@ -57,7 +58,7 @@ LINES = (
     Line(
         "start",
         ORANGE,
-        "init(); the rendezvous sends",
+        "init() (the rendezvous sends)",
         lambda row: row["seconds"],
         lambda row: 3 * row["ranks"],
         lambda row: row["sent_by_server"],
@@ -65,7 +66,7 @@ LINES = (
     Line(
         "loss",
         RED,
-        "lost process; aborts of all ranks",
+        "lost process (all send)",
         lambda row: row["last"] / 1e6,
         lambda row: row["frames"],
         lambda row: row["bytes"],
@@ -74,7 +75,7 @@ LINES = (
     Line(
         "loss",
         RED,
-        "lost host; aborts of all ranks",
+        "lost host (all send)",
         lambda row: row["last"] / 1e6,
         lambda row: row["frames"],
         lambda row: row["bytes"],
@@ -93,6 +94,7 @@ def draw_scale(measured: Measured, path: Path) -> Path:
             _draw_line(axes, line, getattr(line, name), measured.get(line.section, []))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.set_xticks(TICKS, [f"{ranks:,}" for ranks in TICKS])
         axes.set_xlabel("ranks")
         axes.set_ylabel(name)
         axes.grid(color="#dddddd", linewidth=0.7)

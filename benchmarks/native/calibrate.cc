@@ -14,8 +14,8 @@
 
 namespace {
 
-constexpr int messages = 5'000;
-constexpr size_t copied = size_t{64} << 20, streamed = size_t{256} << 20, part = size_t{256} << 10;
+constexpr int messages = 500, rounds = 15;  // of each measurement, whose best round counts: other work may run
+constexpr size_t copied = size_t{64} << 20, streamed = size_t{32} << 20, part = size_t{256} << 10;
 
 void share_a_core() {
   cpu_set_t usable, one;
@@ -57,17 +57,15 @@ double stream_speed(Gate& gate, const Connection& connection, int process) {
   return 2 * static_cast<double>(streamed) / took;
 }
 
-double copy_speed() {
+// Times copies by all processors at once, within the memory of each.
+double copy_speed(std::vector<std::vector<char>>& memories) {
   std::vector<std::thread> threads;
-  const unsigned count = std::max(std::thread::hardware_concurrency(), 1u);
+  const size_t count = memories.size() / 2;
   const auto start = Clock::now();
-  for (unsigned i = 0; i < count; ++i)
-    threads.emplace_back([] {
-      std::vector<char> from(copied, 1), to(copied, 2);
-      for (int round = 0; round < 4; ++round) std::memcpy(to.data(), from.data(), copied);
-    });
+  for (size_t i = 0; i < count; ++i)
+    threads.emplace_back([&, i] { std::memcpy(memories[2 * i].data(), memories[2 * i + 1].data(), copied); });
   for (std::thread& thread : threads) thread.join();
-  return 4 * static_cast<double>(copied) * count / microseconds_since(start);
+  return static_cast<double>(copied) * count / microseconds_since(start);
 }
 
 }  // namespace
@@ -75,11 +73,17 @@ double copy_speed() {
 int main() {
   Gate* gate = Gate::create(2);
   const Connection connection = connect_over_loopback();
-  const double copies = copy_speed();
+  double copies = 0;
+  std::vector<std::vector<char>> memories(2 * std::max(std::thread::hardware_concurrency(), 1u),
+                                          std::vector<char>(copied, 1));
+  for (int round = 0; round < rounds; ++round) copies = std::max(copies, copy_speed(memories));
   const bool went_well = run_processes(2, [&](int process) {
     share_a_core();
-    const double message = nanoseconds_a_message(*gate, connection, process);
-    const double stream = stream_speed(*gate, connection, process);
+    double message = 1e9, stream = 0;
+    for (int round = 0; round < rounds; ++round) {
+      message = std::min(message, nanoseconds_a_message(*gate, connection, process));
+      stream = std::max(stream, stream_speed(*gate, connection, process));
+    }
     if (process == 0) std::printf("{\"message\": %.0f, \"stream\": %.0f, \"memory\": %.0f}\n", message, stream, copies);
     if (process == 0) std::fflush(stdout);
   });
