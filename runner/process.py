@@ -66,8 +66,10 @@ class Process:
         reaper.note_group(self.pid)
         os.close(report_failure)
         with open(failure, "rb") as file:
+            events = select.poll()  # not select(), which takes no descriptors above 1023
+            events.register(file, select.POLLIN)
             try:
-                while not select.select([file], [], [], _POLL_SECONDS)[0]:
+                while not events.poll(_POLL_SECONDS * 1000):
                     refuse_to_start_after_a_signal()
             except LaunchError:
                 self.clear()

@@ -39,17 +39,15 @@ Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", w
 Status EventWaiter::open() {
   sources_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   engine_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
-  waiter_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   timer_ = Descriptor(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   engine_bell_ = local_peers_ ? Descriptor::duplicate(local_peers_->own_engine_doorbell())
                               : Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   waiter_bell_ = local_peers_ ? Descriptor::duplicate(local_peers_->own_waiter_doorbell())
                               : Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  for (const Descriptor* one : {&sources_, &engine_, &waiter_, &timer_, &engine_bell_, &waiter_bell_})
+  for (const Descriptor* one : {&sources_, &engine_, &timer_, &engine_bell_, &waiter_bell_})
     if (!one->is_open()) return refused("opening the engine's descriptors");
-  const bool added =
-      add(engine_.get(), engine_bell_.get(), EPOLLIN, 0) && add(waiter_.get(), waiter_bell_.get(), EPOLLIN, 0) &&
-      add(engine_.get(), sources_.get(), EPOLLIN | EPOLLONESHOT, 1) && add(waiter_.get(), sources_.get(), EPOLLIN, 1);
+  const bool added = add(engine_.get(), engine_bell_.get(), EPOLLIN, 0) &&
+                     add(engine_.get(), sources_.get(), EPOLLIN | EPOLLONESHOT, 1);
   if (!added) return refused("epoll_ctl");
   SIRTAKI_TRY(watch(timer_.get(), EPOLLIN, tag_timer));
   for (const Links::PeerLink& entry : links_.all())
@@ -67,7 +65,7 @@ Status EventWaiter::watch(int fd, uint32_t events, uint64_t tag) {
 }
 
 void EventWaiter::close() {
-  for (Descriptor* one : {&sources_, &engine_, &waiter_, &timer_, &engine_bell_, &waiter_bell_}) one->close();
+  for (Descriptor* one : {&sources_, &engine_, &timer_, &engine_bell_, &waiter_bell_}) one->close();
 }
 
 void EventWaiter::set_attention(Attention attention) {
@@ -81,27 +79,34 @@ Attention EventWaiter::attention() const {
 }
 
 // Blocks until an event or `until`. ppoll serves waits below 1 ms, because epoll_wait counts in milliseconds.
-void EventWaiter::sleep(int epoll, int bell, Nanoseconds until) {
+void EventWaiter::engine_sleep(Nanoseconds until) {
   int timeout = -1;
   if (until != never) {
     const Nanoseconds left = std::max<Nanoseconds>(until - now(), 0);
     timeout = static_cast<int>(std::min<Nanoseconds>((left + milliseconds(1) - 1) / milliseconds(1), 60'000));
     if (left < milliseconds(1)) {
       const timespec precisely{0, left};
-      pollfd one{epoll, POLLIN, 0};
+      pollfd one{engine_.get(), POLLIN, 0};
       ::ppoll(&one, 1, &precisely, nullptr);
       timeout = 0;
     }
   }
   epoll_event events[2];
-  const int count = ::epoll_wait(epoll, events, 2, timeout);
+  const int count = ::epoll_wait(engine_.get(), events, 2, timeout);
   for (int i = 0; i < count; ++i)
-    if (events[i].data.u64 == 0) drain(bell);
+    if (events[i].data.u64 == 0) drain(engine_bell_.get());
 }
 
-void EventWaiter::engine_sleep(Nanoseconds until) { sleep(engine_.get(), engine_bell_.get(), until); }
-
-void EventWaiter::waiter_sleep(Nanoseconds until) { sleep(waiter_.get(), waiter_bell_.get(), until); }
+// Polls `sources_` itself. Another epoll set around it would halve the number of ranks of a host: all of them watch the
+// same file of a process, and the kernel refuses a file that more than 500 sets watch through another set (path_limits
+// in fs/eventpoll.c).
+void EventWaiter::waiter_sleep(Nanoseconds until) {
+  pollfd both[] = {{waiter_bell_.get(), POLLIN, 0}, {sources_.get(), POLLIN, 0}};
+  const Nanoseconds left = until == never ? 0 : std::max<Nanoseconds>(until - now(), 0);
+  const timespec limit{left / seconds(1), left % seconds(1)};
+  const int count = ::ppoll(both, 2, until == never ? nullptr : &limit, nullptr);
+  if (count > 0 && (both[0].revents & POLLIN) != 0) drain(waiter_bell_.get());
+}
 
 void EventWaiter::rearm() {
   if (!disarmed_.exchange(false, std::memory_order_seq_cst)) return;

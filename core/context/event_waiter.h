@@ -52,11 +52,10 @@ class EventWaiter {
 
  private:
   Status watch(int fd, uint32_t events, uint64_t tag);
-  void sleep(int epoll, int bell, Nanoseconds until);
 
   LocalPeers* local_peers_;
   const Links& links_;
-  Descriptor sources_, engine_, waiter_, timer_;
+  Descriptor sources_, engine_, timer_;
   Descriptor engine_bell_, waiter_bell_;  // duplicates of the descriptors that the local peers ring
   std::atomic<bool> disarmed_{false}, timer_set_{false};
   std::atomic<uint32_t> own_attention_{0};  // without shared memory

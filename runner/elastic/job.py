@@ -40,10 +40,12 @@ from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.launch import Settings, with_reaper, write_job_key
 from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
 from sirtaki.runner.supervisor import KILL_SECONDS, READER_GONE
 
+_PER_WORKER = 4  # descriptors: the ends of two pipes, and the connections to the arbiter and to a generation
 _NO_WORKER = -1  # the number of a spare, which has none
 _NO_TIMELINE = "no rank has begun to train, or all files were lost with their hosts"
 
@@ -116,6 +118,7 @@ class ElasticJob:
         """Runs the job to its end; returns hvdrun's exit code. Raises LaunchError if it cannot start."""
         for notice in self._settings.notices:
             self._display.say(notice)
+        allow_descriptors(_PER_WORKER * self._elastic.rules.maximum)
         slots = self._find_slots()
         own = sum(is_own_host(slot.host) for slot in slots)
         if own and not self._settings.oversubscribe:

@@ -8,7 +8,9 @@ listens before there is another host.
 from __future__ import annotations
 
 import hashlib
+import select
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -23,6 +25,7 @@ from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 
+_ANSWER_SECONDS = 0.1  # the longest pause of the caller's orders for the connections
 _START_SECONDS = 60.0  # the limit of a generation's all-gathers; its members have shorter ones of their own
 
 
@@ -51,6 +54,7 @@ class Post:
         self._workers: list[RendezvousServer] = []
         self._generation: RendezvousServer | None = None
         self._address_for_others = ""
+        self._messages: deque[tuple[int, bytes]] | None = None  # those that are kept for `serve`
         self.address = self._listen(self._unix_addresses(self._workers_job.id))  # for workers of this host
 
     def address_for_others(self) -> str:
@@ -109,13 +113,30 @@ class Post:
 
     def serve(self) -> None:
         """Serves the connections; a message may close one, or open another."""
+        kept, self._messages = self._messages, None
+        for message in kept or ():
+            self._receive(*message)
         for server in self.servers():
             if server in self.servers():
+                server.poll()
+
+    def answer(self) -> None:
+        """Serves the connections, and keeps the messages for `serve`: the caller carries out orders."""
+        if self._messages is None:
+            self._messages = deque()
+        until = time.monotonic() + _ANSWER_SECONDS
+        servers, events = self.servers(), select.poll()  # descriptors may be higher than select() takes
+        for server in servers:
+            events.register(server, select.POLLIN)
+        while events.poll(0) and time.monotonic() < until:
+            for server in servers:
                 server.poll()
 
     @property
     def due(self) -> float | None:
         """Returns when to call `serve`, whatever happens (time.monotonic())."""
+        if self._messages:
+            return time.monotonic()
         times = [one for server in self.servers() if (one := server.time_to_next_deadline()) is not None]
         return time.monotonic() + min(times) if times else None
 
@@ -150,6 +171,9 @@ class Post:
         return ",".join(dict.fromkeys([unix_address(name, self._folder), unix_address(name)]))
 
     def _receive(self, worker: int, payload: bytes) -> None:
+        if self._messages is not None:
+            self._messages.append((worker, payload))
+            return
         try:
             message = unpack(payload, FROM_WORKERS)
         except RendezvousError:  # no worker of this version has sent it

@@ -102,7 +102,8 @@ class _Attempt:
     def run(self, connect_until: float, deadline: float) -> tuple[Connection, Identity] | None:
         """Returns the first connection whose handshake succeeds, owned by the caller, or None.
 
-        Connecting may take until `connect_until`, handshakes until `deadline`, and HANDSHAKE_SECONDS each.
+        Connecting may take until `connect_until`, handshakes until `deadline`, and over TCP
+        HANDSHAKE_SECONDS each.
         """
         while True:
             while self._connected:
@@ -173,7 +174,9 @@ class _Attempt:
 
     def _start_handshake(self, connection: socket.socket, deadline: float) -> None:
         try:
-            until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
+            until = deadline
+            if connection.family != socket.AF_UNIX:  # over a Unix socket, silence means a busy machine
+                until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
             pending = HandshakeConnection(connection, self._begin_handshake(connection), until, Role.CONNECTS)
         except RendezvousError as error:
             connection.close()

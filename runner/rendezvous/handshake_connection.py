@@ -17,6 +17,7 @@ from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Role
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection, TlsConnection
 
+OWN_MACHINE = "this machine"  # the source of connections over Unix sockets
 _READ_BYTES = 64 * 1024
 _CREDENTIALS = struct.Struct("3i")
 
@@ -171,7 +172,7 @@ def _origin(connection: socket.socket) -> tuple[str, str]:
     except OSError:
         return "somewhere", "somewhere"
     if not isinstance(name, tuple):
-        return "this machine", "this machine"
+        return OWN_MACHINE, OWN_MACHINE
     return _network(unmapped_address(name[0])), f"{unmapped_address(name[0])} port {name[1]}"
 
 

@@ -20,11 +20,13 @@ from sirtaki.bindings.config import Config, check
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.topology import SharedMemory
+from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
 
 _FIELDS = ("engine", "waiter", "process", "memory")
+_COPIES = 2  # those that are received, and the core's
 _NEEDED = 0b0011  # as a mask of _FIELDS
 _RANKS_PER_MESSAGE = 253 // len(_FIELDS)  # a message passes 253 descriptors at most: SCM_MAX_FD, unix(7)
 _RETRY_SECONDS = (
@@ -162,6 +164,7 @@ class MemoryLinks:
         Raises RendezvousError if a rank is gone or has failed, RendezvousTimeout at the deadline.
         """
         rank, lowest = self.context.rank, self.ranks[0]
+        allow_descriptors(_COPIES * len(_FIELDS) * len(self.ranks))
         own = Descriptors(memory=os.dup(memory) if memory >= 0 else -1)
         try:
             own.engine, own.waiter = _make_doorbell(), _make_doorbell()

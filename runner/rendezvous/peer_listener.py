@@ -28,7 +28,7 @@ from sirtaki.runner.rendezvous.address import (
     unix_address,
     unix_path,
 )
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps, begin_handshake
+from sirtaki.runner.rendezvous.handshake import HandshakeSteps, begin_handshake
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, close_selector
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.job import (
@@ -43,7 +43,12 @@ from sirtaki.runner.rendezvous.job import (
 from sirtaki.runner.rendezvous.key import KEY_ADVICE
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
-from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, RejectionLog, UnauthenticatedConnections
+from sirtaki.runner.rendezvous.unauthenticated import (
+    TOO_SLOW,
+    RejectionLog,
+    UnauthenticatedConnections,
+    handshake_deadline,
+)
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection
@@ -164,7 +169,7 @@ class PeerListener:
         if connection is None:
             return
         steps = begin_handshake(connection, handshakes.job, handshakes.mine, LinkKind.PEERS, Role.ACCEPTS)
-        pending = HandshakeConnection(connection, steps, time.monotonic() + HANDSHAKE_SECONDS)
+        pending = HandshakeConnection(connection, steps, handshake_deadline(connection))
         self._unauthenticated.add(pending)
         self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, pending)
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.address import addresses_of, listen_at, split_addresses
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, begin_handshake
+from sirtaki.runner.rendezvous.handshake import begin_handshake
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, close_selector
 from sirtaki.runner.rendezvous.job import (
     CALLS,
@@ -29,7 +29,12 @@ from sirtaki.runner.rendezvous.job import (
 )
 from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
 from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState
-from sirtaki.runner.rendezvous.unauthenticated import TOO_SLOW, RejectionLog, UnauthenticatedConnections
+from sirtaki.runner.rendezvous.unauthenticated import (
+    TOO_SLOW,
+    RejectionLog,
+    UnauthenticatedConnections,
+    handshake_deadline,
+)
 from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
 
 _WAKE_READ_BYTES = 64 * 1024
@@ -187,7 +192,7 @@ class RendezvousServer:
             return
         mine = Identity(RENDEZVOUS_RANK)
         steps = begin_handshake(client, self.job, mine, LinkKind.RENDEZVOUS, Role.ACCEPTS)
-        connection = _Connection(client, steps, time.monotonic() + HANDSHAKE_SECONDS)
+        connection = _Connection(client, steps, handshake_deadline(client))
         self._unauthenticated.add(connection)
         self._selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
 

@@ -17,10 +17,17 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_trusted_user
+from sirtaki.runner.rendezvous.handshake_connection import (
+    OWN_MACHINE,
+    HandshakeConnection,
+    is_trusted_user,
+)
 
-TOO_SLOW = f"it did not authenticate within {HANDSHAKE_SECONDS:g} s"
-LIMIT = 128  # maximum number of connections, further limited by
+TOO_SLOW = "it did not authenticate in time"
+# Maximum number of connections over TCP, further limited by the descriptors. All ranks of a host may connect
+# at the same moment over a Unix socket, which accepts processes of the same user only.
+LIMIT = 128
+OWN_SECONDS = 60.0  # for a handshake over a Unix socket: many ranks that start keep a machine busy
 _DESCRIPTOR_DIVISOR = 4  # this part of the files that the process may still open
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_SECONDS = 0.02  # seconds, when there was no connection to drop
@@ -36,6 +43,12 @@ def _available_descriptors() -> int:
     if allowed == resource.RLIM_INFINITY:
         return LIMIT * _DESCRIPTOR_DIVISOR
     return allowed - len(os.listdir("/proc/self/fd"))
+
+
+def handshake_deadline(connection: socket.socket) -> float:
+    """Returns when to reject a connection that has not authenticated (time.monotonic())."""
+    seconds = OWN_SECONDS if connection.family == socket.AF_UNIX else HANDSHAKE_SECONDS
+    return time.monotonic() + seconds
 
 
 class UnauthenticatedConnections(Generic[Pending]):
@@ -62,8 +75,8 @@ class UnauthenticatedConnections(Generic[Pending]):
         if connection.family == socket.AF_UNIX and not is_trusted_user(connection):
             connection.close()
             return None
-        if len(self._pending) >= self._limit:
-            self._make_room("there were too many unauthenticated connections")
+        if connection.family != socket.AF_UNIX and self._count_remote() >= self._limit:
+            self._make_room("there were too many unauthenticated connections", keeps_own=True)
         return connection
 
     def add(self, pending: Pending) -> None:
@@ -80,24 +93,27 @@ class UnauthenticatedConnections(Generic[Pending]):
 
     @property
     def next_deadline(self) -> float | None:
-        """Returns when (time.monotonic()) the oldest connection times out."""
-        return next((pending.deadline for pending in self._pending), None)
+        """Returns when (time.monotonic()) the next connection times out."""
+        return min((pending.deadline for pending in self._pending), default=None)
 
     def expire(self, now: float, reason: str) -> None:
         """Drops the connections that have timed out."""
         for pending in self:
-            if pending.deadline > now:
-                return
-            self._reject(pending, reason)
+            if pending.deadline <= now:
+                self._reject(pending, reason)
 
-    def _make_room(self, reason: str) -> bool:
+    def _count_remote(self) -> int:
+        return sum(one.source != OWN_MACHINE for one in self._pending)
+
+    def _make_room(self, reason: str, keeps_own: bool = False) -> bool:
         """Drops the oldest connection of the busiest source, so that a crowd from one source does not
-        affect the others. Returns False if there was none.
+        affect the others. Returns False if there was none. `keeps_own`: drops none of a Unix socket.
         """
-        if not self._pending:
+        pending = [one for one in self._pending if not (keeps_own and one.source == OWN_MACHINE)]
+        if not pending:
             return False
-        busiest, _ = Counter(pending.source for pending in self._pending).most_common(1)[0]
-        self._reject(next(one for one in self._pending if one.source == busiest), reason)
+        busiest, _ = Counter(one.source for one in pending).most_common(1)[0]
+        self._reject(next(one for one in pending if one.source == busiest), reason)
         return True
 
 

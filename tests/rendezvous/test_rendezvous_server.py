@@ -299,13 +299,13 @@ def test_silent_and_slow_strangers_do_not_hold_up_the_ranks(start: Callable[...,
 def test_who_never_proves_himself_is_turned_away(
     start: Callable[..., Rendezvous], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sirtaki.runner.rendezvous.rendezvous_server.HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr("sirtaki.runner.rendezvous.unauthenticated.HANDSHAKE_SECONDS", 0.1)
     rendezvous = start()
     with connect(rendezvous) as stranger:
         stranger.settimeout(FAILSAFE_SECONDS)
         while stranger.recv(1000):
             pass
-    assert "did not authenticate within" in rendezvous.wait_for("refused")[0].text
+    assert "did not authenticate in time" in rendezvous.wait_for("refused")[0].text
 
 
 def test_nobody_listens() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from handshakes import run_handshake
@@ -204,12 +205,12 @@ def test_who_is_no_rank_is_told_of_with_his_address(job: Rendezvous, hello: byte
 
 
 def test_half_a_hello_and_then_silence(job: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sirtaki.runner.rendezvous.rendezvous_server.HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr("sirtaki.runner.rendezvous.unauthenticated.HANDSHAKE_SECONDS", 0.2)
     with job.visit() as slow:
         slow.sendall(hello_of(JOB)[:40])
         assert job.works()
         read_to_the_end(slow)
-    assert "did not authenticate within" in job.refusals()[0]
+    assert "did not authenticate in time" in job.refusals()[0]
 
 
 def test_a_crowd_is_told_of_in_a_few_lines(job: Rendezvous) -> None:
@@ -259,6 +260,35 @@ def test_a_crowd_from_one_place_displaces_only_itself() -> None:
     assert len(list(crowd)) <= unauthenticated.LIMIT
     assert len(sent_away) == 3 * unauthenticated.LIMIT + len(honest) - len(list(crowd))
     assert all(visitor in crowd for visitor in honest)
+
+
+def test_ranks_of_this_machine_may_come_all_at_once(tmp_path: Path) -> None:
+    """Has more ranks connect over a Unix socket than others may over TCP, which displace none of them."""
+    sent_away: list[_Visitor] = []
+
+    def reject(visitor: _Visitor, reason: str) -> None:
+        sent_away.append(visitor)
+        crowd.discard(visitor)
+
+    crowd: unauthenticated.UnauthenticatedConnections[_Visitor] = unauthenticated.UnauthenticatedConnections(
+        reject
+    )  # type: ignore[type-var]
+    count = 2 * unauthenticated.LIMIT
+    ranks = [_Visitor("this machine") for _ in range(count)]
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen(1)
+        for rank in ranks:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(listening.getsockname())
+                with crowd.accept(listening) as _:  # type: ignore[union-attr]
+                    crowd.add(rank)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        for _ in range(count):
+            with socket.create_connection(listening.getsockname()), crowd.accept(listening) as _:  # type: ignore[union-attr]
+                crowd.add(_Visitor("10.6.6.6"))
+    assert all(rank in crowd for rank in ranks)
+    assert len(sent_away) == count - unauthenticated.LIMIT
 
 
 class _Connection:

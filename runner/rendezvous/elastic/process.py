@@ -30,6 +30,8 @@ ARBITER = "SIRTAKI_ARBITER"  # the address of the rendezvous between workers and
 WORKERS = 1_000_000  # the size of that rendezvous: no job uses more numbers of workers
 _LINK_SECONDS = 10.0  # to link with the other members, which all are there
 _LINK_SECONDS_PER_RANK = 0.1
+# The longest wait for the driver's answer, which starts other workers meanwhile. Its end is noticed at once.
+_ATTACH_SECONDS = 120.0
 _NOTICE_SECONDS = 0.3  # for links to fail by themselves
 
 
@@ -175,7 +177,7 @@ def attach() -> None:
         job = mine.job
         if config.get("encrypt") == "1":
             job = lifecycle.encrypted(job)
-        client = RendezvousClient.connect(mine.arbiter, job, Identity(mine.number), _LINK_SECONDS)
+        client = RendezvousClient.connect(mine.arbiter, job, Identity(mine.number), _ATTACH_SECONDS)
         client.report("initialised")
     except RendezvousError as error:
         raise InitializationError(f"this process cannot reach the driver that started it: {error}") from None
