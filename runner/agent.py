@@ -26,10 +26,19 @@ from sirtaki.runner.channel import Channel
 from sirtaki.runner.coding import LINES
 from sirtaki.runner.cores import count_gpus, usable_cores
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.frames import (
+    FINAL_CREDIT,
+    INITIAL_CREDIT,
+    START_MARK,
+    TO_RELAY,
+    Frame,
+    Kind,
+    WireError,
+)
 from sirtaki.runner.lease import AgentLease, lease_clock
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.relays import Relays
 from sirtaki.runner.signals import WakeupPipe
 from sirtaki.runner.torch_variables import ReservedPort, offer_of_agent
 
@@ -66,6 +75,7 @@ class Agent:
         reading, writing = _take_standard_streams()
         lines = "write" if LINES in sys.argv else ""
         self._channel = Channel(reading, writing, selector, self._receive, lines=lines)
+        self._relays = Relays(selector, self._channel.send, reaper)
         self._lease = AgentLease(0.0, 0.0)
         self._next_alive = time.monotonic() + ALIVE_SECONDS
 
@@ -90,6 +100,7 @@ class Agent:
 
     def _iterate(self, timeout: float) -> None:
         self._balance()
+        self._relays.balance(self._channel.backlog)
         for key, _ in self._selector.select(timeout):
             key.data()
         if self._collecting:
@@ -113,6 +124,8 @@ class Agent:
     def _receive(self, frame: Frame) -> None:
         if frame.kind == Kind.ASK:
             self._answer(frame)
+        elif frame.kind in TO_RELAY:
+            self._relay(frame)
         elif frame.kind == Kind.START and self._job is None:
             self._start(frame)
         elif frame.kind == Kind.SIGNAL and self._job is not None:
@@ -151,6 +164,13 @@ class Agent:
             interfaces = [str(name) for name in frame.values.get("interfaces", [])]
             answer["torch"] = asdict(offer_of_agent(self._port, interfaces))
         self._channel.send(Frame.of_values(Kind.ANSWER, answer))
+
+    def _relay(self, frame: Frame) -> None:
+        self._wakeup.block_signals()
+        try:
+            self._relays.take(frame)
+        finally:
+            self._wakeup.unblock_signals()
 
     def _start(self, frame: Frame) -> None:
         self._wakeup.block_signals()
@@ -214,6 +234,7 @@ class Agent:
     def _handle_wakeup(self) -> None:
         numbers = self._wakeup.read()
         self._reaper.replace_if_killed()
+        self._relays.poll()
         if self._job is not None:
             self._job.endpoints.check()
             for status in self._job.poll():
@@ -291,12 +312,17 @@ class Agent:
         self._remaining_files = self._job.timelines() if self._job is not None else iter(())
 
     def _finish_step(self) -> None:
-        """Sends more of the remaining files; then has the reaper end all descendants; then sends DONE."""
+        """Sends more of the remaining files; then has the reaper end all descendants; then sends DONE.
+
+        Hosts behind this one have ended before: the reaper would end the connections to them.
+        """
         while self._remaining_files is not None and self._channel.backlog < _MAX_BACKLOG:
             frame = next(self._remaining_files, None)
             if frame is not None:
                 self._channel.send(frame)
                 continue
+            if self._relays.running:
+                return
             self._reaper.release()
             if not self._reaper.ended():  # its end wakes the main loop
                 return

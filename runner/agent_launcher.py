@@ -25,6 +25,10 @@ class AgentLauncher(Protocol):
         """Returns whether it passes on whole lines of the agent's output only (`coding`)."""
 
     @property
+    def relays(self) -> bool:
+        """Returns whether it can start an agent from any host, and not only from hvdrun's."""
+
+    @property
     def lease_seconds(self) -> float:
         """Returns the lease of an agent of a job whose ranks stay; 0: its input ends when hvdrun has gone."""
 

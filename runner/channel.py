@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from sirtaki.runner.coding import LineDecoder, encode_lines
 from sirtaki.runner.frames import Frame, FrameReader, WireError
+from sirtaki.runner.outgoing import Outgoing
 
 _READ_BYTES = 256 * 1024
 
@@ -33,30 +34,25 @@ class Channel:
         self.error = ""
         self.reader = FrameReader(mark)
         self._reading = reading
-        self._writing = writing
+        self._outgoing = Outgoing(writing, selector)
         self._selector = selector
         self._receive = receive
         self._decode = LineDecoder() if lines == "read" else bytes
         self._encode = encode_lines if lines == "write" else bytes
-        self._outgoing = bytearray()
-        self._watched = False
-        for descriptor in (reading, writing):
-            os.set_blocking(descriptor, False)
+        os.set_blocking(reading, False)
         selector.register(reading, selectors.EVENT_READ, self.read)
 
     @property
     def backlog(self) -> int:
         """Returns how many bytes have not been written yet."""
-        return len(self._outgoing)
+        return self._outgoing.backlog
 
     def send(self, frame: Frame) -> None:
         """Writes as much as the peer takes now, and the rest later; nothing once the channel is closed."""
         self.send_bytes(frame.pack())
 
     def send_bytes(self, data: bytes) -> None:
-        if self._writing >= 0:
-            self._outgoing += self._encode(data)
-            self._write()
+        self._outgoing.send(self._encode(data))
 
     def read(self) -> bool:
         """Reads at most one buffer; returns False if nothing is available, or at the end."""
@@ -83,10 +79,7 @@ class Channel:
 
     def close_writing(self) -> None:
         """Signals the end of the stream to the peer."""
-        if self._writing >= 0:
-            self._watch(False)
-            os.close(self._writing)
-            self._writing = -1
+        self._outgoing.close()
 
     def close(self) -> None:
         self._end("")
@@ -98,21 +91,3 @@ class Channel:
             os.close(self._reading)
             self.ended = True
             self.error = error
-
-    def _write(self) -> None:
-        try:
-            del self._outgoing[: os.write(self._writing, self._outgoing)]
-        except BlockingIOError:
-            pass
-        except OSError:  # the reader has gone; the other descriptor will report it
-            self.close_writing()
-            self._outgoing.clear()
-            return
-        self._watch(bool(self._outgoing))
-
-    def _watch(self, wanted: bool) -> None:
-        if wanted and not self._watched:
-            self._selector.register(self._writing, selectors.EVENT_WRITE, self._write)
-        elif self._watched and not wanted:
-            self._selector.unregister(self._writing)
-        self._watched = wanted

@@ -42,6 +42,10 @@ class Kind(enum.IntEnum):
     DISMISS = 10  # the spare in lane `rank` is not needed
     WATCH = 11  # a number: somebody watches the job; send the states of the ranks here, with this number
     ORDER = 12  # JSON: a recording that the ranks here are to make (sirtaki.bindings.recording_orders)
+    REACH = 13  # JSON: starts a process of ssh to another host; `rank` is its lane, as in the next three
+    PASS = 14  # bytes for its input
+    PASS_END = 15  # the end of its input
+    DROP = 16  # a number: a signal for it
     # From the agent
     ANSWER = 20  # JSON: the version, this host, what is missing here, and a port and an address for torch
     STARTED = 21  # a number: the pid of `rank`
@@ -58,8 +62,13 @@ class Kind(enum.IntEnum):
     SPARE_WAITS = 32  # JSON: the modules of the spare in lane `rank`, and the seconds that their import took
     SPARE_ENDED = 33  # text: how the spare in lane `rank` ended, or why it could not be started
     STATE = 34  # JSON: the state of a rank, for the WATCH of that number, and the time there
+    PASSED = 35  # bytes that the process of ssh in lane `rank` has written
+    PASSED_ERROR = 36  # the same, to its standard error
+    PASSED_END = 37  # JSON: how it ended
 
 
+TO_RELAY = (Kind.REACH, Kind.PASS, Kind.PASS_END, Kind.DROP)  # about processes that an agent holds for hvdrun
+FROM_RELAY = (Kind.PASSED, Kind.PASSED_ERROR, Kind.PASSED_END)
 LIMITS = {
     Kind.START: 16 << 20,
     Kind.ASK: 1 << 20,

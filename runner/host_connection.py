@@ -1,4 +1,4 @@
-"""Connects to all hosts at the same time, and reports immediately why a host cannot take part."""
+"""Connects to the hosts of a job, and reports why a host cannot take part."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import Any
 from sirtaki.runner.agent_launcher import AgentLauncher
 from sirtaki.runner.display import Display
 from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.host_attempts import HostAttempts
 from sirtaki.runner.hosts import Host, is_own_host
 from sirtaki.runner.progress import Progress
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.remote import RemoteHost
+from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
-from sirtaki.runner.ssh import CONNECT_SECONDS
 
-ANSWER_SECONDS = CONNECT_SECONDS + 50.0  # for the login, and for Python to start
+_PER_HOST = 6  # descriptors: both ends of three pipes, of a host behind another one
 _SHOW_SECONDS = 2.0  # time to show the output of ssh or srun before hvdrun ends
 
 
@@ -35,20 +36,35 @@ class Connection:
     question: Mapping[str, Any] = field(default_factory=dict)  # to the agents, besides folder and program
 
     def connect(
-        self, hosts: Sequence[Host], program: str, wakeup: WakeupPipe, reaper: Reaper
+        self, hosts: Sequence[Host], program: str, wakeup: WakeupPipe, reaper: Reaper, relays: bool = False
     ) -> list[RemoteHost]:
-        """Queries all hosts except this one; returns when all have answered. Raises LaunchError."""
+        """Queries all hosts except this one; returns when all have answered. Raises LaunchError.
+
+        `relays`: the hosts of a large job may be reached over each other, so that they are lost together.
+        """
         names = [host.name for host in hosts if not is_own_host(host.name)]
         if not names:
             return []
-        remotes = [self.begin(name, program, reaper) for name in names]
-        self._wait(remotes, wakeup)
-        return remotes
 
-    def begin(self, name: str, program: str, reaper: Reaper) -> RemoteHost:
-        """Queries a host, and returns at once. Raises LaunchError if ssh or srun cannot be started."""
+        def begin(name: str, over: RemoteHost | None) -> RemoteHost:
+            wakeup.block_signals()
+            try:
+                return self.begin(name, program, reaper, over)
+            finally:
+                wakeup.unblock_signals()
+
+        allow_descriptors(_PER_HOST * len(names))
+        attempts = HostAttempts(names, begin, relays and self.launcher.relays)
+        self._wait(names, attempts, wakeup)
+        return attempts.remotes()
+
+    def begin(self, name: str, program: str, reaper: Reaper, over: RemoteHost | None = None) -> RemoteHost:
+        """Queries a host, from here or over another host, and returns at once.
+
+        Raises LaunchError if ssh or srun cannot be started.
+        """
         launcher = self.launcher
-        path = shutil.which(launcher.program)
+        path = shutil.which(launcher.program) if over is None else launcher.program
         if path is None:
             raise LaunchError(
                 f"ranks on {name} are started over {launcher.program}, but there is no {launcher.program} on "
@@ -57,35 +73,38 @@ class Connection:
         question = {**self.question, "folder": os.getcwd(), "program": os.path.abspath(program)}
         remote = RemoteHost(name, launcher, self.selector, self.display)
         command = launcher.command(path, name)
-        self.display.detail(f"reaching {name}: {' '.join(command)}")
+        where = "" if over is None else f" over {over.name}"
+        self.display.detail(f"reaching {name}{where}: {' '.join(command)}")
         try:
-            remote.connect(command, question, reaper)
+            remote.connect(command, question, reaper, over)
         except OSError as error:
             raise LaunchError(f"cannot start {path}: {error.strerror}", 126) from None
         return remote
 
-    def _wait(self, remotes: Sequence[RemoteHost], wakeup: WakeupPipe) -> None:
-        names = {index: remote.name for index, remote in enumerate(remotes)}
-        progress = Progress("hosts have answered", names, self.display.show_progress, self.display.refreshes)
+    def _wait(self, names: Sequence[str], attempts: HostAttempts, wakeup: WakeupPipe) -> None:
+        progress = Progress(
+            "hosts have answered",
+            dict(enumerate(names)),
+            self.display.show_progress,
+            self.display.refreshes,
+        )
         progress.begin()
-        deadline = time.monotonic() + ANSWER_SECONDS
         self.selector.register(wakeup, selectors.EVENT_READ, lambda: _handle_wakeup(wakeup))
         wakeup.unblock_signals()
-        while awaited := [remote for remote in remotes if remote.answer is None and not remote.failure]:
+        while True:
             now = time.monotonic()
             progress.poll(now)
-            for remote in awaited if deadline <= now else ():
-                remote.give_up_waiting(ANSWER_SECONDS)
-            self._iterate(max(min(deadline, progress.due or deadline) - now, 0))
-            for remote in remotes:
-                remote.poll()
-            for index, remote in enumerate(remotes):
-                if remote.answer is not None or remote.failure:
-                    progress.note(index)
+            for index in attempts.advance(now):
+                progress.note(index)
+            if (due := attempts.due) is None:
+                break
+            self._iterate(max(min(due, progress.due or due) - now, 0))
         progress.end()
         self.selector.unregister(wakeup)
         wakeup.block_signals()
-        if failures := [remote.failure for remote in remotes if remote.failure]:
+        if reasons := attempts.failed_relays:
+            self.display.detail(f"{len(reasons)} hosts were not reached over others: {reasons[0]}")
+        if failures := [remote.failure for remote in attempts.remotes() if remote.failure]:
             self._flush_output()
             raise LaunchError("\nhvdrun: ".join(failures), 1)
 

@@ -46,6 +46,7 @@ from sirtaki.runner.progress import Progress
 from sirtaki.runner.rank_start import REPORTS, SERVER_COMMAND, start_ranks, start_servers
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.address import unix_address
+from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, RendezvousError, name_of
 from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
@@ -58,6 +59,8 @@ if TYPE_CHECKING:  # needed for some jobs only
     from sirtaki.runner.function.service import FunctionService
     from sirtaki.runner.remote import RemoteHost
     from sirtaki.runner.servers import Servers
+
+_PER_RANK = 3  # descriptors: the ends of two pipes, and the connection to the rendezvous
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class _Launch:
             display.say(notice)
         remotes, allocations = self._connect_hosts()
         placements = placements_of(allocations)
+        allow_descriptors(_PER_RANK * len(placements))
         display.expect(len(placements), settings.output_folder)
         folder = Path(make_job_directory(self._reaper))
         endpoints = self._start_endpoints(folder, allocations)
@@ -185,7 +189,7 @@ class _Launch:
         if settings.torch_env:
             question |= {"torch": True, "interfaces": settings.interfaces}
         connection = Connection(settings.launcher, self._selector, self._display, question)
-        remotes = connection.connect(hosts, settings.command[0], self._wakeup, self._reaper)
+        remotes = connection.connect(hosts, settings.command[0], self._wakeup, self._reaper, relays=True)
         return remotes, allocate(with_slot_counts(hosts, remotes, count_gpus()), settings.size)
 
     def _make_servers(
@@ -293,7 +297,8 @@ class _Launch:
         post_mortem: PostMortem,
         states: Path,
     ) -> dict[int, Rank]:
-        from sirtaki.runner.remote import RemoteJob, RemoteRank
+        from sirtaki.runner.remote import RemoteJob
+        from sirtaki.runner.remote_rank import RemoteRank
 
         servers = self._servers_on(remote.name)
         if self._servers is not None:

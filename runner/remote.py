@@ -18,12 +18,23 @@ from sirtaki.runner.channel import Channel
 from sirtaki.runner.command import NOT_EXECUTABLE
 from sirtaki.runner.display import STDERR, STDOUT, Display
 from sirtaki.runner.failure_analysis import ExitStatus
-from sirtaki.runner.frames import FINAL_CREDIT, INITIAL_CREDIT, NO_RANK, START_MARK, Frame, Kind, WireError
+from sirtaki.runner.frames import (
+    FINAL_CREDIT,
+    FROM_RELAY,
+    INITIAL_CREDIT,
+    NO_RANK,
+    START_MARK,
+    Frame,
+    Kind,
+    WireError,
+)
 from sirtaki.runner.job_timeline import JobTimeline
 from sirtaki.runner.lease import HostLease, lease_clock
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.relayed import AgentProcess, RelayedHosts, RelayedProcess
+from sirtaki.runner.remote_rank import RemoteRank
 from sirtaki.runner.remote_states import RemoteStates
 from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.timeline_files import Part
@@ -33,41 +44,6 @@ if TYPE_CHECKING:  # jobs without spares need none of it
     from sirtaki.runner.elastic.host_spares import SpareNews
 
 SILENCE_SECONDS = 60.0  # an agent sends ALIVE more often than this
-
-
-class RemoteRank:
-    """A rank on another host."""
-
-    def __init__(self, rank: int, host: RemoteHost) -> None:
-        self.rank = rank
-        self.pid = 0  # 0 until the agent has reported it
-        self.exit_status: ExitStatus | None = None  # set once `check` has returned it
-        self._host = host
-        self._noted: ExitStatus | None = None
-
-    def check(self) -> ExitStatus | None:
-        """Returns how the rank ended, if it has ended since the last call."""
-        if self.exit_status is None and self._noted is not None:
-            self.exit_status = self._noted
-            return self.exit_status
-        return None
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to all processes in the rank's process group."""
-        if self._noted is None:
-            self._host.send(Frame.of_number(Kind.SIGNAL, self.rank, number))
-
-    def reap(self) -> None:
-        """Does nothing: the agent reaps the rank."""
-
-    def clear(self) -> None:
-        """Does nothing: the agent does it."""
-
-    def note(self, status: ExitStatus) -> bool:
-        """Records how the rank ended; returns False if it was already known."""
-        is_new = self._noted is None
-        self._noted = self._noted or status
-        return is_new
 
 
 @dataclass
@@ -114,15 +90,29 @@ class RemoteHost:
         self._job: RemoteJob | None = None
         self._states: RemoteStates | None = None
         self._last_received = time.monotonic()
+        self._behind = RelayedHosts(selector, self.send)
 
-    def connect(self, command: Sequence[str], question: Mapping[str, Any], reaper: Reaper) -> None:
-        """Starts ssh or srun and sends the question. Raises OSError if it cannot be started."""
+    def connect(
+        self,
+        command: Sequence[str],
+        question: Mapping[str, Any],
+        reaper: Reaper,
+        over: RemoteHost | None = None,
+    ) -> None:
+        """Starts ssh or srun, here or on another host, and sends the question.
+
+        Raises OSError if it cannot be started here.
+        """
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         ours_err, theirs_err = os.pipe()
         try:
-            environment = self._launcher.environment(os.environ)
-            self._process = Process(command, environment, reaper, (theirs_in, theirs_out, theirs_err))
+            environment, streams = self._launcher.environment(os.environ), (theirs_in, theirs_out, theirs_err)
+            self._process: AgentProcess = (
+                Process(command, environment, reaper, streams)
+                if over is None
+                else over._behind.start(command, streams)
+            )
         finally:
             for descriptor in (theirs_in, theirs_out, theirs_err):
                 os.close(descriptor)
@@ -249,6 +239,8 @@ class RemoteHost:
         elif frame.kind == Kind.DONE:
             self.done = True
             self._channel.close_writing()
+        elif frame.kind in FROM_RELAY:
+            self._behind.take(frame)
         elif frame.kind == Kind.ALIVE:
             self._renew(frame.number)
         elif frame.kind == Kind.LEAVING:
@@ -347,6 +339,7 @@ class RemoteHost:
         self.ended = True
         self._end_states()
         self._channel.close_writing()
+        self._behind.lose(f"{self.name} was lost, over whose agent it was reached")
         if self._job is None:
             self.failure = self.failure or self._describe_no_answer(code, killed_by)
             return
@@ -373,6 +366,8 @@ class RemoteHost:
         return self._launcher.explain(self.name, code, said)
 
     def _describe_loss(self, code: int, killed_by: int) -> str:
+        if isinstance(self._process, RelayedProcess) and self._process.lost:
+            return self._process.lost
         if self._channel.error:
             return f"it sent malformed data ({self._channel.error})"
         if killed_by:

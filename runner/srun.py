@@ -36,6 +36,7 @@ class SrunOptions:
     program = "srun"
     package = "run hvdrun where Slurm's programs are"
     forwards_lines = True
+    relays = False
     # The end of srun does not have to end the input of its task, so the agent cannot rely on that.
     lease_seconds = 60.0
 

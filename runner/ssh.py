@@ -88,6 +88,7 @@ class SshOptions:
     program = "ssh"
     package = "install OpenSSH's client (on Debian: apt install openssh-client)"
     forwards_lines = False
+    relays = True
     lease_seconds = 0.0
 
     def arguments(self) -> list[str]:

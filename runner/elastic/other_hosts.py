@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.pauses import doubled
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.host_connection import ANSWER_SECONDS
+from sirtaki.runner.host_attempts import ANSWER_SECONDS
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.remote import RemoteHost
 

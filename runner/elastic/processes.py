@@ -25,7 +25,8 @@ from sirtaki.runner.launch import Settings
 from sirtaki.runner.process import Rank, RankProcess
 from sirtaki.runner.rank_start import REPORTS, describe_start_failure
 from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.remote import RemoteHost, RemoteRank
+from sirtaki.runner.remote import RemoteHost
+from sirtaki.runner.remote_rank import RemoteRank
 from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES
 from sirtaki.runner.rendezvous.elastic.process import ARBITER
 from sirtaki.runner.rendezvous.lifecycle import WORKER
@@ -82,6 +83,7 @@ class Processes:
         """Starts a worker. Raises CannotStart."""
         if is_own_host(slot.host):
             self._start_here(worker, slot)
+            self.post.answer()  # the first of many workers must not wait until the last one is started
         elif host := self.hosts.ready(slot.host):
             self._start_there(worker, slot, host)
         else:

@@ -15,7 +15,8 @@ from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.frames import Kind
 from sirtaki.runner.lease import HostLease, lease_clock
 from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.remote import RemoteHost, RemoteJob, RemoteRank
+from sirtaki.runner.remote import RemoteHost, RemoteJob
+from sirtaki.runner.remote_rank import RemoteRank
 from sirtaki.runner.ssh import SshOptions
 
 SLOT = Slot("hostB", 0)

@@ -73,6 +73,8 @@ def main() -> int:
     folder = book.parent / host
     folder.mkdir(exist_ok=True)
     (folder / "ssh.pid").write_text(f"{os.getpid()}\n")
+    with (book.parent / "logins").open("a") as logins:
+        logins.write(f"{os.environ.get('HOSTNAME')}>{host}\n")
     sys.stdout.write(behaviour.get("stdout", ""))
     sys.stdout.flush()
     sys.stderr.write(behaviour.get("stderr", ""))

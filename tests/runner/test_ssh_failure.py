@@ -6,68 +6,21 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, is_running, read_pids, wait_until
+from launching import FAILSAFE_SECONDS, read_pids, wait_until
+from remote_processes import FAMILY, LONG, agents_of, all_processes, finish, wait_until_nothing_is_left
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[bytes]]
 Script = Callable[[str], str]
 Hosts = Callable[..., Path]
 
-# A rank that reports its pid, starts a grandchild in its group, and then works for a long time.
-FAMILY = """
-import subprocess
-folder = os.path.dirname(__file__)
-child = subprocess.Popen(["sleep", "300"])
-def note(name, pid):
-    with open(f"{folder}/{name}.pid", "w") as file: print(pid, file=file)
-note(f"child{rank}", child.pid)
-note(f"rank{rank}", os.getpid())
-"""
-LONG = FAMILY + "time.sleep(300)"
-
-
-def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """Returns hvdrun's exit code and its standard error."""
-    _, stderr = process.communicate(timeout=FAILSAFE_SECONDS)
-    return process.returncode, stderr.decode()
-
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def all_processes() -> Iterator[tuple[int, bytes]]:
-    """Returns every process but this one, with its arguments."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                yield int(entry.name), (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-
-
-def agents_of(homes: Path) -> list[int]:
-    """Returns the agents of the hosts with these home folders."""
-    found = []
-    for pid, arguments in all_processes():
-        if b"sirtaki.runner.agent" in arguments and b"-T" not in arguments.split(b"\0"):
-            try:
-                environment = Path(f"/proc/{pid}/environ").read_bytes()
-            except OSError:
-                continue
-            if os.fsencode(homes) in environment and not arguments.startswith(b"/bin/sh"):
-                found.append(pid)
-    return found
-
-
-def wait_until_nothing_is_left(pids: list[int], homes: Path) -> None:
-    wait_until(lambda: not any(is_running(pid) for pid in pids), "all ranks have ended")
-    wait_until(lambda: not agents_of(homes), "all agents have ended")
-    wait_until(lambda: not list(homes.glob("*/sirtaki-*")), "the keys have been removed")
 
 
 def test_a_rank_that_fails_on_another_host_is_named(hvdrun: Run, hosts: Hosts) -> None:

@@ -16,7 +16,8 @@ from timelines import check_trace, read_trace, slices_named
 from sirtaki.runner.frames import Frame, Kind, WireError
 from sirtaki.runner.job_timeline import JobTimeline
 from sirtaki.runner.lease import HostLease
-from sirtaki.runner.remote import RemoteHost, RemoteJob, RemoteRank
+from sirtaki.runner.remote import RemoteHost, RemoteJob
+from sirtaki.runner.remote_rank import RemoteRank
 from sirtaki.runner.ssh import SshOptions
 from sirtaki.runner.timeline import merge_timelines
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sirtaki.runner.display import Display
 from sirtaki.runner.frames import INITIAL_CREDIT, Frame, Kind, WireError
 from sirtaki.runner.post_mortem import PostMortem
-from sirtaki.runner.remote import RemoteHost, RemoteJob, RemoteRank
+from sirtaki.runner.remote import RemoteHost, RemoteJob
+from sirtaki.runner.remote_rank import RemoteRank
 from sirtaki.runner.ssh import SshOptions
 
 

@@ -1,0 +1,161 @@
+"""An agent's connections to the agents of further hosts, between which and hvdrun it passes bytes on.
+
+hvdrun itself connects to the first hosts of a large job only (`host_attempts`), so that no machine runs too
+many processes of ssh. The agent does not look into the bytes: it takes the place of a pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+from collections.abc import Callable, Sequence
+
+from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.frames import Frame, Kind, WireError
+from sirtaki.runner.outgoing import Outgoing
+from sirtaki.runner.process import Process
+from sirtaki.runner.reaper import Reaper
+
+_READ_BYTES = 64 * 1024
+_MAX_FINAL_READS = 16  # more reads than a full pipe needs
+_MAX_BACKLOG = 1024 * 1024  # for hvdrun; while there is more, nothing is read
+_CANNOT_START = 255  # as ssh's exit code for an error of its own
+
+
+class Relays:
+    """The connections, by their lanes. `send` sends a frame to hvdrun."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, send: Callable[[Frame], None], reaper: Reaper
+    ) -> None:
+        self._selector = selector
+        self._send = send
+        self._reaper = reaper
+        self._lanes: dict[int, _Lane] = {}
+
+    def take(self, frame: Frame) -> None:
+        """Takes an order of hvdrun; signals are blocked meanwhile. Raises WireError if it is malformed."""
+        lane = self._lanes.get(frame.rank)
+        if frame.kind == Kind.REACH and lane is None:
+            self._reach(frame.rank, frame.values.get("command"))
+        elif lane is not None:
+            lane.take(frame)
+
+    @property
+    def running(self) -> bool:
+        return bool(self._lanes)
+
+    def balance(self, backlog: int) -> None:
+        """Reads what the others send only while hvdrun takes it."""
+        for lane in self._lanes.values():
+            lane.watch(backlog < _MAX_BACKLOG)
+
+    def poll(self) -> None:
+        """Reports the connections that have ended."""
+        for number in [number for number, lane in self._lanes.items() if lane.has_ended()]:
+            del self._lanes[number]
+
+    def _reach(self, number: int, command: object) -> None:
+        if not isinstance(command, list) or not command or any(type(one) is not str for one in command):
+            raise WireError("REACH has no command")
+        path = shutil.which(command[0])
+        try:
+            if path is None:
+                raise LaunchError(f"there is no {command[0]} on the PATH there")
+            command = [path, *command[1:]]
+            self._lanes[number] = _Lane(number, command, self._selector, self._send, self._reaper)
+        except (OSError, LaunchError) as error:
+            self._send(Frame(Kind.PASSED_ERROR, number, f"{error}\n".encode()))
+            self._send(Frame.of_values(Kind.PASSED_END, {"code": _CANNOT_START, "killed_by": 0}, number))
+
+
+class _Lane:
+    """A process of ssh, and its streams."""
+
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        selector: selectors.BaseSelector,
+        send: Callable[[Frame], None],
+        reaper: Reaper,
+    ) -> None:
+        self._number = number
+        self._selector = selector
+        self._send = send
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        ours_err, theirs_err = os.pipe()
+        self._open = {ours_out: Kind.PASSED, ours_err: Kind.PASSED_ERROR}
+        self._input = Outgoing(ours_in, selector)
+        self._watched: set[int] = set()
+        for descriptor in self._open:
+            os.set_blocking(descriptor, False)
+        try:
+            self._process = Process(command, os.environ, reaper, (theirs_in, theirs_out, theirs_err))
+        except (OSError, LaunchError):
+            self._close()
+            raise
+        finally:
+            for descriptor in (theirs_in, theirs_out, theirs_err):
+                os.close(descriptor)
+
+    def take(self, frame: Frame) -> None:
+        if frame.kind == Kind.PASS:
+            self._input.send(frame.payload)
+        elif frame.kind == Kind.PASS_END:
+            self._input.finish()
+        elif frame.kind == Kind.DROP:
+            self._process.signal(frame.number)
+        else:
+            raise WireError(f"{frame.kind.name} is not expected for this lane")
+
+    def watch(self, wanted: bool) -> None:
+        ready = set(self._open) if wanted else set()
+        for descriptor in self._watched - ready:
+            self._selector.unregister(descriptor)
+        for descriptor in ready - self._watched:
+            self._selector.register(descriptor, selectors.EVENT_READ, lambda d=descriptor: self._read(d))
+        self._watched = ready
+
+    def has_ended(self) -> bool:
+        """Returns whether the process has ended; if so, has passed on the rest, and how it ended."""
+        result = self._process.poll()
+        if result is None:
+            return False
+        for descriptor in list(self._open):
+            for _ in range(_MAX_FINAL_READS):
+                if not self._read(descriptor):
+                    break
+        self._close()
+        self._process.clear()
+        code, killed_by = result
+        self._send(Frame.of_values(Kind.PASSED_END, {"code": code, "killed_by": killed_by}, self._number))
+        return True
+
+    def _read(self, descriptor: int) -> bool:
+        """Passes on what can be read now; returns False if there is nothing, or at the end."""
+        if descriptor not in self._open:
+            return False
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._send(Frame(self._open[descriptor], self._number, data))
+        else:
+            self._close_one(descriptor)
+        return bool(data)
+
+    def _close_one(self, descriptor: int) -> None:
+        del self._open[descriptor]
+        if descriptor in self._watched:
+            self._watched.discard(descriptor)
+            self._selector.unregister(descriptor)
+        os.close(descriptor)
+
+    def _close(self) -> None:
+        for descriptor in list(self._open):
+            self._close_one(descriptor)
+        self._input.close()

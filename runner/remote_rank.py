@@ -1,0 +1,46 @@
+"""A rank on another host, as the supervisor sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sirtaki.runner.failure_analysis import ExitStatus
+from sirtaki.runner.frames import Frame, Kind
+
+if TYPE_CHECKING:
+    from sirtaki.runner.remote import RemoteHost
+
+
+class RemoteRank:
+    """A rank on another host."""
+
+    def __init__(self, rank: int, host: RemoteHost) -> None:
+        self.rank = rank
+        self.pid = 0  # 0 until the agent has reported it
+        self.exit_status: ExitStatus | None = None  # set once `check` has returned it
+        self._host = host
+        self._noted: ExitStatus | None = None
+
+    def check(self) -> ExitStatus | None:
+        """Returns how the rank ended, if it has ended since the last call."""
+        if self.exit_status is None and self._noted is not None:
+            self.exit_status = self._noted
+            return self.exit_status
+        return None
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to all processes in the rank's process group."""
+        if self._noted is None:
+            self._host.send(Frame.of_number(Kind.SIGNAL, self.rank, number))
+
+    def reap(self) -> None:
+        """Does nothing: the agent reaps the rank."""
+
+    def clear(self) -> None:
+        """Does nothing: the agent does it."""
+
+    def note(self, status: ExitStatus) -> bool:
+        """Records how the rank ended; returns False if it was already known."""
+        is_new = self._noted is None
+        self._noted = self._noted or status
+        return is_new
