@@ -109,3 +109,59 @@ def test_a_killed_rank_is_named_without_descriptors_of_processes(tmp_path: Path,
     assert ended.returncode == 128 + signal.SIGKILL, ended
     for rank in {0, 1, 2} - {victim}:
         assert f"[{rank}] lost {victim}" in ended.stdout, ended
+
+
+# Ranks that may be lost: each adds numbers that depend on its worker, so that a sum shows whose it has.
+SURVIVING = """
+import os, signal, sys, time
+import numpy as np
+import sirtaki.numpy as hvd
+
+worker, ranks, victim, folder = int(os.environ["SIRTAKI_WORKER"]), *map(int, sys.argv[1:3]), sys.argv[3]
+
+def numbers(worker):
+    return np.arange(64) * (worker + 1) + worker * worker
+
+def add_up(workers):
+    total = hvd.allreduce(numbers(worker), op=hvd.Sum, name="numbers")
+    assert total.tolist() == sum(numbers(one) for one in workers).tolist(), total
+
+@hvd.elastic.run
+def train(state):
+    everyone = set(range(ranks))
+    if hvd.size() == ranks:
+        add_up(everyone)
+        open(os.path.join(folder, str(worker)), "w").close()
+        if worker == victim:
+            while len(os.listdir(folder)) < ranks:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(1.0, name="incomplete")
+        raise SystemExit("an all-reduce has ended without the victim")
+    add_up(everyone - {victim})
+    print("survived", worker, hvd.rank(), hvd.size(), flush=True)
+
+hvd.init()
+train(hvd.elastic.ObjectState())
+"""
+
+
+@pytest.mark.full
+def test_256_ranks_go_on_without_the_one_that_is_killed(tmp_path: Path) -> None:
+    """Has the usual limit of descriptors: hvdrun and the ranks raise it as far as they need."""
+    script = tmp_path / "rank.py"
+    script.write_text(SURVIVING)
+    arrived = tmp_path / "arrived"
+    arrived.mkdir()
+    ranks, victim = 256, 101
+    options = ("--min-np", "200", "--oversubscribe")
+    command = hvdrun(ranks, *options, sys.executable, script, str(ranks), str(victim), arrived)
+    limited = ["sh", "-c", 'ulimit -S -n 1024; exec "$@"', "sh", *command]
+    ended = subprocess.run(limited, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+    assert ended.returncode == 0, ended
+    assert f"rank {victim} was lost: killed by signal 9 (SIGKILL)" in ended.stderr
+    found = [line.split()[2:] for line in ended.stdout.splitlines() if " survived " in line]
+    workers, places, sizes = zip(*[map(int, one) for one in found], strict=True)
+    assert sorted(workers) == [worker for worker in range(ranks) if worker != victim]
+    assert sorted(places) == list(range(ranks - 1))
+    assert set(sizes) == {ranks - 1}
