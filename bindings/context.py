@@ -60,13 +60,12 @@ class Context:
 
     def __init__(self, topology: Topology, config: Config) -> None:
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
-        self.is_shut_down = False
+        self.is_shut_down, self._config = False, config
         self.survivors: Survivors | None = None  # in an elastic job
         self.timeline = TimelineFile()
         self.refused_batches = 0  # number that could not be queued
         self.compression, self.steps = CompressionCounters(), StepCounters()
         self.member_sets: dict[tuple[int, ...], Any] = {}  # process sets that only their ranks have added
-        self._config = config
         self._numbers: Counter[str] = Counter()
         self._progress_callbacks: deque[Callable[[], bool]] = deque()
         self._progress_lock = threading.Lock()
@@ -387,6 +386,7 @@ class Context:
 
     def _close_in_child(self) -> None:
         lib.srt_fork_child(self._pointer)
+        self.timeline.forget_in_child()
 
 
 _live: weakref.WeakSet[Context] = weakref.WeakSet()

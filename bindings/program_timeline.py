@@ -40,7 +40,11 @@ class ProgramWatch:
         self._collection_began = 0
         self._thread = threading.Thread(target=self._run, name="sirtaki program", daemon=True)
         gc.callbacks.append(self._on_collection)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are too many threads
+            gc.callbacks.remove(self._on_collection)
+            raise
 
     def stop(self) -> None:
         """Adds what was not added yet, and ends the watch. Does nothing in a forked child."""

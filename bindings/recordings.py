@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -34,9 +35,13 @@ class Recordings:
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_recording(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def look(self, context: Context) -> None:
         """Begins the recording that was ordered since the last look, if there is one."""
-        if self._thread is not None and self._thread.is_alive():
+        if self.is_recording:
             return
         order = read_order(self._states, self._last)
         if order is not None:
@@ -57,6 +62,7 @@ class Recordings:
         file, note, error = order.file_of(context.rank), "", ""
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_private(file.parent)
             if order.action == RECORDER:
                 call(lib.srt_write_recorder, context.pointer, os.fsencode(file))
             elif context.timeline.start(context, str(file), mark_decisions=False, unless_running=True):
@@ -82,6 +88,13 @@ class Recordings:
         finally:
             context.timeline.stop(context, str(file))
         return f"its timeline ended after {time.monotonic() - begin:.1f} s: {reason}" if reason else ""
+
+
+def _check_private(folder: Path) -> None:
+    """Raises OSError unless the folder is this user's, so that nobody else has put links there."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise OSError(f"{folder} is not a folder of this user's own, or others may write to it")
 
 
 def _size_of(file: Path) -> int:

@@ -37,10 +37,14 @@ class TimelineFile:
             self.end_watch()
             self.path = ""
             call(lib.srt_timeline_start, context.pointer, os.fsencode(path), mark_decisions)
-            self.path = path
             from sirtaki.bindings.program_timeline import ProgramWatch  # other jobs need none of it
 
-            self._watch = ProgramWatch(context)
+            try:
+                self._watch = ProgramWatch(context)
+            except BaseException:  # there may be no further thread
+                lib.srt_timeline_stop(context.pointer)
+                raise
+            self.path = path
             return True
 
     def stop(self, context: Context, path: str = "") -> None:
@@ -50,6 +54,10 @@ class TimelineFile:
                 self.end_watch()
                 self.path = ""
                 lib.srt_timeline_stop(context.pointer)
+
+    def forget_in_child(self) -> None:
+        """Forgets the file in a forked child, where nobody writes it, and no thread gives the lock back."""
+        self.path, self._watch, self._lock = "", None, threading.Lock()
 
     def end_watch(self) -> None:
         """Ends the watch of the program, if there is one. Takes no lock: a forked child may call it."""

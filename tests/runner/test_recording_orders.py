@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from launching import wait_until
 from rank_samples import state_values
+from world import world
 
+from sirtaki.bindings import default_context, program_timeline
 from sirtaki.bindings.recording_orders import ANSWER, RECORDER, TIMELINE, Order, place_order, read_order
 from sirtaki.bindings.watch_marks import FOLDER, is_watched, watch_for_now
 from sirtaki.runner.dashboard import recordings as module
@@ -64,9 +66,8 @@ def ranks(tmp_path: Path) -> Ranks:
 
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets ranks have a second for their answers, and no time for the timeline."""
+    """Lets ranks have a second for their answers."""
     monkeypatch.setattr(module, "_ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(module, "TIMELINE_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,6 @@ def test_all_ranks_write_into_one_folder(ranks: Ranks, action: str, what: str, f
     ranks.result()
 
 
-@pytest.mark.usefixtures("impatience")
 def test_ranks_that_cannot_write_are_named(ranks: Ranks) -> None:
     ranks.write(0, size=4)
     assert ranks.recordings.begin(TIMELINE) == ""
@@ -178,3 +178,23 @@ def test_hvdrun_passes_an_order_on_once(tmp_path: Path) -> None:
     take_order(there, sent[0])
     assert is_watched(there)
     assert read_order(there, 0) == FIRST
+
+
+def test_a_timeline_without_a_thread_to_watch_the_program_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin() -> None:
+        context, path = default_context.current(), str(tmp_path / "timeline.json")
+        with monkeypatch.context() as patched:
+            patched.setattr(program_timeline.ProgramWatch, "__init__", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                context.timeline.start(context, path, False)
+        assert context.timeline.path == ""
+        assert context.timeline.start(context, path, False, unless_running=True)
+        context.timeline.stop(context)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with world(1) as ranks:
+        ranks.run(begin)
