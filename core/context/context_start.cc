@@ -101,7 +101,6 @@ Status Context::watch_stack(const srt_stack_source& source) {
 Status Context::start() {
   if (is_started()) return {SRT_INVALID_ARGUMENT, "the context is started already"};
   SIRTAKI_TRY(add_socket_links());
-  SIRTAKI_TRY(links_.watch());
   ControlTree tree(host_of_, static_cast<int32_t>(config_.integer(Knob::control_fan_out)));
   for (int32_t peer = 0; peer < size_; ++peer)
     if ((peer == tree.parent(rank_) || rank_ == tree.parent(peer)) && !links_.control(peer))
@@ -112,6 +111,9 @@ Status Context::start() {
                                            config_.text(Knob::join_average) == "contributors");
   event_waiter_ = std::make_unique<EventWaiter>(local_peers_.get(), links_);
   SIRTAKI_TRY(event_waiter_->open());
+  // After the waiter: the kernel reports bytes to the set that was made last first, so what wakes this rank is also
+  // what look() finds.
+  SIRTAKI_TRY(links_.watch());
   deadline_monitor_ =
       std::make_unique<DeadlineMonitor>(DeadlineMonitorParts{rank_, names_, locations_, local_ranks_, log_}, config_);
   heartbeat_ = std::make_unique<Heartbeat>(links_, names_, config_.time(Knob::heartbeat));

@@ -23,16 +23,36 @@ ScatterList map_parts(const ScatterList& list, Part&& part) {
 
 using Ends = std::pair<const uint8_t*, uint8_t*>;
 
+// Returns whether the sums of a host, which are stored in the tensors' dtype, may wrap around before they are divided.
+bool may_wrap(const Transfer& transfer) {
+  switch (transfer.dtype) {
+    case DType::uint8:
+    case DType::int8:
+    case DType::uint16:
+    case DType::int16: return !transfer.postscale.is_one();
+    default: return false;
+  }
+}
+
+// Returns whether a float dtype has a smaller range than 32 bits: the sum of a host may be infinite where that of all
+// ranks, or their average, is not.
+bool has_small_range(DType dtype) {
+  return dtype == DType::complex32 || (dtype_bytes(dtype) == 1 && dtype >= DType::float8_e4m3fn) ||
+         dtype == DType::float16;
+}
+
 }  // namespace
 
-// Sums of a reduce-scatter are exchanged among the members at one place of each host, so hosts have equally many.
+// Sums of a reduce-scatter are exchanged among the members at one place of each host, so hosts have equally many. What
+// a sum of hosts' sums cannot represent is added up directly, in 32 bits.
 bool HierarchicalBackend::serves(const Transfer& transfer) const {
-  if (!parts_.between->serves(transfer)) return false;
+  if (may_wrap(transfer) || !parts_.between->serves(transfer)) return false;
   const std::vector<int> members = count_members(transfer.members, parts_.host_of);
   if (choose_algorithm(parts_.wish, members, transfer.buffer.bytes()) != Algorithm::hierarchical) return false;
   switch (transfer.kind) {
     case Kind::allreduce: return transfer.reduce_op != ReduceOp::adasum;
-    case Kind::reducescatter: return std::ranges::count(members, members.front()) == std::ssize(members);
+    case Kind::reducescatter:
+      return !has_small_range(transfer.dtype) && std::ranges::count(members, members.front()) == std::ssize(members);
     case Kind::broadcast:
     case Kind::allgather: return true;
     default: return false;

@@ -37,6 +37,9 @@ int64_t chunk_bytes_in(int64_t bytes, int slots) {
   return (bytes - static_cast<int64_t>(chunks_offset(slots))) / chunks / page * page;
 }
 
+// Returns the smallest chunk: each rank's share of it is at least a cache line.
+int64_t least_chunk_bytes(int slots) { return (int64_t{64} * slots + page - 1) / page * page; }
+
 int64_t memory_of_host() { return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE); }
 
 Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}; }
@@ -53,7 +56,7 @@ int64_t SharedRegion::fitting_chunk_bytes(int64_t cache_bytes, int ranks, int co
 
 int64_t SharedRegion::initial_chunk_bytes(const Config& config, int slot_count) {
   const int64_t wish = config.integer(Knob::chunk_bytes);
-  return wish ? std::max(wish / page * page, page)
+  return wish ? std::max(wish / page * page, least_chunk_bytes(slot_count))
               : fitting_chunk_bytes(second_level_cache_bytes(), slot_count, online_cores());
 }
 
@@ -64,7 +67,7 @@ int64_t SharedRegion::bytes_needed(const Config& config, int slot_count) {
 
 int64_t SharedRegion::chunk_bytes_for(int64_t wish) const {
   const auto most = static_cast<int64_t>(chunk_bytes_);
-  return wish ? std::clamp(wish / page * page, std::min(page, most), most) : most;
+  return wish ? std::clamp(wish / page * page, std::min(least_chunk_bytes(slot_count_), most), most) : most;
 }
 
 RegionHeader SharedRegion::layout(const Config& config, int slot_count) {

@@ -268,6 +268,38 @@ TEST(a_reducescatter_sends_sums_between_hosts) {
   });
 }
 
+namespace {
+
+// Averages equal elements by a reduce-scatter, and by an all-reduce if `reduces`, among 2 hosts of 2.
+template <typename T>
+void expect_average(DType dtype, T value, bool reduces) {
+  World ranks(4, on_hosts({0, 0, 1, 1}, {}));
+  ranks.run([&](int, Context& context) {
+    const int64_t count = 4'000;
+    std::vector<T> data(static_cast<size_t>(count), value), rows(data.size() / 4);
+    srt_request scatter = request(SRT_REDUCESCATTER, "rows", &count, 1, dtype);
+    scatter.input = reinterpret_cast<uintptr_t>(data.data());
+    scatter.output = reinterpret_cast<uintptr_t>(rows.data());
+    scatter.output_bytes = static_cast<int64_t>(rows.size() * sizeof(T));
+    scatter.reduce_op = SRT_AVERAGE;
+    run_well(context, scatter);
+    CHECK(rows == std::vector<T>(rows.size(), value));
+    if (!reduces) return;
+    srt_request reduce = in_place(SRT_ALLREDUCE, "whole", data, count, dtype);
+    reduce.reduce_op = SRT_AVERAGE;
+    expect_elements(context, reduce, data, value);
+  });
+}
+
+}  // namespace
+
+TEST(averages_do_not_pass_through_sums_that_their_dtype_cannot_hold) {
+  expect_average<int8_t>(DType::int8, 100, true);
+  expect_average<uint16_t>(DType::uint16, 40'000, true);
+  expect_average<uint16_t>(DType::float16, 0x78e2, false);      // 40,000
+  expect_average<uint8_t>(DType::float8_e4m3fn, 0x7a, false);  // 320
+}
+
 TEST(a_reducescatter_among_hosts_of_different_sizes_sums_in_rank_order) {
   World ranks(3, on_hosts({0, 0, 1}, {}));
   ranks.run([&](int rank, Context& context) {
