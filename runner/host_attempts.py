@@ -38,10 +38,12 @@ class HostAttempts:
 
     def advance(self, now: float) -> list[int]:
         """Goes on with all hosts; returns those that have answered by now, or cannot take part."""
+        for relay in set(self._over.values()):  # its end is the end of those behind it
+            self._remotes[relay].poll()
         settled = []
         for index in list(self._deadlines):
             remote = self._remotes[index]
-            if self._deadlines[index] <= now:
+            if remote.answer is None and self._deadlines[index] <= now:
                 remote.give_up_waiting(ANSWER_SECONDS)
             remote.poll()
             if remote.answer is None and not remote.failure:

@@ -77,6 +77,8 @@ class Connection:
         self.display.detail(f"reaching {name}{where}: {' '.join(command)}")
         try:
             remote.connect(command, question, reaper, over)
+            if over is not None:  # it is tried from here, and heard, if that fails
+                remote.mute()
         except OSError as error:
             raise LaunchError(f"cannot start {path}: {error.strerror}", 126) from None
         return remote

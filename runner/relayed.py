@@ -46,18 +46,20 @@ class RelayedProcess:
         self._selector = selector
         self._send = send
         self._result: tuple[int, int] | None = None
+        self._signals: set[int] = set()  # that were sent: they all end it
         self._input = os.dup(streams[0])
         self._output, self._errors = (Outgoing(os.dup(one), selector) for one in streams[1:])
         os.set_blocking(self._input, False)
-        selector.register(self._input, selectors.EVENT_READ, self._pass_on)
+        selector.register(self._input, selectors.EVENT_READ, self.pass_on)
         send(Frame.of_values(Kind.REACH, {"command": list(command)}, lane))
 
     def poll(self) -> tuple[int, int] | None:
-        """Returns how the process ended, once all that it has written can be read."""
-        return None if self._output.backlog or self._errors.backlog else self._result
+        """Returns how the process ended, once all that it has written to its output can be read."""
+        return None if self._output.backlog else self._result
 
     def signal(self, number: int) -> None:
-        if self._result is None:
+        if self._result is None and number not in self._signals:
+            self._signals.add(number)
             self._send(Frame.of_number(Kind.DROP, self._lane, number))
 
     def clear(self) -> None:
@@ -90,18 +92,20 @@ class RelayedProcess:
         self._output.finish()
         self._errors.finish()
 
-    def _pass_on(self) -> None:
+    def pass_on(self) -> bool:
+        """Passes on some input; returns False if there is none."""
         if self._input < 0:  # closed by an earlier event
-            return
+            return False
         try:
             data = os.read(self._input, _READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         if data:
             self._send(Frame(Kind.PASS, self._lane, data))
         else:
             self._send(Frame(Kind.PASS_END, self._lane))
             self._close_input()
+        return bool(data)
 
     def _close_input(self) -> None:
         if self._input >= 0:

@@ -6,6 +6,7 @@ many processes of ssh. The agent does not look into the bytes: it takes the plac
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import shutil
@@ -16,10 +17,12 @@ from sirtaki.runner.frames import Frame, Kind, WireError
 from sirtaki.runner.outgoing import Outgoing
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 
 _READ_BYTES = 64 * 1024
 _MAX_FINAL_READS = 16  # more reads than a full pipe needs
 _MAX_BACKLOG = 1024 * 1024  # for hvdrun; while there is more, nothing is read
+_PER_LANE = 6  # descriptors, until the process has started
 _CANNOT_START = 255  # as ssh's exit code for an error of its own
 
 
@@ -64,10 +67,24 @@ class Relays:
             if path is None:
                 raise LaunchError(f"there is no {command[0]} on the PATH there")
             command = [path, *command[1:]]
+            allow_descriptors(_PER_LANE)
             self._lanes[number] = _Lane(number, command, self._selector, self._send, self._reaper)
         except (OSError, LaunchError) as error:
             self._send(Frame(Kind.PASSED_ERROR, number, f"{error}\n".encode()))
             self._send(Frame.of_values(Kind.PASSED_END, {"code": _CANNOT_START, "killed_by": 0}, number))
+
+
+def _open_pipes(count: int) -> list[tuple[int, int]]:
+    """Returns that many pipes. Raises OSError, and leaves none open, if there are too many descriptors."""
+    pipes: list[tuple[int, int]] = []
+    try:
+        while len(pipes) < count:
+            pipes.append(os.pipe())
+    except OSError:
+        for descriptor in itertools.chain.from_iterable(pipes):
+            os.close(descriptor)
+        raise
+    return pipes
 
 
 class _Lane:
@@ -84,9 +101,7 @@ class _Lane:
         self._number = number
         self._selector = selector
         self._send = send
-        theirs_in, ours_in = os.pipe()
-        ours_out, theirs_out = os.pipe()
-        ours_err, theirs_err = os.pipe()
+        (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = _open_pipes(3)
         self._open = {ours_out: Kind.PASSED, ours_err: Kind.PASSED_ERROR}
         self._input = Outgoing(ours_in, selector)
         self._watched: set[int] = set()

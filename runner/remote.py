@@ -91,6 +91,7 @@ class RemoteHost:
         self._states: RemoteStates | None = None
         self._last_received = time.monotonic()
         self._behind = RelayedHosts(selector, self.send)
+        self._relayed: RelayedProcess | None = None  # its own process, if that is behind another host
 
     def connect(
         self,
@@ -108,11 +109,10 @@ class RemoteHost:
         ours_err, theirs_err = os.pipe()
         try:
             environment, streams = self._launcher.environment(os.environ), (theirs_in, theirs_out, theirs_err)
-            self._process: AgentProcess = (
-                Process(command, environment, reaper, streams)
-                if over is None
-                else over._behind.start(command, streams)
-            )
+            if over is None:
+                self._process: AgentProcess = Process(command, environment, reaper, streams)
+            else:
+                self._process = self._relayed = over._behind.start(command, streams)
         finally:
             for descriptor in (theirs_in, theirs_out, theirs_err):
                 os.close(descriptor)
@@ -151,9 +151,18 @@ class RemoteHost:
 
     def renew_lease(self) -> None:
         """Begins a new lease: hvdrun itself was stopped, and so were the ranks."""
-        self._last_received = time.monotonic()
+        self.forgive_silence()
         if self._job is not None and self._job.lease is not None:
             self._job.lease.resume(lease_clock())
+
+    def forgive_silence(self) -> None:
+        """Begins to count the agent's silence anew: hvdrun itself was stopped."""
+        self._last_received = time.monotonic()
+
+    def flush(self) -> None:
+        """Passes on what waits here for an agent behind another one: hvdrun is about to be stopped."""
+        while self._relayed is not None and self._relayed.pass_on():
+            pass
 
     def send(self, frame: Frame) -> None:
         if not self.ended:
@@ -200,6 +209,8 @@ class RemoteHost:
     def _deadline(self) -> float:
         lease = self._job.lease if self._job is not None else None
         silence = self._last_received + SILENCE_SECONDS
+        if self.silent_since is not None:  # it was given up, and its end is awaited
+            silence = time.monotonic() + 1.0
         return silence if lease is None else min(silence, time.monotonic() + lease.end - lease_clock())
 
     def give_up(self, reason: str) -> None:

@@ -221,7 +221,11 @@ class Supervisor:
         elif number == signal.SIGTSTP:
             self._signal_ranks(number)
             self._note_pause(number)
+            for remote in self.hosts:
+                remote.flush()
             stop_this_process()
+            for remote in self.hosts:
+                remote.forgive_silence()
         elif number in (signal.SIGCONT, signal.SIGHUP):
             self._signal_ranks(number)
             if number == signal.SIGCONT:

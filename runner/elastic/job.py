@@ -215,6 +215,7 @@ class ElasticJob:
         for worker, status, since in list(self._processes.ended(until)):
             killed_by = signal.SIGKILL if status.lost else status.killed_by
             keeps_slot = self._hosts.takes_workers(self._driver.arbiter.workers[worker].slot)
+            self._post.deliver()  # what has come while the end of another worker was handled
             end = WorkerEnd(status.code, killed_by, _describe(status), since, keeps_slot)
             self._driver.note_end(worker, end)
 

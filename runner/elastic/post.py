@@ -7,6 +7,7 @@ listens before there is another host.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import select
 import time
@@ -54,7 +55,7 @@ class Post:
         self._workers: list[RendezvousServer] = []
         self._generation: RendezvousServer | None = None
         self._address_for_others = ""
-        self._messages: deque[tuple[int, bytes]] | None = None  # those that are kept for `serve`
+        self._messages: deque[tuple[int, bytes]] = deque()  # those that were not delivered yet
         self.address = self._listen(self._unix_addresses(self._workers_job.id))  # for workers of this host
 
     def address_for_others(self) -> str:
@@ -112,18 +113,24 @@ class Post:
         return [*self._workers, *([self._generation] if self._generation is not None else [])]
 
     def serve(self) -> None:
-        """Serves the connections; a message may close one, or open another."""
-        kept, self._messages = self._messages, None
-        for message in kept or ():
-            self._receive(*message)
+        """Serves the connections, and delivers the messages."""
         for server in self.servers():
-            if server in self.servers():
-                server.poll()
+            server.poll()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Delivers the messages that have come, in their order.
+
+        A message may close a connection, open another, or start a worker, which calls `answer`: so none is
+        delivered while a server polls.
+        """
+        while self._messages:
+            worker, payload = self._messages.popleft()
+            with contextlib.suppress(RendezvousError):  # no worker of this version has sent it
+                self._on_message(worker, unpack(payload, FROM_WORKERS))
 
     def answer(self) -> None:
-        """Serves the connections, and keeps the messages for `serve`: the caller carries out orders."""
-        if self._messages is None:
-            self._messages = deque()
+        """Serves the connections, and keeps the messages for `deliver`: the caller carries out orders."""
         until = time.monotonic() + _ANSWER_SECONDS
         servers, events = self.servers(), select.poll()  # descriptors may be higher than select() takes
         for server in servers:
@@ -151,7 +158,11 @@ class Post:
 
     def _listen(self, address: str) -> str:
         """Opens a rendezvous with workers; returns its address."""
-        job, note, receive = self._workers_job, self._note, self._receive
+        job, note = self._workers_job, self._note
+
+        def receive(worker: int, payload: bytes) -> None:
+            self._messages.append((worker, payload))
+
         server = RendezvousServer(
             address, job, _START_SECONDS, note, self._interfaces, receive, self._on_call
         )
@@ -169,16 +180,6 @@ class Post:
         """Returns a Unix socket in the job's folder, and an abstract one in case that folder is removed."""
         name = f"sirtaki-{hashlib.sha256(job.encode()).hexdigest()[:24]}"
         return ",".join(dict.fromkeys([unix_address(name, self._folder), unix_address(name)]))
-
-    def _receive(self, worker: int, payload: bytes) -> None:
-        if self._messages is not None:
-            self._messages.append((worker, payload))
-            return
-        try:
-            message = unpack(payload, FROM_WORKERS)
-        except RendezvousError:  # no worker of this version has sent it
-            return
-        self._on_message(worker, message)
 
     def _note(self, event: RankEvent) -> None:
         if event.kind == "refused":

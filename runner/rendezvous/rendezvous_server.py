@@ -152,7 +152,8 @@ class RendezvousServer:
             self._wake_sender.send(b"\0")
 
     def _run_tasks(self) -> None:
-        self._wake_receiver.recv(_WAKE_READ_BYTES)
+        with contextlib.suppress(BlockingIOError):
+            self._wake_receiver.recv(_WAKE_READ_BYTES)
         while self._tasks:
             self._tasks.popleft()()
 

@@ -47,3 +47,45 @@ def test_workers_are_answered_at_once_and_their_messages_are_kept(tmp_path: Path
     post.serve()
     assert received == [(7, Enlist(0, "new"))]
     post.close()
+
+
+def test_messages_keep_their_order_while_one_starts_a_worker(tmp_path: Path) -> None:
+    """The worker sends more, and leaves, while its first message is handled."""
+    job = Job("job", 1, secrets.token_bytes(32), VERSION)
+    received: list[str] = []
+    begun, left = threading.Event(), threading.Event()
+
+    def handle(_: int, message: Message) -> None:
+        assert isinstance(message, Enlist)
+        received.append(message.reason)
+        if message.reason == "first":  # starts a worker
+            begun.set()
+
+            def answer() -> bool:
+                post.answer()
+                return left.is_set() and not post.is_connected(7)
+
+            wait_until(answer, "the worker has left")
+
+    post = Post(job, str(tmp_path), (), handle, lambda _: None)
+
+    def be_worker() -> None:
+        client = RendezvousClient.connect(post.address, workers_job("job", job.key), Identity(7), 60.0)
+        for why in ("first", "second"):
+            client.send_message(pack(Enlist(0, why)), time.monotonic() + FAILSAFE_SECONDS)
+        begun.wait(FAILSAFE_SECONDS)
+        client.send_message(pack(Enlist(0, "third")), time.monotonic() + FAILSAFE_SECONDS)
+        client.close()
+        left.set()
+
+    worker = threading.Thread(target=be_worker, daemon=True)
+    worker.start()
+
+    def serve() -> bool:
+        post.serve()
+        return len(received) == 3
+
+    wait_until(serve, "all messages have been delivered")
+    worker.join(FAILSAFE_SECONDS)
+    assert received == ["first", "second", "third"]
+    post.close()

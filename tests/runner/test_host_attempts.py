@@ -22,9 +22,14 @@ class Host:
     answer: Mapping[str, Any] | None = None
     failure: str = ""
     is_closed: bool = False
+    behind: list[Host] = field(default_factory=list)
+    breaks: bool = False
 
     def poll(self) -> None:
-        """Does nothing."""
+        """Notes that its connection has broken, and that those of the hosts behind it have."""
+        if self.breaks:
+            for one in (self, *self.behind):
+                one.failure = f"{self.name} was lost"
 
     def give_up_waiting(self, seconds: float) -> None:
         self.failure = f"{self.name} has not answered in {seconds:g} s"
@@ -41,7 +46,9 @@ class Network:
     now: float = 1000.0
 
     def begin(self, name: str, over: RemoteHost | None) -> RemoteHost:
-        self.begun.append(Host(name, cast(Host | None, over)))
+        self.begun.append(Host(name, cast("Host | None", over)))
+        if over is not None:
+            cast(Host, over).behind.append(self.begun[-1])
         return cast(RemoteHost, self.begun[-1])
 
     def reach(self, count: int, relays: bool) -> HostAttempts:
@@ -117,6 +124,25 @@ def test_a_host_that_another_one_does_not_reach_is_reached_from_here(network: Ne
     assert attempts.advance(network.now) == [3]
     assert network.ways()[3:] == [("h3", "h0"), ("h3", "")]
     assert cast(Host, attempts.remotes()[3]).failure == ""
+
+
+def test_the_loss_of_a_host_that_others_are_reached_over_is_noticed_at_once(network: Network) -> None:
+    attempts = network.reach(4, relays=True)
+    attempts.advance(network.now)
+    network.answer()
+    attempts.advance(network.now)
+    network.begun[0].breaks = True
+    attempts.advance(network.now)
+    assert attempts.failed_relays == ["h0 was lost"]
+    assert network.ways()[3:] == [("h3", "h0"), ("h3", "")]
+
+
+def test_an_answer_counts_after_a_pause_of_hvdrun(network: Network) -> None:
+    attempts = network.reach(1, relays=False)
+    attempts.advance(network.now)
+    network.answer()
+    assert attempts.advance(network.now + 2 * ANSWER_SECONDS) == [0]
+    assert network.begun[0].failure == ""
 
 
 def test_a_host_that_lacks_something_is_not_tried_again(network: Network) -> None:
