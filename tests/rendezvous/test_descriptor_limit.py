@@ -29,7 +29,7 @@ def test_the_limit_is_raised_up_to_the_hard_one(
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: before)
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: calls.append(limits))
-    others = len(os.listdir("/proc/self/fd")) + 256
+    others = len(os.listdir("/proc/self/fd")) + 256 + 50  # other tests' threads may open some meanwhile
     allow_descriptors(count)
     if after is None:
         assert calls == []

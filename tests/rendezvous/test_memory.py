@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from launching import FAILSAFE_SECONDS
+from open_files import open_files, opened_since
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.topology import SharedMemory
@@ -71,10 +72,6 @@ def file_of(descriptor: int) -> tuple[int, int] | None:
         return None
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture
@@ -136,10 +133,10 @@ def test_each_rank_receives_the_descriptors_of_all(
     host: Host, monkeypatch: pytest.MonkeyPatch, ranks_per_message: int
 ) -> None:
     monkeypatch.setattr(memory, "_RANKS_PER_MESSAGE", ranks_per_message)
-    before = descriptors()
+    before = open_files()
     for ended in [host.exchange(rank) for rank in RANKS]:
         ended.result(FAILSAFE_SECONDS)
-    assert descriptors() == before  # the core has duplicated them
+    assert opened_since(before) == {}  # the core has duplicated them
     lowest = host.contexts[RANKS[0]].files
     for kind in ("memory", "engine", "waiter", "process"):
         assert None not in lowest[kind]
@@ -173,12 +170,12 @@ def test_a_rank_that_ends_is_named_by_the_lowest_one(host: Host) -> None:
 
 
 def test_the_end_of_the_lowest_rank_ends_the_wait(host: Host) -> None:
-    before = descriptors()
+    before = open_files()
     waiting = host.exchange(4)
     host.sockets[3][4].close()
     with pytest.raises(RendezvousError, match="rank 3 is gone"):
         waiting.result(FAILSAFE_SECONDS)
-    assert descriptors() == before - 1
+    assert opened_since(before) == {}
 
 
 @pytest.mark.parametrize("rank", [3, 4])
@@ -196,13 +193,13 @@ def test_a_rank_that_passes_nothing_is_named_at_the_deadline(host: Host) -> None
 
 @pytest.mark.parametrize("masks", [b"\x01", b"\x13", b"\x0b", b"\x03\x03"])
 def test_other_descriptors_than_announced_are_refused(host: Host, masks: bytes) -> None:
-    before = descriptors()
+    before = open_files()
     with contextlib.closing(socket.socket()) as one:
         numbers = [one.fileno()] * (4 if len(masks) == 2 else 2)
         socket.send_fds(host.sockets[4][3], [masks], numbers)
         with pytest.raises(RendezvousError, match="rank 4 is gone"):
             host.exchange(3).result(FAILSAFE_SECONDS)
-    assert descriptors() == before
+    assert opened_since(before) == {}
 
 
 def test_descriptors_are_passed_again_while_too_many_are_in_flight(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from agent_conversation import KEY, Conversation, agents, ask, values
 from launching import FAILSAFE_SECONDS, is_running, wait_until
+from open_files import open_files, opened_since
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.agent_job import AgentJob
@@ -55,7 +55,7 @@ def test_a_rank_that_is_ordered_while_the_host_is_asked_to_end_is_refused(tmp_pa
     """Has the signal be pending, as it is when it arrives while a rank is started: the other ranks go on."""
     start = {**values("/bin/true"), "placements": [], "slots": 1}
     frames: list[Frame] = []
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     with Reaper() as reaper:
         job = AgentJob(start, 1, reaper)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -68,7 +68,7 @@ def test_a_rank_that_is_ordered_while_the_host_is_asked_to_end_is_refused(tmp_pa
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     assert [(frame.kind, frame.rank) for frame in frames] == [(Kind.REFUSED, 0)]
     assert b"is to end" in frames[0].payload
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert opened_since(before) == {}
 
 
 def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:
