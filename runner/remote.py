@@ -91,7 +91,6 @@ class RemoteHost:
         self._states: RemoteStates | None = None
         self._last_received = time.monotonic()
         self._behind = RelayedHosts(selector, self.send)
-        self._relayed: RelayedProcess | None = None  # its own process, if that is behind another host
 
     def connect(
         self,
@@ -109,10 +108,11 @@ class RemoteHost:
         ours_err, theirs_err = os.pipe()
         try:
             environment, streams = self._launcher.environment(os.environ), (theirs_in, theirs_out, theirs_err)
-            if over is None:
-                self._process: AgentProcess = Process(command, environment, reaper, streams)
-            else:
-                self._process = self._relayed = over._behind.start(command, streams)
+            self._process: AgentProcess = (
+                Process(command, environment, reaper, streams)
+                if over is None
+                else over._behind.start(command, streams)
+            )
         finally:
             for descriptor in (theirs_in, theirs_out, theirs_err):
                 os.close(descriptor)
@@ -161,7 +161,7 @@ class RemoteHost:
 
     def flush(self) -> None:
         """Passes on what waits here for an agent behind another one: hvdrun is about to be stopped."""
-        while self._relayed is not None and self._relayed.pass_on():
+        while isinstance(self._process, RelayedProcess) and self._process.pass_on():
             pass
 
     def send(self, frame: Frame) -> None:

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "data/algorithm.h"
+#include "data/packing.h"
 
 namespace sirtaki {
 namespace {
@@ -147,6 +148,18 @@ int64_t Hierarchical::bytes_a_piece(int64_t total) const {
   const int64_t wanted = bytes_a_member * static_cast<int64_t>(whole_->members.size());
   const int64_t bytes = std::max(std::min(wanted, total / 4), std::max(least_bytes, total / most_pieces));
   return (bytes + 63) / 64 * 64;
+}
+
+size_t Hierarchical::count_pieces(const std::vector<ScatterList>& lists) const {
+  int64_t total = 0;
+  for (const ScatterList& list : lists) total += list.bytes();
+  const int64_t each = bytes_a_piece(total);
+  return static_cast<size_t>(std::max<int64_t>((total + each - 1) / each, 1));
+}
+
+ScatterList Hierarchical::piece_of(const ScatterList& list, size_t piece, size_t pieces) {
+  const Slice share = slice_of(list.bytes(), pieces, piece);
+  return list.part(share.begin, share.begin + share.bytes);
 }
 
 }  // namespace sirtaki

@@ -61,6 +61,10 @@ class Hierarchical : public PhasedOperation {
 
   // Returns the bytes that are in one phase at a time, of a plan of `total` bytes, while others are in other phases.
   int64_t bytes_a_piece(int64_t total) const;
+  // Returns into how many pieces each of these lists, of which all ranks know the sizes, is cut.
+  size_t count_pieces(const std::vector<ScatterList>& lists) const;
+  // Returns one of that many pieces of a list.
+  static ScatterList piece_of(const ScatterList& list, size_t piece, size_t pieces);
 
  private:
   const HierarchyParts& parts_;

@@ -63,10 +63,7 @@ class HierarchicalAllgather final : public Hierarchical {
       for (size_t place = 0; place < from.size(); ++place)
         for (const Members& to : hosts())
           receivers_[from[place]].push_back(&from == &to ? from[place] : to[place % to.size()]);
-    int64_t total = 0;
-    for (const ScatterList& rows : whole().incoming) total += rows.bytes();
-    const int64_t each = bytes_a_piece(total);
-    pieces_ = static_cast<size_t>(std::max<int64_t>((total + each - 1) / each, 1));
+    pieces_ = count_pieces(whole().incoming);
     for (size_t piece = 0; piece < pieces_; ++piece) {
       ScatterList got;  // rows that this rank forwards to the others of its host
       const int exchanged = add_exchange(piece, got);
@@ -79,15 +76,8 @@ class HierarchicalAllgather final : public Hierarchical {
     return from != to && std::find(receivers_[from].begin(), receivers_[from].end(), to) != receivers_[from].end();
   }
 
-  Slice share_of(const ScatterList& rows, size_t piece) const { return slice_of(rows.bytes(), pieces_, piece); }
-
-  ScatterList cut(const ScatterList& rows, size_t piece) const {
-    const Slice share = share_of(rows, piece);
-    return rows.part(share.begin, share.begin + share.bytes);
-  }
-
   // Returns a piece of a member's rows.
-  ScatterList rows_of(size_t member, size_t piece) const { return cut(whole().incoming[member], piece); }
+  ScatterList rows_of(size_t member, size_t piece) const { return piece_of(whole().incoming[member], piece, pieces_); }
 
   int add_exchange(size_t piece, ScatterList& got) {
     Members all(whole().members.size());
@@ -96,8 +86,9 @@ class HierarchicalAllgather final : public Hierarchical {
     transfer->flows.resize(all.size() * all.size());
     for (size_t from = 0; from < all.size(); ++from)
       for (size_t to : receivers_[from])
-        if (to != from) transfer->flows[from * all.size() + to] = share_of(whole().incoming[from], piece).bytes;
-    const ScatterList own = got = cut(whole().buffer, piece);
+        if (to != from)
+          transfer->flows[from * all.size() + to] = slice_of(whole().incoming[from].bytes(), pieces_, piece).bytes;
+    const ScatterList own = got = piece_of(whole().buffer, piece, pieces_);
     for (size_t member = 0; member < all.size(); ++member) {
       transfer->outgoing.push_back(goes_to(whole().own, member) ? own : ScatterList());
       ScatterList& incoming = transfer->incoming.emplace_back();

@@ -3,7 +3,6 @@
 // those sums. All hosts have the same number of members. Each byte of a member's sum is sent to its host once by each
 // other host, and the order of additions is that of the all-reduce, so that both give the same bits.
 #include "data/hierarchical.h"
-#include "data/packing.h"
 
 namespace sirtaki {
 namespace {
@@ -13,10 +12,7 @@ class HierarchicalReducescatter final : public Hierarchical {
   HierarchicalReducescatter(const HierarchyParts& parts, TransferPtr transfer)
       : Hierarchical(parts, std::move(transfer)) {
     for (const Members& members : hosts()) counterparts_.push_back(members[own_place()]);
-    int64_t total = 0;
-    for (const ScatterList& part : whole().outgoing) total += part.bytes();
-    const int64_t each = bytes_a_piece(total);
-    pieces_ = static_cast<size_t>(std::max<int64_t>((total + each - 1) / each, 1));
+    pieces_ = count_pieces(whole().outgoing);
     for (size_t piece = 0; piece < pieces_; ++piece) add_piece(piece);
   }
 
@@ -41,9 +37,7 @@ class HierarchicalReducescatter final : public Hierarchical {
   }
 
   ScatterList piece_for(size_t member, size_t piece) const {
-    const ScatterList& list = whole().outgoing[member];
-    const Slice share = slice_of(list.bytes(), pieces_, piece);
-    return list.part(share.begin, share.begin + share.bytes);
+    return piece_of(whole().outgoing[member], piece, pieces_);
   }
 
   Members counterparts_;  // the members at this rank's place, in the order of hosts
