@@ -240,7 +240,8 @@ class _Visitor:
         self.source = source
 
 
-def test_a_crowd_from_one_place_displaces_only_itself() -> None:
+def _crowd() -> tuple[unauthenticated.UnauthenticatedConnections[_Visitor], list[_Visitor]]:  # type: ignore[type-var]
+    """Returns connections in progress, and the list of those that are sent away."""
     sent_away: list[_Visitor] = []
 
     def reject(visitor: _Visitor, reason: str) -> None:
@@ -250,6 +251,11 @@ def test_a_crowd_from_one_place_displaces_only_itself() -> None:
     crowd: unauthenticated.UnauthenticatedConnections[_Visitor] = unauthenticated.UnauthenticatedConnections(
         reject
     )  # type: ignore[type-var]
+    return crowd, sent_away
+
+
+def test_a_crowd_from_one_place_displaces_only_itself() -> None:
+    crowd, sent_away = _crowd()
     honest = [_Visitor("10.0.0.2"), _Visitor("10.0.0.3")]
     for visitor in honest:
         crowd.add(visitor)
@@ -264,15 +270,7 @@ def test_a_crowd_from_one_place_displaces_only_itself() -> None:
 
 def test_ranks_of_this_machine_may_come_all_at_once(tmp_path: Path) -> None:
     """Has more ranks connect over a Unix socket than others may over TCP, which displace none of them."""
-    sent_away: list[_Visitor] = []
-
-    def reject(visitor: _Visitor, reason: str) -> None:
-        sent_away.append(visitor)
-        crowd.discard(visitor)
-
-    crowd: unauthenticated.UnauthenticatedConnections[_Visitor] = unauthenticated.UnauthenticatedConnections(
-        reject
-    )  # type: ignore[type-var]
+    crowd, sent_away = _crowd()
     count = 2 * unauthenticated.LIMIT
     ranks = [_Visitor("this machine") for _ in range(count)]
     with socket.socket(socket.AF_UNIX) as listening:
