@@ -70,6 +70,7 @@ class Context:
         self._progress_callbacks: deque[Callable[[], bool]] = deque()
         self._progress_lock = threading.Lock()
         self.shutdown_callbacks: list[Callable[[], None]] = []  # called first by `shutdown`
+        self.end_callbacks: list[Callable[[], None]] = []  # called last by it
         hosts = [ffi.new("char[]", peer.host.encode()) for peer in topology.peers]
         peers = ffi.new(
             "srt_peer[]", [(host, p.pid, p.host_index) for host, p in zip(hosts, topology.peers, strict=True)]
@@ -94,18 +95,7 @@ class Context:
 
     def link_memory(self, memory: SharedMemory) -> None:
         """Passes the core the shared memory of this host's ranks. The descriptors are duplicated."""
-        arrays = {
-            "ranks": memory.ranks,
-            "engine_doorbells": memory.engine_doorbells,
-            "waiter_doorbells": memory.waiter_doorbells,
-            "process_fds": memory.process_descriptors,
-            "socket_fds": memory.socket_descriptors,
-        }
-        owned = {field: ffi.new("int32_t[]", list(values)) for field, values in arrays.items()}
-        described = ffi.new("srt_memory *", owned)
-        described.struct_size = ffi.sizeof("srt_memory")
-        described.fd, described.address = memory.descriptor, memory.address
-        described.slot, described.slot_count = memory.slot, len(memory.ranks)
+        described, _alive = memory.as_struct()
         call(lib.srt_link_memory, self._pointer, described)
 
     def start(self) -> None:
@@ -329,6 +319,8 @@ class Context:
                 callback()
             lib.srt_shutdown(self._pointer, timeout_ms)
             self._detached.clear()
+            for callback in self.end_callbacks:
+                callback()
 
     def set_process_context(self) -> None:
         """Makes this the context for operations inside programs that a framework has compiled."""

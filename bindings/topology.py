@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from sirtaki.bindings.library import ffi
 
 
 class Peer(NamedTuple):
@@ -46,3 +48,19 @@ class SharedMemory:
     waiter_doorbells: Sequence[int]
     process_descriptors: Sequence[int]
     socket_descriptors: Sequence[int]
+
+    def as_struct(self) -> tuple[Any, list[Any]]:
+        """Returns the `srt_memory`, and what has to stay alive as long as it is used."""
+        arrays = {
+            "ranks": self.ranks,
+            "engine_doorbells": self.engine_doorbells,
+            "waiter_doorbells": self.waiter_doorbells,
+            "process_fds": self.process_descriptors,
+            "socket_fds": self.socket_descriptors,
+        }
+        owned = {field: ffi.new("int32_t[]", list(values)) for field, values in arrays.items()}
+        described = ffi.new("srt_memory *", owned)
+        described.struct_size = ffi.sizeof("srt_memory")
+        described.fd, described.address = self.descriptor, self.address
+        described.slot, described.slot_count = self.slot, len(self.ranks)
+        return described, list(owned.values())

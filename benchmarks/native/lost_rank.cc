@@ -2,12 +2,14 @@
 //
 //   lost_rank ranks=512 each=8 host=0 latency=30 gigabits=10 message=0 wake=0
 //
-// Every rank has a link to every other one, as in a job on several hosts, and runs the core's own Negotiation, which
-// notices that a link has ended, sends aborts, and receives them. The core's PeerMonitor needs descriptors of the
-// operating system, so its rule is repeated here: a rank that notices the end waits 200 ms for the reason, which the
-// lost rank may have sent to others, unless it shares the lost rank's host; then it aborts. An abort that is received
-// is passed on to no other host. Prints one JSON object: the ranks that aborted by themselves, the times after the loss
-// at which the first and the last survivor knew of it, and the frames and bytes that survivors sent to each other.
+// Every rank has the links with which it starts, and one to each rank of its host in place of the shared memory, and
+// runs the core's own Negotiation, which notices that a link has ended, sends aborts, and receives them. The core's
+// PeerMonitor needs descriptors of the operating system, so its rule is repeated here: a rank that notices the end
+// waits 200 ms for the reason, which the lost rank may have sent to others, unless it shares the lost rank's host; then
+// it aborts. A rank that receives an abort passes it on over its links. Prints one JSON object: the ranks that aborted
+// by themselves, the times after the loss at which the first and the last survivor knew of it, and the frames and bytes
+// that survivors sent to each other.
+#include "control/first_links.h"
 #include "negotiating_world.h"
 
 namespace {
@@ -16,17 +18,20 @@ using namespace virtual_network;
 
 constexpr Nanoseconds longest_wait_for_reason = milliseconds(200);  // as in core/context/peer_monitor.cc
 
-class MeshWorld {
+class LinkedWorld {
  public:
-  explicit MeshWorld(const Numbers& numbers)
+  explicit LinkedWorld(const Numbers& numbers)
       : model_(network_model(numbers)), message_(numbers.get("message")), wake_(numbers.get("wake")),
         names_(rank_names(numbers)), network_(model_, numbers.small("ranks")),
         processors_(numbers.small("ranks"), numbers.small("processors")) {
-    for (int32_t rank = 0; rank < numbers.small("ranks"); ++rank) {
-      ranks_.push_back(std::make_unique<Rank>(numbers.small("ranks")));
-      for (int32_t lower = 0; lower < rank; ++lower) connect(lower, rank);
-    }
     const ControlTree tree = control_tree(numbers);
+    std::vector<int32_t> hosts;
+    for (int32_t rank = 0; rank < tree.size(); ++rank) {
+      hosts.push_back(model_.host_of(rank));
+      ranks_.push_back(std::make_unique<Rank>(tree.size()));
+    }
+    for (int32_t rank = 0; rank < tree.size(); ++rank)
+      link(rank, first_links(rank, hosts, tree, numbers.get("fan_out")));
     for (int32_t rank = 0; rank < tree.size(); ++rank)
       at(rank).negotiation =
           std::make_unique<Negotiation>(NegotiationParts{rank, names_, tree, at(rank).links, nullptr}, Config());
@@ -63,6 +68,15 @@ class MeshWorld {
 
   Rank& at(int32_t rank) { return *ranks_[static_cast<size_t>(rank)]; }
 
+  // Connects a rank to its higher peers, and to the higher ranks of its host.
+  void link(int32_t rank, std::vector<int32_t> peers) {
+    const int32_t next_host = (model_.host_of(rank) + 1) * model_.ranks_a_host;
+    for (int32_t local = rank + 1; local < std::min(next_host, static_cast<int32_t>(ranks_.size())); ++local)
+      if (!std::ranges::count(peers, local)) peers.push_back(local);
+    for (int32_t peer : peers)
+      if (peer > rank) connect(rank, peer);
+  }
+
   void connect(int32_t one, int32_t other) {
     auto here = std::make_unique<Pipe>(one, at(one).outbox), there = std::make_unique<Pipe>(other, at(other).outbox);
     Pipe::join(*here, *there);
@@ -87,7 +101,7 @@ class MeshWorld {
     must(status.is_ok(), status.text());
     for (int32_t lost : events.lost) suspect(turn, lost);
     Nanoseconds took = wake_;
-    if (events.abort) know(rank, turn.at + took);
+    if (events.abort) took = pass_on(*events.abort, turn, took);
     else if (turn.at >= rank.suspect_until) took = announce(turn, took);
     processors_.occupy(turn.rank, turn.at + took);
   }
@@ -101,7 +115,14 @@ class MeshWorld {
     network_.wake(turn.rank, rank.suspect_until);
   }
 
-  // Sends the abort to all ranks. Returns how long the rank has worked.
+  // Passes on a received abort. Returns how long the rank has worked.
+  Nanoseconds pass_on(const AbortNotice& notice, const Network::Turn& turn, Nanoseconds took) {
+    know(at(turn.rank), turn.at + took);
+    at(turn.rank).negotiation->pass_on(notice, turn.at);
+    return send_out(turn.rank, turn.at + took) - turn.at;
+  }
+
+  // Sends an abort of its own. Returns how long the rank has worked.
   Nanoseconds announce(const Network::Turn& turn, Nanoseconds took) {
     Rank& rank = at(turn.rank);
     constexpr char how[] =
@@ -151,5 +172,5 @@ int main(int argument_count, char** arguments) {
   numbers.add("host", 0);
   numbers.parse(argument_count, arguments);
   must(numbers.get("ranks") > 2 * numbers.get("each"), "the loss needs three hosts or more");
-  MeshWorld(numbers).lose_leader(numbers.get("host") != 0);
+  LinkedWorld(numbers).lose_leader(numbers.get("host") != 0);
 }

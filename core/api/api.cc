@@ -126,12 +126,6 @@ srt_status srt_create(const srt_config* config, const srt_topology* topology, sr
     return Status::ok();
   });
 }
-srt_status srt_link_socket(srt_context* c, int32_t peer, int32_t fd, srt_error* error) {
-  return guarded(error, [&] { return c->context->link_socket(peer, fd); });
-}
-srt_status srt_link_memory(srt_context* c, const srt_memory* memory, srt_error* error) {
-  return guarded(error, [&] { return c->context->link_memory(*memory); });
-}
 srt_status srt_start(srt_context* c, srt_error* error) {
   return guarded(error, [&] { return c->context->start(); });
 }

@@ -10,9 +10,14 @@
 #include "base/status.h"
 #include "context/context.h"
 #include "sirtaki.h"
+#include "transport/tls.h"
 
 struct srt_context {
   std::unique_ptr<sirtaki::Context> context;
+};
+
+struct srt_tls_session {
+  std::unique_ptr<sirtaki::TlsSession> session;
 };
 
 namespace sirtaki {

@@ -2,14 +2,9 @@
 #include <algorithm>
 
 #include "api/handles.h"
-#include "transport/tls.h"
 
 struct srt_tls {
   std::shared_ptr<const sirtaki::TlsIdentity> identity;
-};
-
-struct srt_tls_session {
-  std::unique_ptr<sirtaki::TlsSession> session;
 };
 
 using namespace sirtaki;
@@ -45,11 +40,5 @@ int64_t srt_tls_read(srt_tls_session* s, void* to, int64_t bytes) {
 }
 int64_t srt_tls_unread(const srt_tls_session* s) { return static_cast<int64_t>(s->session->unread()); }
 void srt_tls_close(srt_tls_session* s) { delete s; }
-
-srt_status srt_link_tls(srt_context* c, int32_t peer, int32_t fd, srt_tls_session* s, srt_error* error) {
-  const srt_status status = guarded(error, [&] { return c->context->link_tls(peer, fd, s->session); });
-  if (status == SRT_OK) delete s;
-  return status;
-}
 
 }  // extern "C"

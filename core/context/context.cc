@@ -51,8 +51,11 @@ Status Context::create(const Config& config, const srt_topology& topology, std::
 
 Context::Context(const Config& config, const srt_topology& topology)
     : config_(config), topology_(topology), rank_(topology.rank), size_(topology.size),
-      log_(static_cast<int>(config.integer(Knob::log_descriptor))), links_(topology.size),
-      kernels_(choose_kernels(config.text(Knob::kernel))),
+      log_(static_cast<int>(config.integer(Knob::log_descriptor))),
+      link_intake_({rank_, host_of_, config.integer(Knob::encrypt) != 0,
+                    static_cast<size_t>(config.integer(Knob::sockets_per_link)),
+                    Heartbeat::interval(config.time(Knob::heartbeat))}),
+      links_(topology.size), kernels_(choose_kernels(config.text(Knob::kernel))),
       timeline_(rank_, size_, name_of(rank_, location_of(topology.peers[rank_])), log_), gpu_(config_),
       settings_(config),
       state_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_, signals_) {
@@ -312,7 +315,9 @@ void Context::abort(std::string reason) {
 void Context::shutdown(Nanoseconds timeout) {
   if (forked_ || !is_started()) return;
   const Nanoseconds deadline = now() + timeout;
-  if (!shutdown_->run(deadline, meet_at_the_end())) return;
+  const bool has_run = shutdown_->run(deadline, meet_at_the_end());
+  link_intake_.close();
+  if (!has_run) return;
   const bool in_good_order = failure_->notice().status.code() == SRT_SHUT_DOWN;
   if (gpu_backend_ && in_good_order) gpu_backend_->finish(std::min(deadline, now() + longest_close));
   else if (gpu_backend_) gpu_backend_->abort();
@@ -348,8 +353,7 @@ void Context::fork_child() {
   timeline_.forked();
   if (event_waiter_) event_waiter_->close();
   if (local_peers_) local_peers_->close();
-  sockets_.clear();
-  encrypted_.clear();
+  link_intake_.forked();
   links_.close();
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,13 +9,13 @@
 #include <vector>
 
 #include "context/inline_completion.h"
+#include "context/link_intake.h"
 #include "context/shutdown.h"
 #include "context/submission.h"
 #include "data/operation.h"
 #include "gpu/gpu_backend.h"
 #include "observe/tensor_times.h"
 #include "sirtaki_observe.h"
-#include "transport/tls_channel.h"
 
 namespace sirtaki {
 
@@ -25,13 +24,20 @@ class Context {
   static Status create(const Config& config, const srt_topology& topology, std::unique_ptr<Context>& out);
   ~Context();
 
-  // Functions to be called before start().
+  // Functions to be called before start(); links to sockets may be added later, too.
   Status link_socket(int32_t peer, int fd);
   Status link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& session);  // takes ownership of both on success
   Status link_memory(const srt_memory& memory);
   void add_backend(std::unique_ptr<Backend> backend) { extra_backends_.push_back(std::move(backend)); }
   Status watch_stack(const srt_stack_source& source);
+  // Returns the peers to which start() needs links; others may be added later, if requests for them are allowed.
+  std::vector<int32_t> first_links() const;
+  void allow_link_requests() { link_intake_.allow_requests(); }
   Status start();
+
+  // Functions for the threads that add links to a running rank; see LinkIntake.
+  Status wait_for_link_requests(int32_t* out, int32_t capacity, int32_t& count, Nanoseconds timeout);
+  void fail_link(int32_t peer, std::string text);
 
   // Allocates memory that the ranks of this host share, for tensors.
   Status allocate_shared(int64_t bytes, std::unique_ptr<SharedBuffer>& out);
@@ -113,8 +119,7 @@ class Context {
     const Access state(state_);
     return read(*state);
   }
-  Status check_link(int32_t peer, int fd) const;
-  Status add_socket_links();
+  ControlTree control_tree() const;
   void add_backends();
   void start_engine();
 
@@ -126,8 +131,7 @@ class Context {
   std::vector<int32_t> host_of_;  // by rank
   std::vector<int32_t> local_ranks_;
   Log log_;
-  std::map<int32_t, std::vector<Descriptor>> sockets_;    // by peer, before start
-  std::map<int32_t, std::vector<TlsChannel>> encrypted_;  // likewise
+  LinkIntake link_intake_;
   std::optional<SentBytes> sent_bytes_;
   Links links_;
   const Kernels& kernels_;

@@ -2,14 +2,15 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "base/give.h"
 #include "base/machine.h"
 #include "context/context.h"
+#include "control/first_links.h"
 #include "data/algorithm.h"
 #include "data/hierarchical.h"
 #include "data/memory_operation.h"
 #include "data/single_rank_backend.h"
 #include "transport/ring_pipe.h"
-#include "transport/socket_pipe.h"
 
 namespace sirtaki {
 namespace {
@@ -32,45 +33,43 @@ int most_on_a_host(const std::vector<int32_t>& host_of) {
 
 }  // namespace
 
-Status Context::check_link(int32_t peer, int fd) const {
-  if (is_started()) return {SRT_INVALID_ARGUMENT, "links are added before srt_start"};
-  if (peer < 0 || peer >= size_ || peer == rank_ || fd < 0)
-    return {SRT_INVALID_ARGUMENT, format("there can be no link to rank %d over descriptor %d", peer, fd)};
-  return Status::ok();
-}
-
 Status Context::link_socket(int32_t peer, int fd) {
-  SIRTAKI_TRY(check_link(peer, fd));
-  sockets_[peer].emplace_back(fd);
+  bool is_complete = false;
+  SIRTAKI_TRY(link_intake_.add_socket(peer, fd, is_complete));
+  if (is_complete) event_waiter_->wake();
   return Status::ok();
 }
 
 Status Context::link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& session) {
-  SIRTAKI_TRY(check_link(peer, fd));
-  encrypted_[peer].emplace_back(Descriptor(fd), std::move(session));
+  bool is_complete = false;
+  SIRTAKI_TRY(link_intake_.add_tls(peer, fd, session, is_complete));
+  if (is_complete) event_waiter_->wake();
   return Status::ok();
 }
 
-// Adds the links. Links between hosts are encrypted if and only if the setting requires it; there is no fallback to
-// plain text.
-Status Context::add_socket_links() {
-  const bool encrypts = config_.integer(Knob::encrypt) != 0;
-  const auto crosses = [&](int32_t peer) {
-    return host_of_[static_cast<size_t>(peer)] != host_of_[static_cast<size_t>(rank_)];
-  };
-  for (const auto& [peer, sockets] : sockets_)
-    if ((encrypts && crosses(peer)) || encrypted_.count(peer))
-      return {SRT_INVALID_ARGUMENT, format("the link to rank %d has to be encrypted, and is not", peer)};
-  for (const auto& [peer, channels] : encrypted_)
-    if (!encrypts) return {SRT_INVALID_ARGUMENT, format("the link to rank %d is encrypted, and should not be", peer)};
-  const Nanoseconds probes_after = Heartbeat::interval(config_.time(Knob::heartbeat));
-  for (auto& [peer, sockets] : sockets_)
-    links_.add_socket(peer, std::make_unique<SocketPipe>(std::move(sockets), probes_after));
-  for (auto& [peer, channels] : encrypted_)
-    links_.add_socket(peer, std::make_unique<TlsPipe>(std::move(channels), probes_after));
-  sockets_.clear();
-  encrypted_.clear();
+Status Context::wait_for_link_requests(int32_t* out, int32_t capacity, int32_t& count, Nanoseconds timeout) {
+  count = 0;
+  SIRTAKI_TRY(usable());
+  if (!out || capacity < 1) return {SRT_INVALID_ARGUMENT, "there is no room for a peer"};
+  std::vector<int32_t> peers;
+  SIRTAKI_TRY(link_intake_.wait_for_requests(static_cast<size_t>(capacity), timeout, peers));
+  count = give(peers, out, capacity);
   return Status::ok();
+}
+
+void Context::fail_link(int32_t peer, std::string text) {
+  if (!usable().is_ok() || peer < 0 || peer >= size_) return;
+  link_intake_.fail(peer, printable(text, text.size()));
+  event_waiter_->wake();
+}
+
+ControlTree Context::control_tree() const {
+  return {host_of_, static_cast<int32_t>(config_.integer(Knob::control_fan_out))};
+}
+
+std::vector<int32_t> Context::first_links() const {
+  const auto few = static_cast<size_t>(config_.integer(Knob::control_fan_out));  // as many as a leader may have anyway
+  return sirtaki::first_links(rank_, host_of_, control_tree(), few);
 }
 
 Status Context::link_memory(const srt_memory& memory) {
@@ -100,8 +99,8 @@ Status Context::watch_stack(const srt_stack_source& source) {
 
 Status Context::start() {
   if (is_started()) return {SRT_INVALID_ARGUMENT, "the context is started already"};
-  SIRTAKI_TRY(add_socket_links());
-  ControlTree tree(host_of_, static_cast<int32_t>(config_.integer(Knob::control_fan_out)));
+  link_intake_.start(links_);
+  ControlTree tree = control_tree();
   for (int32_t peer = 0; peer < size_; ++peer)
     if ((peer == tree.parent(rank_) || rank_ == tree.parent(peer)) && !links_.control(peer))
       return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
@@ -135,9 +134,9 @@ void Context::start_engine() {
   peer_monitor_ =
       std::make_unique<PeerMonitor>(PeerMonitorParts{own, state_, *negotiation_, *execution_, *event_waiter_,
                                                      *deadline_monitor_, *heartbeat_, *pending_abort_, *failure_});
-  iteration_ = std::make_unique<Iteration>(IterationParts{own, state_, settings_, links_, *intake_, *negotiation_,
-                                                          *execution_, *peer_monitor_, *pending_abort_, *failure_,
-                                                          *deadline_monitor_, program_stack_});
+  iteration_ = std::make_unique<Iteration>(
+      IterationParts{own, state_, settings_, links_, link_intake_, *event_waiter_, *intake_, *negotiation_, *execution_,
+                     *peer_monitor_, *pending_abort_, *failure_, *deadline_monitor_, program_stack_});
   const bool is_crowded = static_cast<int>(local_ranks_.size()) > usable_cores();
   loop_ =
       std::make_unique<EngineLoop>(EngineLoopParts{state_, signals_, settings_, role_, *intake_, *iteration_,

@@ -13,8 +13,8 @@
 
 namespace sirtaki {
 
-// The ranks to notify of a failure: none if this rank leaves in good order; only its host if all ranks are notified
-// anyway.
+// The ranks to notify of a failure: none if this rank leaves in good order; only its host if the news have been passed
+// on already; else all linked peers, too.
 enum class AbortScope { nobody, host, everyone };
 
 // Returns the failure that is published in the host's shared memory; nullopt if there is none.

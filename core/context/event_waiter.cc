@@ -50,12 +50,20 @@ Status EventWaiter::open() {
                      add(engine_.get(), sources_.get(), EPOLLIN | EPOLLONESHOT, 1);
   if (!added) return refused("epoll_ctl");
   SIRTAKI_TRY(watch(timer_.get(), EPOLLIN, tag_timer));
-  for (const Links::PeerLink& entry : links_.all())
-    for (int fd : entry.link->descriptors())
-      SIRTAKI_TRY(watch(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, tag_link | static_cast<uint32_t>(entry.peer)));
+  SIRTAKI_TRY(watch_links());
   for (int slot = 0; local_peers_ && slot < local_peers_->slot_count(); ++slot)
     for (int fd : {local_peers_->process_descriptor(slot), local_peers_->socket_descriptor(slot)})
       if (fd >= 0) SIRTAKI_TRY(watch(fd, EPOLLIN | EPOLLRDHUP, tag_local_peer | static_cast<uint32_t>(slot)));
+  return Status::ok();
+}
+
+Status EventWaiter::watch_links() {
+  constexpr uint32_t events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+  for (; watched_links_ < links_.all().size(); ++watched_links_) {
+    const Links::PeerLink& entry = links_.all()[watched_links_];
+    for (int fd : entry.link->descriptors())
+      SIRTAKI_TRY(watch(fd, events, tag_link | static_cast<uint32_t>(entry.peer)));
+  }
   return Status::ok();
 }
 

@@ -21,6 +21,7 @@ class EventWaiter {
 
   Status open();
   void close();  // in a forked child
+  Status watch_links();  // those that were added since open(), or since the last call
 
   // Publishes the depth of the coming sleep; afterwards the caller must check for work once more.
   void set_attention(Attention attention);
@@ -55,6 +56,7 @@ class EventWaiter {
 
   LocalPeers* local_peers_;
   const Links& links_;
+  size_t watched_links_ = 0;
   Descriptor sources_, engine_, timer_;
   Descriptor engine_bell_, waiter_bell_;  // duplicates of the descriptors that the local peers ring
   std::atomic<bool> disarmed_{false}, timer_set_{false};

@@ -21,6 +21,7 @@ bool Iteration::run(Nanoseconds now) {
 
 bool Iteration::run_parts(Nanoseconds now) {
   EngineFailure& failure = parts_.failure;
+  if (parts_.link_intake.has_news()) take_links(now);
   bool moved = parts_.intake.take(now, failure.has_happened());
   const Status readiness = parts_.intake.take_ready(now, failure.has_happened(), moved);
   if (!readiness.is_ok()) failure.fail(readiness, now);
@@ -29,14 +30,26 @@ bool Iteration::run_parts(Nanoseconds now) {
   if (!failure.has_happened()) {
     const Status status = parts_.execution.advance(now, moved);
     if (!status.is_ok()) failure.fail(status, now);
+    else if (parts_.links.has_requests()) parts_.link_intake.ask(parts_.links.take_requests());
   }
   if (moved) moved_at_ = now;
   moved |= parts_.peer_monitor.check(now);
   if (failure.has_happened()) {
+    parts_.link_intake.close();
     failure.end_all_when_quiet();
     parts_.negotiation.flush_links(now);
   }
   return moved;
+}
+
+void Iteration::take_links(Nanoseconds now) {
+  LinkIntake::News news = parts_.link_intake.take();
+  if (parts_.failure.has_happened()) return;
+  for (auto& [peer, pipe] : news.made) parts_.links.add_socket(peer, std::move(pipe));
+  Status status = parts_.event_waiter.watch_links();
+  if (status.is_ok()) status = parts_.links.watch();
+  if (!status.is_ok()) parts_.failure.fail(status, now);
+  else if (news.failed) parts_.peer_monitor.lose(news.failed->first, now, news.failed->second);
 }
 
 bool Iteration::negotiate(Nanoseconds now) {
@@ -59,7 +72,7 @@ void Iteration::act_on_events(Nanoseconds now) {
     const std::string& who = parts_.own.name_of(events_.finished_above);
     parts_.intake.close({SRT_PEER_FINISHED, who + " has finished and cannot take part"});
   }
-  if (events_.abort) parts_.pending_abort.receive(*events_.abort, AbortScope::host, now);
+  if (events_.abort) parts_.pending_abort.receive(*events_.abort, now);
   for (int32_t rank : events_.lost) parts_.peer_monitor.lose(rank, now);
 }
 
@@ -138,13 +151,13 @@ StalledRankReport Iteration::describe_wait() {
 bool Iteration::must_run_again() {
   if (parts_.intake.has_work()) return true;
   if (parts_.pending_abort.is_requested() && !parts_.failure.has_happened()) return true;
-  if (parts_.links.has_inbound()) return true;
+  if (parts_.links.has_inbound() || parts_.link_intake.has_news()) return true;
   return run(now());
 }
 
 bool Iteration::has_work_left(Nanoseconds now) const {
   return is_busy() || parts_.negotiation.negotiator().report_due() <= now || parts_.links.has_inbound() ||
-         parts_.links.has_outbound() || parts_.intake.has_work();
+         parts_.links.has_outbound() || parts_.link_intake.has_news() || parts_.intake.has_work();
 }
 
 Nanoseconds Iteration::device_awaited_for(Nanoseconds now) const {

@@ -4,6 +4,7 @@
 
 #include "context/deadline_monitor.h"
 #include "context/intake.h"
+#include "context/link_intake.h"
 #include "context/peer_monitor.h"
 #include "observe/program_stack.h"
 
@@ -13,7 +14,9 @@ struct IterationParts {
   OwnRank own;
   SharedCallerState& state;
   LiveSettings& settings;
-  const Links& links;
+  Links& links;
+  LinkIntake& link_intake;
+  EventWaiter& event_waiter;
   Intake& intake;
   Negotiation& negotiation;
   Execution& execution;
@@ -47,6 +50,7 @@ class Iteration {
 
  private:
   bool run_parts(Nanoseconds now) REQUIRES(driving);
+  void take_links(Nanoseconds now) REQUIRES(driving);  // those that the program has made since the last run
   bool negotiate(Nanoseconds now) REQUIRES(driving);
   void act_on_events(Nanoseconds now) REQUIRES(driving);
   void observe(Nanoseconds now) REQUIRES(driving);

@@ -52,8 +52,8 @@ std::optional<AbortNotice> decode_abort(std::span<const uint8_t> bytes) {
 
 Negotiation::Negotiation(NegotiationParts parts, const Config& config)
     : rank_(parts.rank), names_(parts.names), links_(parts.links), local_peers_(parts.local_peers),
-      parent_rank_(parts.tree.parent(rank_)), subtree_(parts.tree.subtree(rank_)), finished_(parts.names.size()),
-      lost_(parts.names.size()) {
+      parent_rank_(parts.tree.parent(rank_)), subtree_(parts.tree.subtree(rank_)),
+      first_link_count_(parts.links.all().size()), finished_(parts.names.size()), lost_(parts.names.size()) {
   const auto size = static_cast<int32_t>(names_.size());
   const auto cache_capacity = static_cast<uint32_t>(config.integer(Knob::cache_capacity));
   negotiator_ = std::make_unique<Negotiator>(rank_, size, report_rule(config), cache_capacity);
@@ -158,10 +158,11 @@ Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds
   return negotiator_->apply(decision, events.outcome);
 }
 
-// Handles a goodbye. It counts on the link whose last frame it is: that of the peer's data for operations, that to
-// the parent for Decisions.
+// Handles a goodbye. It counts on the link whose last frame it is: that of the peer's data for operations, which may be
+// on its way, that to the parent for Decisions.
 void Negotiation::take_goodbye(const Links::PeerLink& entry, NegotiationEvents& events) {
-  if (!entry.is_ring || !links_.data(entry.peer)) finished_[static_cast<size_t>(entry.peer)] = true;
+  if (!entry.is_ring || !(links_.data(entry.peer) || links_.awaits(entry.peer)))
+    finished_[static_cast<size_t>(entry.peer)] = true;
   if (entry.link.get() != parent_) return;
   events.finished_above = entry.peer;
   scratch_.clear();
@@ -226,9 +227,14 @@ void Negotiation::flush_links(Nanoseconds now) {
 }
 
 bool Negotiation::has_finished(int32_t rank) const {
-  if (finished_[static_cast<size_t>(rank)] || links_.data(rank)) return finished_[static_cast<size_t>(rank)];
+  if (finished_[static_cast<size_t>(rank)]) return true;
+  if (links_.data(rank) || links_.awaits(rank)) return false;  // its last bytes may be on their way
   const int slot = local_peers_ ? local_peers_->slot_of(rank) : -1;
   return slot >= 0 && local_peers_->has_finished(slot);
+}
+
+bool Negotiation::has_left(int32_t rank) const {
+  return coordinator_ ? coordinator_->has_left(rank) : relay_ && relay_->has_left(rank);
 }
 
 Nanoseconds Negotiation::next_due() const {
@@ -257,9 +263,17 @@ void Negotiation::say_goodbye(Nanoseconds now) {
 }
 
 void Negotiation::send_abort(const AbortNotice& notice, Nanoseconds now) {
+  send_abort_over(links_.all().size(), notice, now);
+}
+
+void Negotiation::pass_on(const AbortNotice& notice, Nanoseconds now) {
+  send_abort_over(first_link_count_, notice, now);
+}
+
+void Negotiation::send_abort_over(size_t links, const AbortNotice& notice, Nanoseconds now) {
   scratch_.clear();
   encode_abort(notice, scratch_);
-  for (const Links::PeerLink& entry : links_.all()) entry.link->send({.kind = FrameKind::abort}, scratch_);
+  for (size_t i = 0; i < links; ++i) links_.all()[i].link->send({.kind = FrameKind::abort}, scratch_);
   flush_links(now);
 }
 

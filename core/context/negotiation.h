@@ -72,7 +72,8 @@ class Negotiation {
   Nanoseconds relay_due() const { return relay_ ? relay_->report_due() : never; }
 
   void flush_links(Nanoseconds now);
-  bool has_finished(int32_t rank) const;  // whether it has said goodbye
+  bool has_finished(int32_t rank) const;  // whether it has said goodbye to this rank
+  bool has_left(int32_t rank) const;  // whether a rank of the subtree takes part in no further negotiation
   void say_goodbye(Nanoseconds now);
 
   // Returns the rank that this one reports to; -1: it is the coordinator.
@@ -83,7 +84,9 @@ class Negotiation {
 
   // Ends this rank's part in operations; it continues to serve the ranks of its subtree.
   void leave(Nanoseconds now);
+  // Sends an abort to all linked peers; passes on another rank's, over the links that there were at the start.
   void send_abort(const AbortNotice& notice, Nanoseconds now);
+  void pass_on(const AbortNotice& notice, Nanoseconds now);
   Nanoseconds heard_from_coordinator() const { return heard_; }
   Nanoseconds reported() const { return reported_; }
 
@@ -103,6 +106,7 @@ class Negotiation {
   Status report(Nanoseconds now, NegotiationEvents& events);
   void relay(Nanoseconds now, NegotiationEvents& events);
   Status decide(Nanoseconds now, NegotiationEvents& events);
+  void send_abort_over(size_t links, const AbortNotice& notice, Nanoseconds now);
   void send_to_children(FrameKind kind, std::span<const uint8_t> body);
   const Child* child(int32_t rank) const;
   void send_out(Nanoseconds now, NegotiationEvents& events);
@@ -115,6 +119,7 @@ class Negotiation {
   int32_t parent_rank_;
   std::vector<Child> children_;  // by rank
   std::vector<int32_t> subtree_;
+  size_t first_link_count_;  // those that there were at the start come first
   std::unique_ptr<Negotiator> negotiator_;
   std::unique_ptr<Coordinator> coordinator_;  // on the coordinator's rank only
   std::unique_ptr<Relay> relay_;  // on other ranks with children

@@ -21,9 +21,7 @@ bool PeerMonitor::check(Nanoseconds now) {
 
 void PeerMonitor::check_deadlines(Nanoseconds now) {
   if (suspect_ >= 0 && now >= suspect_until_) {
-    constexpr char how[] =
-        "its process ended, or the connection to it broke, without a goodbye. Its own output says why";
-    const std::string text = format("%s was lost: %s", parts_.own.name_of(suspect_).c_str(), how);
+    const std::string text = parts_.own.name_of(suspect_) + " was lost: " + suspected_because_;
     return parts_.failure.fail({{SRT_PEER_LOST, text}, suspect_}, AbortScope::everyone, now);
   }
   if (const int32_t gone = finished_but_awaited(); gone >= 0) lose(gone, now);
@@ -50,12 +48,13 @@ int32_t PeerMonitor::finished_but_awaited() const {
   return -1;
 }
 
-void PeerMonitor::lose(int32_t rank, Nanoseconds now) {
+void PeerMonitor::lose(int32_t rank, Nanoseconds now, std::string how) {
   if (parts_.failure.has_happened() || suspect_ >= 0) return;
   parts_.pending_abort.look(now);
   parts_.pending_abort.act(now);
   if (parts_.failure.has_happened() || parts_.pending_abort.is_received()) return;
   suspect_ = rank;
+  suspected_because_ = std::move(how);
   const bool is_local = parts_.own.local_peers && parts_.own.local_peers->slot_of(rank) >= 0;
   suspect_until_ = is_local ? now + 1 : now + longest_wait_for_reason;
   next_check_ = std::min(next_check_, suspect_until_);

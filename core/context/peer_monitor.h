@@ -24,6 +24,9 @@ struct PeerMonitorParts {
 // The monitor of a rank; for the driver only.
 class PeerMonitor {
  public:
+  static constexpr const char* process_ended =
+      "its process ended, or the connection to it broke, without a goodbye. Its own output says why";
+
   explicit PeerMonitor(const PeerMonitorParts& parts) : parts_(parts) {}
 
   // Checks deadlines and deaths if a check is due, which is every 50 ms while busy. Returns whether the links, which
@@ -34,7 +37,7 @@ class PeerMonitor {
   // Handles the loss of a rank. A failing rank sends its reason before it exits, so that reason is awaited: on this
   // host it is in shared memory already, and the next iteration reads it; from another host it may be in transit for
   // a moment.
-  void lose(int32_t rank, Nanoseconds now) REQUIRES(driving);
+  void lose(int32_t rank, Nanoseconds now, std::string how = process_ended) REQUIRES(driving);
   Nanoseconds next_due() const REQUIRES(driving);  // the end of that wait
 
  private:
@@ -44,6 +47,7 @@ class PeerMonitor {
   PeerMonitorParts parts_;
   Nanoseconds next_check_ GUARDED_BY(driving) = 0;
   int32_t suspect_ GUARDED_BY(driving) = -1;  // a rank whose link broke: its own abort is awaited until suspect_until_
+  std::string suspected_because_ GUARDED_BY(driving);
   Nanoseconds suspect_until_ GUARDED_BY(driving) = 0;
 };
 

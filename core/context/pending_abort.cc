@@ -27,20 +27,20 @@ void PendingAbort::look(Nanoseconds now) {
     return failure_.fail({status, own_.rank, negotiation_.negotiator().last_decision()}, AbortScope::everyone, now);
   }
   if (!own_.local_peers || received_) return;
-  if (auto notice = failure_of_host(*own_.local_peers)) receive(std::move(*notice), AbortScope::everyone, now);
+  if (auto notice = failure_of_host(*own_.local_peers)) receive(std::move(*notice), now);
 }
 
-void PendingAbort::receive(AbortNotice notice, AbortScope scope, Nanoseconds now) {
+void PendingAbort::receive(AbortNotice notice, Nanoseconds now) {
   if (received_) return;
+  negotiation_.pass_on(notice, now);
   received_ = std::move(notice);
-  received_scope_ = scope;
   due_at_ = now + longest_wait;
 }
 
 void PendingAbort::act(Nanoseconds now) {
   if (!received_ || failure_.has_happened()) return;
   const bool is_behind = negotiation_.negotiator().last_decision() < received_->decision;
-  if (!is_behind || now >= due_at_) failure_.fail(*received_, received_scope_, now);
+  if (!is_behind || now >= due_at_) failure_.fail(*received_, AbortScope::host, now);
 }
 
 Nanoseconds PendingAbort::next_due() const { return received_ && !failure_.has_happened() ? due_at_ : never; }

@@ -11,7 +11,7 @@ namespace sirtaki {
 
 class PendingAbort {
  public:
-  PendingAbort(const OwnRank& own, const Negotiation& negotiation, EngineFailure& failure)
+  PendingAbort(const OwnRank& own, Negotiation& negotiation, EngineFailure& failure)
       : own_(own), negotiation_(negotiation), failure_(failure) {}
 
   // Asks the driver to give up the job; callable from any thread. The first reason counts.
@@ -22,10 +22,10 @@ class PendingAbort {
 
   // Fails the context if the program has requested it, and reads the abort that a local peer may have written.
   void look(Nanoseconds now) REQUIRES(driving);
-  // Records another rank's abort, to act on it later. An abort may overtake the Decision that made its origin give
-  // up, for instance a refusal on all ranks, because it takes another path. This rank's operations should end with
-  // the result of that Decision.
-  void receive(AbortNotice notice, AbortScope scope, Nanoseconds now) REQUIRES(driving);
+  // Passes on another rank's abort, and records it, to act on it later. An abort may overtake the Decision that made
+  // its origin give up, for instance a refusal on all ranks, because it takes another path. This rank's operations
+  // should end with the result of that Decision.
+  void receive(AbortNotice notice, Nanoseconds now) REQUIRES(driving);
   bool is_received() const REQUIRES(driving) { return received_.has_value(); }
   // Fails the context with the received abort once its Decision has arrived, or the time for that is up.
   void act(Nanoseconds now) REQUIRES(driving);
@@ -35,14 +35,13 @@ class PendingAbort {
   std::string reason();
 
   OwnRank own_;
-  const Negotiation& negotiation_;
+  Negotiation& negotiation_;
   EngineFailure& failure_;
   std::atomic<bool> is_requested_{false};
   Mutex mutex_;
   std::string reason_ GUARDED_BY(mutex_);
 
   std::optional<AbortNotice> received_ GUARDED_BY(driving);
-  AbortScope received_scope_ GUARDED_BY(driving) = AbortScope::host;
   Nanoseconds due_at_ GUARDED_BY(driving) = 0;
 };
 

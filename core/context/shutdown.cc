@@ -113,10 +113,10 @@ void Shutdown::serve_others(Nanoseconds deadline) {
   const std::vector<int32_t> others = others_below();
   if (others.empty()) return;
   parts_.negotiation.leave(now());
-  const auto all_have_finished = [&] {
-    return std::all_of(others.begin(), others.end(), [&](int32_t r) { return parts_.negotiation.has_finished(r); });
+  const auto all_have_left = [&] {
+    return std::all_of(others.begin(), others.end(), [&](int32_t rank) { return parts_.negotiation.has_left(rank); });
   };
-  while (!parts_.failure.has_happened() && !parts_.intake.is_closed() && !all_have_finished() && now() < deadline) {
+  while (!parts_.failure.has_happened() && !parts_.intake.is_closed() && !all_have_left() && now() < deadline) {
     const bool moved = parts_.iteration.run(now());
     if (parts_.own.local_peers) parts_.own.local_peers->ring_all();  // they may sleep until a doorbell rings
     if (!moved) std::this_thread::sleep_for(std::chrono::microseconds(100));

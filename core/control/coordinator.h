@@ -34,6 +34,9 @@ class Coordinator {
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
+  // Returns whether a rank has said goodbye.
+  bool has_left(int32_t rank) const;
+
   // Merges one rank's Report; SRT_PROTOCOL if it is invalid.
   Status merge(int32_t rank, std::span<const uint8_t> report, Nanoseconds now);
 

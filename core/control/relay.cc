@@ -254,6 +254,11 @@ Status Relay::merge_aggregate(const RankBits& subtree, std::span<const uint8_t> 
   return state_->merge(now);
 }
 
+bool Relay::has_left(int32_t rank) const {
+  const int32_t place = state_->place_of(rank);
+  return place >= 0 && state_->finished.has(place);
+}
+
 Nanoseconds Relay::report_due() const {
   const State& state = *state_;
   if (!state.released.empty() || !state.lapsed.empty() || !state.notices.empty()) return 0;

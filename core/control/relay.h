@@ -34,6 +34,9 @@ class Relay {
   Status merge(int32_t rank, std::span<const uint8_t> report, Nanoseconds now);
   Status merge_aggregate(const RankBits& subtree, std::span<const uint8_t> aggregate, Nanoseconds now);
 
+  // Returns whether a rank of the subtree has said goodbye.
+  bool has_left(int32_t rank) const;
+
   // Applies a Decision on its way down: its changes of process sets and of the response cache.
   Status forward(std::span<const uint8_t> decision);
 

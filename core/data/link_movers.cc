@@ -14,6 +14,10 @@ class LinkBroadcast final : public LinkOperation {
   }
 
  private:
+  bool exchanges_with(size_t member) const override {
+    return transfer().own == transfer().root || member == transfer().root;
+  }
+
   Status step(int64_t round, bool& finished) override {
     const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
     if (transfer().own == transfer().root) {

@@ -17,11 +17,12 @@ constexpr int64_t worth_referring = 8 << 10;  // bytes from which sending a piec
 
 LinkOperation::LinkOperation(const LinkSetting& setting, TransferPtr transfer)
     : setting_(setting), transfer_(std::move(transfer)), kernels_(setting.kernels.of(transfer_->dtype)),
-      sources_(transfer_->members.size()) {}
+      links_(transfer_->members.size()), sources_(transfer_->members.size()) {}
 
 Status LinkOperation::advance(Nanoseconds, Progress& progress) {
   progress = Progress::blocked;
   received_ = false;
+  if (!has_links()) return Status::ok();
   for (int budget = steps_a_call; budget > 0 && next_ < steps; --budget) {
     awaited_.clear();
     bool finished = false;
@@ -34,13 +35,28 @@ Status LinkOperation::advance(Nanoseconds, Progress& progress) {
   }
   if (received_) progress = Progress::moved;
   bool sent = true;
-  for (size_t member = 0; member < member_count(); ++member) {
-    if (member == transfer_->own) continue;
-    if (link(member).flush()) progress = Progress::moved;
-    if (link(member).unsent()) sent = false;
+  for (Link* link : links_) {
+    if (!link) continue;
+    if (link->flush()) progress = Progress::moved;
+    if (link->unsent()) sent = false;
   }
   if (next_ == steps && sent) progress = Progress::done;
   return Status::ok();
+}
+
+// Returns whether all links that the operation needs are there, and requests those that are missing.
+bool LinkOperation::has_links() {
+  if (is_linked_) return true;
+  awaited_.clear();
+  for (size_t member = 0; member < member_count(); ++member) {
+    if (member == transfer_->own || !exchanges_with(member)) continue;
+    const int32_t rank = transfer_->members[member];
+    links_[member] = setting_.links.data(rank);
+    if (links_[member]) continue;
+    setting_.links.request(rank);
+    awaited_.push_back(rank);
+  }
+  return is_linked_ = awaited_.empty();
 }
 
 void LinkOperation::pack_bytes(const ScatterList& list, int64_t begin, int64_t end, uint8_t* out) const {
@@ -49,9 +65,7 @@ void LinkOperation::pack_bytes(const ScatterList& list, int64_t begin, int64_t e
   if (measures()) transfer_->times->packing += now() - start;
 }
 
-bool LinkOperation::has_room(size_t member) const {
-  return member == transfer_->own || link(member).unsent() < most_unsent;
-}
+bool LinkOperation::has_room(size_t member) const { return !links_[member] || links_[member]->unsent() < most_unsent; }
 
 bool LinkOperation::all_have_room() const {
   for (size_t member = 0; member < member_count(); ++member)
@@ -121,8 +135,8 @@ void LinkOperation::reduce(std::span<const uint8_t* const> bodies, const Scatter
 
 // Stops all use of the tensors' memory, which returns to its owners.
 void LinkOperation::cancel() {
-  for (size_t member = 0; member < member_count(); ++member)
-    if (member != transfer_->own) link(member).drop_references();
+  for (Link* link : links_)
+    if (link) link->drop_references();
 }
 
 Status LinkOperation::arrived(size_t member, int64_t tag, int64_t bytes, std::span<const uint8_t>& body) {
@@ -175,7 +189,7 @@ void LinkOperation::consume_all() {
 bool LinkBackend::serves(const Transfer& transfer) const {
   if (transfer.device >= 0) return false;
   for (size_t member = 0; member < transfer.members.size(); ++member)
-    if (member != transfer.own && !setting_.links.data(transfer.members[member])) return false;
+    if (member != transfer.own && !setting_.links.can_reach(transfer.members[member])) return false;
   return true;
 }
 

@@ -27,6 +27,8 @@ class LinkOperation : public Operation {
   std::vector<int32_t> waits_for() const final { return awaited_; }
 
  protected:
+  // Returns whether the algorithm exchanges bytes with another member, which has to return the same about this one.
+  virtual bool exchanges_with(size_t) const { return true; }
   // Runs one step of the algorithm. If `finished` stays false, the step has to wait, and is called again.
   virtual Status step(int64_t index, bool& finished) = 0;
   int64_t steps = 0;  // set by the constructor of the algorithm
@@ -73,13 +75,16 @@ class LinkOperation : public Operation {
  private:
   bool measures() const { return transfer_->times && transfer_->times->are_measured; }
   FrameHeader header(int64_t tag, int64_t bytes) const;
-  Link& link(size_t member) const { return *setting_.links.data(transfer_->members[member]); }
+  bool has_links();
+  Link& link(size_t member) const { return *links_[member]; }
 
   LinkSetting setting_;
   TransferPtr transfer_;
   const DTypeKernels* kernels_;
   int64_t next_ = 0;
   std::vector<int32_t> awaited_;
+  std::vector<Link*> links_;  // by member; nullptr: none is needed, or it is not there yet
+  bool is_linked_ = false;
   std::vector<const void*> sources_;
   bool received_ = false;
 };

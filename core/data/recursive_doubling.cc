@@ -29,6 +29,13 @@ class RecursiveDoubling final : public LinkOperation {
   const char* algorithm() const override { return "recursive_doubling"; }
 
  private:
+  bool exchanges_with(size_t member) const override {
+    if (is_in_pair() && member == (is_guest() ? transfer().own + 1 : transfer().own - 1)) return true;
+    for (int64_t level = 0; level < levels_ && !is_guest(); ++level)
+      if (member == partner_at(level)) return true;
+    return false;
+  }
+
   Status step(int64_t index, bool& finished) override {
     const int64_t round = index / steps_each_, part = index % steps_each_;
     const int64_t begin = round * chunk_bytes(), end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
@@ -52,6 +59,8 @@ class RecursiveDoubling final : public LinkOperation {
     return virtual_rank < guests_ ? 2 * virtual_rank + 1 : virtual_rank + guests_;
   }
 
+  size_t partner_at(int64_t level) const { return member_of(virtual_rank() ^ (size_t{1} << level)); }
+
   Status hand_over(bool is_sending, int64_t tag, bool& finished) {
     if (!is_in_pair() || is_sending != is_guest()) return Status::ok();
     if (is_sending) return send(transfer().own + 1, tag, finished);
@@ -60,7 +69,7 @@ class RecursiveDoubling final : public LinkOperation {
 
   Status exchange(int64_t level, bool is_sending, int64_t tag, bool& finished) {
     if (is_guest()) return Status::ok();
-    const size_t partner = member_of(virtual_rank() ^ (size_t{1} << level));
+    const size_t partner = partner_at(level);
     if (is_sending) return send(partner, tag, finished);
     return combine(partner, tag - 1, level == levels_ - 1 ? transfer().postscale : Scale{}, finished);
   }

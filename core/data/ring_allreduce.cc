@@ -23,6 +23,8 @@ class RingAllreduce final : public LinkOperation {
   const char* algorithm() const override { return "ring"; }
 
  private:
+  bool exchanges_with(size_t member) const override { return member == neighbour(1) || member == neighbour(-1); }
+
   Status step(int64_t index, bool& finished) override {
     const int64_t hop_index = index / 2, round = hop_index / hops_, hop = hop_index % hops_;
     const auto own = static_cast<int64_t>(transfer().own);
@@ -40,10 +42,14 @@ class RingAllreduce final : public LinkOperation {
 
   int64_t wrap(int64_t position) const { return (position % members_ + members_) % members_; }
 
+  size_t neighbour(int64_t distance) const {
+    return static_cast<size_t>(wrap(static_cast<int64_t>(transfer().own) + distance));
+  }
+
   Slice slice(int64_t position) const { return slice_of(bytes_, member_count(), static_cast<size_t>(position)); }
 
   bool send(int64_t position, int64_t tag) {
-    const auto next = static_cast<size_t>(wrap(static_cast<int64_t>(transfer().own) + 1));
+    const size_t next = neighbour(1);
     if (!has_room(next)) return false;
     const Slice part = slice(position);
     std::copy_n(work_.data() + part.begin, part.bytes, compose(next, tag, part.bytes).begin());
@@ -52,7 +58,7 @@ class RingAllreduce final : public LinkOperation {
 
   // Receives a slice, which is added in the first half of the hops and is final in the second half.
   Status receive(int64_t position, int64_t hop, int64_t tag, bool& finished) {
-    const auto previous = static_cast<size_t>(wrap(static_cast<int64_t>(transfer().own) - 1));
+    const size_t previous = neighbour(-1);
     const Slice part = slice(position);
     std::span<const uint8_t> body;
     SIRTAKI_TRY(arrived(previous, tag, part.bytes, body));

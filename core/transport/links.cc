@@ -7,9 +7,9 @@ namespace sirtaki {
 Status Links::watch() {
   const auto sockets = std::ranges::count_if(all_, [](const PeerLink& entry) { return !entry.is_ring; });
   if (static_cast<size_t>(sockets) <= few_sockets) return Status::ok();
-  SIRTAKI_TRY(watch_.open());
-  for (size_t i = 0; i < all_.size(); ++i)
-    for (int socket : all_[i].link->descriptors()) SIRTAKI_TRY(watch_.add(socket, i));
+  if (!watch_.is_open()) SIRTAKI_TRY(watch_.open());
+  for (; watched_ < all_.size(); ++watched_)
+    for (int socket : all_[watched_].link->descriptors()) SIRTAKI_TRY(watch_.add(socket, watched_));
   return Status::ok();
 }
 

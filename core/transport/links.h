@@ -1,9 +1,11 @@
 // This rank's links. Data uses sockets: to ranks of other hosts, and within a host if there is no shared memory.
 // Control frames between the first rank of a host and its other ranks use rings in shared memory, if there is any;
-// two such ranks of a job on several hosts therefore have two links.
+// two such ranks of a job on several hosts may therefore have two links. There need not be a link to each peer: an
+// operation requests those that it needs.
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "transport/inbound_watch.h"
@@ -20,7 +22,8 @@ class Links {
     bool has_inbound = true;  // it may have bytes to receive, as far as look() knows
   };
 
-  explicit Links(int32_t size) : data_(static_cast<size_t>(size)), control_(static_cast<size_t>(size)) {}
+  explicit Links(int32_t size)
+      : data_(static_cast<size_t>(size)), control_(static_cast<size_t>(size)), requested_(static_cast<size_t>(size)) {}
 
   void add_ring(int32_t peer, std::unique_ptr<BytePipe> pipe) {
     control_[static_cast<size_t>(peer)] = add(peer, true, std::move(pipe));
@@ -30,11 +33,24 @@ class Links {
     Link* added = data_[static_cast<size_t>(peer)] = add(peer, false, std::move(pipe));
     if (!control) control = added;
   }
-  // Prepares look(), once all links are added. A few sockets are not watched: to receive from each costs no more than
-  // to ask for those that have bytes.
+  // Prepares look() for the links that were added since the last call. A few sockets are not watched: to receive from
+  // each costs no more than to ask for those that have bytes.
   Status watch();
   // Notes which links have bytes to receive.
   void look();
+
+  // Lets operations request links to any peer; whoever takes the requests has to add the links.
+  void allow_requests() { allows_requests_ = true; }
+  bool can_reach(int32_t peer) const { return allows_requests_ || data(peer); }
+  void request(int32_t peer) {
+    if (requested_[static_cast<size_t>(peer)]) return;
+    requested_[static_cast<size_t>(peer)] = true;
+    requests_.push_back(peer);
+  }
+  // Returns whether a link to a peer is requested, and not there yet.
+  bool awaits(int32_t peer) const { return requested_[static_cast<size_t>(peer)] && !data(peer); }
+  bool has_requests() const { return !requests_.empty(); }
+  std::vector<int32_t> take_requests() { return std::exchange(requests_, {}); }
 
   // Counts what links that are added from now on send; `sent` must outlive them.
   void count_in(SentBytes& sent) { sent_ = &sent; }
@@ -50,6 +66,7 @@ class Links {
   }
   void close() {
     watch_.close();
+    watched_ = 0;
     all_.clear();
     data_.assign(data_.size(), nullptr);
     control_.assign(control_.size(), nullptr);
@@ -85,9 +102,13 @@ class Links {
   static constexpr size_t few_sockets = 2;
 
   SentBytes* sent_ = nullptr;
+  bool allows_requests_ = false;
   InboundWatch watch_;
+  size_t watched_ = 0;  // number of links that look() serves, once the watch is open
   std::vector<PeerLink> all_;
   std::vector<Link*> data_, control_;  // by peer
+  std::vector<bool> requested_;        // likewise
+  std::vector<int32_t> requests_;      // that nobody has taken yet
 };
 
 }  // namespace sirtaki

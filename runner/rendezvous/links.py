@@ -1,7 +1,7 @@
-"""Connects to each other rank: over a Unix socket on this host, over TCP to other hosts.
+"""Connects to other ranks: over a Unix socket on this host, over TCP to other hosts.
 
-Each rank listens (`listener`); it connects to the lower ranks and accepts the higher ones, so there is no
-circular wait.
+Each rank listens (`peer_listener`); it connects to the lower ranks and accepts the higher ones, so there is
+no circular wait.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sirtaki.bindings.context import Context
 from sirtaki.runner.rendezvous.address import is_unix
@@ -40,7 +41,8 @@ def connect_all(
     handshakes: Handshakes,
     connections: Connections,
 ) -> None:
-    """Connects to every other rank; puts the sockets into `connections`, by rank and channel.
+    """Connects to each of these ranks, which do the same; puts the sockets into `connections`, by rank and
+    channel.
 
     The caller closes them, including those made before an error.
 
@@ -51,11 +53,13 @@ def connect_all(
     keys = [(rank, channel) for rank, endpoint in ranks.items() for channel in range(endpoint.channels)]
     for rank, channel in sorted(keys):
         if rank < handshakes.mine.rank:
-            connections[rank, channel] = _connect(ranks[rank], rank, channel, handshakes)
+            connections[rank, channel] = connect_to(ranks[rank], rank, channel, handshakes)
     listener.accept(handshakes, {key for key in keys if key[0] > handshakes.mine.rank}, connections)
 
 
-def _connect(endpoint: PeerEndpoint, rank: int, channel: int, handshakes: Handshakes) -> Connection:
+def connect_to(endpoint: PeerEndpoint, rank: int, channel: int, handshakes: Handshakes) -> Connection:
+    """Connects to a rank that accepts. Raises as `connect_all`."""
+
     def begin_handshake(connection: socket.socket) -> HandshakeSteps:
         if connection.family == socket.AF_UNIX and not is_trusted_user(connection):
             raise RendezvousError(f"another user's process answers where rank {rank} should be")
@@ -76,7 +80,7 @@ def _connect(endpoint: PeerEndpoint, rank: int, channel: int, handshakes: Handsh
         raise RendezvousError(f"{endpoint.name} is gone: {error.strerror or error}", rank) from None
 
 
-def close_all(connections: Connections) -> None:
+def close_all(connections: Mapping[Any, Connection]) -> None:
     for connection in connections.values():
         connection.close()
 

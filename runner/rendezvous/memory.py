@@ -144,14 +144,12 @@ class MemoryLinks:
         ranks: those of this host, ascending.
         sockets: connections to the lowest of them or, on that one, to all others.
         rendezvous: reports ranks that have failed meanwhile.
-        keeps_sockets: they become links of their own, and no longer report the end of a rank.
     """
 
     context: Context
     ranks: Sequence[int]
     sockets: dict[int, socket.socket]
     rendezvous: RendezvousClient
-    keeps_sockets: bool = False
     by_rank: dict[int, Descriptors] = field(default_factory=dict)
 
     def exchange(self, memory: int, deadline: float) -> None:
@@ -226,7 +224,6 @@ class MemoryLinks:
         given = [self.by_rank[r] for r in self.ranks]
         if given[0].memory < 0:
             raise RendezvousError(f"rank {self.ranks[0]} has not passed the shared memory", self.ranks[0])
-        watched = {} if self.keeps_sockets else self.sockets
         return SharedMemory(
             descriptor=given[0].memory,
             address=0,
@@ -235,5 +232,5 @@ class MemoryLinks:
             engine_doorbells=[d.engine for d in given],
             waiter_doorbells=[d.waiter for d in given],
             process_descriptors=[d.process for d in given],
-            socket_descriptors=[watched[r].fileno() if r in watched else -1 for r in self.ranks],
+            socket_descriptors=[self.sockets[r].fileno() if r in self.sockets else -1 for r in self.ranks],
         )

@@ -7,6 +7,7 @@ system chooses.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import selectors
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sirtaki.runner.rendezvous.address import (
     addresses_of,
@@ -32,7 +33,6 @@ from sirtaki.runner.rendezvous.handshake import HandshakeSteps, begin_handshake
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, close_selector
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.job import (
-    HandshakeError,
     Identity,
     Job,
     LinkKind,
@@ -83,6 +83,31 @@ class Handshakes:
         return peer
 
 
+class Arrivals(Protocol):
+    """Receives the connections that a listener accepts."""
+
+    def wants(self, key: LinkKey) -> bool:
+        """Returns whether the connection of this rank and channel is expected, and has not come yet."""
+
+    def take(self, key: LinkKey, connection: Connection) -> None:
+        """Takes over a connection that `wants` has asked for."""
+
+
+@dataclass
+class _Expected:
+    """The connections that a world needs before it starts."""
+
+    missing: set[LinkKey]
+    connections: dict[LinkKey, Connection]
+
+    def wants(self, key: LinkKey) -> bool:
+        return key in self.missing
+
+    def take(self, key: LinkKey, connection: Connection) -> None:
+        self.missing.discard(key)
+        self.connections[key] = connection
+
+
 class PeerListener:
     """This rank's listening sockets; on TCP only once `listen_to_hosts` has been called."""
 
@@ -91,7 +116,7 @@ class PeerListener:
         self._selector = selectors.DefaultSelector()
         self._name = "a rank"
         self._unauthenticated = UnauthenticatedConnections[HandshakeConnection](self._reject)
-        self._rejection_log = RejectionLog(lambda text: print(f"sirtaki: {text}", file=sys.stderr))
+        self._rejection_log = RejectionLog(_say)
         self.name, local = _listen_locally(folder)
         self._listen(local)
 
@@ -120,19 +145,32 @@ class PeerListener:
         Raises RendezvousTimeout at the deadline of the handshakes, and RendezvousError as soon as a rank has
         failed.
         """
-        self._name = handshakes.mine.name
+        arrivals = _Expected(expected - connections.keys(), connections)
         with self._polling_rendezvous(handshakes):
-            while missing := expected - connections.keys():
+            while arrivals.missing:
                 left = handshakes.deadline - time.monotonic()
                 if left <= 0:
-                    ranks = sorted({rank for rank, _ in missing})
+                    ranks = sorted({rank for rank, _ in arrivals.missing})
                     raise RendezvousTimeout(f"no connection came from {name_ranks(ranks)} in time", ranks[0])
-                for key, _ in self._selector.select(min(left, self._time_to_next_deadline())):
-                    if isinstance(key.data, HandshakeConnection):
-                        self._serve(key.data, handshakes, missing, connections)
-                    else:
-                        key.data(handshakes)
-                self._unauthenticated.expire(time.monotonic(), TOO_SLOW)
+                self.poll(handshakes, arrivals, left)
+
+    def poll(self, handshakes: Handshakes, arrivals: Arrivals, seconds: float) -> None:
+        """Serves what has arrived, after waiting for at most `seconds` for something to arrive."""
+        self._name = handshakes.mine.name
+        for key, _ in self._selector.select(min(seconds, self._time_to_next_deadline())):
+            if isinstance(key.data, HandshakeConnection):
+                self._serve(key.data, handshakes, arrivals)
+            else:
+                key.data(handshakes)
+        self._unauthenticated.expire(time.monotonic(), TOO_SLOW)
+
+    def listen_for_wake(self, bell: socket.socket) -> None:
+        """Ends the wait of `poll` when the other end of `bell`, which this listener then owns, closes."""
+        self._selector.register(bell, selectors.EVENT_READ, lambda _: None)
+
+    def close_in_child(self) -> None:
+        """Closes a forked child's duplicates: the parent's listener goes on."""
+        close_selector(self._selector)
 
     @contextlib.contextmanager
     def _polling_rendezvous(self, handshakes: Handshakes) -> Iterator[None]:
@@ -177,23 +215,23 @@ class PeerListener:
         self,
         pending: HandshakeConnection,
         handshakes: Handshakes,
-        missing: set[LinkKey],
-        connections: dict[LinkKey, Connection],
+        arrivals: Arrivals,
     ) -> None:
         if pending not in self._unauthenticated:  # displaced by a newer connection
             return
         try:
             is_open = pending.advance()
-        except HandshakeError as error:
+        except RendezvousError as error:
             pending.flush_hello()
             self._reject(pending, str(error))
             return
         peer = pending.peer
         if peer is not None and pending.is_complete:
             key = (peer.rank, peer.channel)
-            if key in missing and key not in connections and peer.generation == handshakes.mine.generation:
+            is_expected = peer.generation == handshakes.mine.generation and arrivals.wants(key)
+            if is_expected and not has_ended(pending.socket):
                 self._remove(pending)
-                connections[key] = pending.hand_over()
+                arrivals.take(key, pending.hand_over())
             else:
                 self._close(pending)
         elif not is_open:  # it had several addresses to choose from, and another connection was faster
@@ -204,7 +242,7 @@ class PeerListener:
     def _time_to_next_deadline(self) -> float:
         """Returns the seconds until the next connection times out."""
         ends = self._unauthenticated.next_deadline
-        return 1.0 if ends is None else max(ends - time.monotonic(), 0)
+        return math.inf if ends is None else max(ends - time.monotonic(), 0)
 
     def _reject(self, pending: HandshakeConnection, reason: str) -> None:
         self._rejection_log.add(f"{self._name} refused a connection from {pending.origin}: {reason}")
@@ -217,6 +255,25 @@ class PeerListener:
     def _remove(self, pending: HandshakeConnection) -> None:
         self._unauthenticated.discard(pending)
         self._selector.unregister(pending.socket)
+
+
+def has_ended(connection: Connection) -> bool:
+    """Returns whether the peer has closed a connection on which it has sent nothing more: it has given up,
+    and may come again.
+    """
+    plain = connection if isinstance(connection, socket.socket) else connection.socket
+    try:
+        return not plain.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _say(text: str) -> None:
+    """Writes a line to standard error, which a running program may have closed."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"sirtaki: {text}", file=sys.stderr)
 
 
 def _listen_locally(folder: str) -> tuple[str, socket.socket]:

@@ -15,6 +15,7 @@ from sirtaki.bindings import program_stack
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import knobs
+from sirtaki.bindings.link_requests import first_links
 from sirtaki.runner.rendezvous.identity import (
     Offer,
     RankDescription,
@@ -27,12 +28,17 @@ from sirtaki.runner.rendezvous.identity import (
     unpack_offer,
 )
 from sirtaki.runner.rendezvous.job import Identity, RendezvousError
+from sirtaki.runner.rendezvous.late_links import LateLinks, Neighbourhood
 from sirtaki.runner.rendezvous.links import Connections, PeerEndpoint, close_all, connect_all, link_sockets
 from sirtaki.runner.rendezvous.memory import MemoryLinks, create_memory
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
 from sirtaki.runner.rendezvous.providers import World
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.wire import printable
+
+# Part of the time after which an operation without progress fails: a rank that cannot be reached is named
+# before, with the reason.
+_LINK_PATIENCE = 0.75
 
 
 def single_rank_context(config: Config) -> Context:
@@ -63,10 +69,11 @@ class WorldBuilder:
             RendezvousError: ranks contradict each other, or one failed.
             RendezvousTimeout: a rank did not arrive in time.
         """
-        with PeerListener(self.world.folder) as listener, contextlib.ExitStack() as cleanup:
+        with contextlib.ExitStack() as cleanup, contextlib.ExitStack() as listening:
+            listener = listening.enter_context(PeerListener(self.world.folder))
             members = self._exchange_descriptions(listener.name)
             try:
-                context = self._link(members, listener, cleanup)
+                context, late_links = self._link(members, listener, cleanup)
                 self.client.all_gather(b"")  # no rank starts before all have their links
             except Exception as error:
                 shown = RendezvousError(_describe_os_error(error)) if isinstance(error, OSError) else error
@@ -76,8 +83,11 @@ class WorldBuilder:
                 if first is not error:
                     raise first from None
                 raise
-        program_stack.register_stack_source(context)
-        context.start()
+            program_stack.register_stack_source(context)
+            context.start()
+            if late_links is not None:
+                listening.pop_all()
+                late_links.start(listener)
         return context
 
     def _first_failure(self, error: Exception) -> Exception:
@@ -91,11 +101,12 @@ class WorldBuilder:
 
     def _link(
         self, members: Sequence[RankDescription], listener: PeerListener, cleanup: contextlib.ExitStack
-    ) -> Context:
+    ) -> tuple[Context, LateLinks | None]:
+        """Returns the context with its first links, and what makes further ones, if it will need any."""
         world = self.world
         context = Context(topology_of(world.rank, members), self.config)
         if len(members) == 1:
-            return context
+            return context, None
         local_ranks = ranks_of_host(world.rank, members)
         memory, no_memory = self._memory(local_ranks)
         cleanup.callback(_close, memory)
@@ -113,19 +124,25 @@ class WorldBuilder:
         cleanup.callback(close_all, connections)
         endpoints = self._endpoints(members, offers)
         uses_memory = self._uses_memory(local_ranks, offers)
-        if uses_memory and not spans_hosts:  # the lowest rank passes all descriptors; no other link is needed
-            linked = local_ranks[1:] if world.rank == local_ranks[0] else local_ranks[:1]
-            endpoints = {rank: endpoints[rank] for rank in linked}
-        connect_all(listener, endpoints, handshakes, connections)
+        needed = frozenset(first_links(context))
+        passing: Sequence[int] = []
+        if uses_memory:  # the lowest rank passes all descriptors; the memory then serves as their links
+            passing = local_ranks[1:] if world.rank == local_ranks[0] else local_ranks[:1]
+            needed -= frozenset(local_ranks)
+        connect_all(
+            listener, {rank: endpoints[rank] for rank in (*needed, *passing)}, handshakes, connections
+        )
         if uses_memory:
-            own_host = {link_key: one for link_key, one in connections.items() if link_key[0] in local_ranks}
-            local = {rank: one for (rank, _), one in own_host.items() if isinstance(one, socket.socket)}
-            links = MemoryLinks(context, local_ranks, local, self.client, keeps_sockets=spans_hosts)
-            links.exchange(memory, deadline)
+            local = {rank: connections.pop((rank, 0)) for rank in passing}
+            cleanup.callback(close_all, local)
+            sockets = {rank: one for rank, one in local.items() if isinstance(one, socket.socket)}
+            MemoryLinks(context, local_ranks, sockets, self.client).exchange(memory, deadline)
             if not spans_hosts:
-                return context
+                return context, None
         link_sockets(context, connections)
-        return context
+        patience = _LINK_PATIENCE * float(self.config.get("progress_deadline"))
+        neighbourhood = Neighbourhood(endpoints, needed, patience)
+        return context, LateLinks(context, neighbourhood, replace(handshakes, rendezvous=None))
 
     def _exchange_descriptions(self, listens_at: str) -> list[RankDescription]:
         agreed = {knob.name: self.config.get(knob.name) for knob in knobs() if knob.agreed}

@@ -69,6 +69,19 @@ TEST(an_abort_crosses_hosts_with_its_words) {
   });
 }
 
+// Most of the ranks have no link to the one that gives up.
+TEST(an_abort_is_passed_on_to_those_without_a_link) {
+  auto knobs = quiet;
+  knobs.emplace_back("control_fan_out", "1");
+  World ranks(8, on_hosts({0, 1, 2, 3, 4, 5, 6, 7}, knobs));
+  for (int rank = 0; rank < 8; ++rank) CHECK_EQUAL(ranks[rank].first_links().size(), size_t{2});
+  ranks.run([&](int rank, Context& context) {
+    if (rank == 5) context.abort("RuntimeError: loss is NaN");
+    else CHECK_EQUAL(sum_until_it_fails(context, 100).code(), SRT_ABORTED);
+    CHECK(std::string(context.death_text()).find("rank 5 (pid 105 on here) gave up: ") == 0);
+  });
+}
+
 TEST(a_connection_between_hosts_that_breaks_ends_every_rank) {
   for (size_t after : {0, 100, 3'000, 100'000}) {
     Wire wire(Fault::cut, after);

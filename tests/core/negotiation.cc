@@ -145,19 +145,23 @@ TEST(an_abort_has_to_have_a_reason_that_ends_the_world) {
 
 // A goodbye in shared memory overtakes what is still on its way over the socket.
 TEST(a_goodbye_counts_on_the_link_of_the_data) {
-  const auto ring = std::make_shared<Bytes>(), socket = std::make_shared<Bytes>(), back = std::make_shared<Bytes>();
-  Links links(2);
-  links.add_ring(1, std::make_unique<Pipe>(back, ring));
-  links.add_socket(1, std::make_unique<Pipe>(back, socket));
-  const RankNames names{"rank 0", "rank 1"};
-  Negotiation negotiation({0, names, ControlTree({0, 0}, 16), links, nullptr}, Config());
-  for (const auto& [way, has_finished] : {std::pair(ring, false), std::pair(socket, true)}) {
-    Link peer(std::make_unique<Pipe>(way, back));
-    peer.send({.kind = FrameKind::goodbye}, {});
-    peer.flush();
-    NegotiationEvents news;
-    CHECK(negotiation.advance(seconds(1), news).is_ok());
-    CHECK_EQUAL(negotiation.has_finished(1), has_finished);
+  for (const bool comes_late : {false, true}) {
+    const auto ring = std::make_shared<Bytes>(), socket = std::make_shared<Bytes>(), back = std::make_shared<Bytes>();
+    Links links(2);
+    links.add_ring(1, std::make_unique<Pipe>(back, ring));
+    if (comes_late) links.request(1);
+    else links.add_socket(1, std::make_unique<Pipe>(back, socket));
+    const RankNames names{"rank 0", "rank 1"};
+    Negotiation negotiation({0, names, ControlTree({0, 0}, 16), links, nullptr}, Config());
+    for (const auto& [way, has_finished] : {std::pair(ring, false), std::pair(socket, true)}) {
+      Link peer(std::make_unique<Pipe>(way, back));
+      peer.send({.kind = FrameKind::goodbye}, {});
+      peer.flush();
+      NegotiationEvents news;
+      CHECK(negotiation.advance(seconds(1), news).is_ok());
+      CHECK_EQUAL(negotiation.has_finished(1), has_finished);
+      if (comes_late && !has_finished) links.add_socket(1, std::make_unique<Pipe>(back, socket));
+    }
   }
 }
 

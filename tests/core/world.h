@@ -1,6 +1,7 @@
 // N ranks as threads of one process, over one shared mapping or over socket pairs: the real contexts, as in users'
 // processes, but visible to the sanitizers. They may be configured to be on several hosts: then they share a mapping
-// only with the ranks of their host, and have a link to all others, by TCP to other hosts.
+// only with the ranks of their host, and have links to others, by TCP to other hosts: those with which ranks start, and
+// those that operations ask for.
 #pragma once
 
 #include <arpa/inet.h>
@@ -18,6 +19,7 @@
 #include "check.h"
 #include "context/context.h"
 #include "encrypted.h"
+#include "late_connector.h"
 #include "transport/shared_region.h"
 
 namespace world {
@@ -30,9 +32,9 @@ struct Options {
   Over over = Over::memory;
   std::vector<std::pair<std::string, std::string>> knobs;
   std::function<void(int rank, Context&)> prepare;  // before start
-  bool shut_down = true;                            // shuts down each rank, after its body
+  bool shut_down = true;  // shuts down each rank, after its body
   std::function<bool(int a, int b, int* ends)> connect = nullptr;  // for sockets: makes the pair between two ranks
-  std::vector<int> hosts = {};                      // by rank, numbered by their lowest rank; empty: all on one
+  std::vector<int> hosts = {};  // by rank, numbered by their lowest rank; empty: all on one
 };
 
 // Makes two ends of a TCP connection over loopback.
@@ -67,9 +69,13 @@ class World {
     if (options_.over == Over::sockets || hosts_.size() > 1) connect_pairs();
     for (auto& context : contexts_)
       if (const Status status = context->start(); !status.is_ok()) check::fail(__FILE__, __LINE__, status.text());
+    if (!options_.connect)
+      for (auto& context : contexts_) late_.serve(*context);
   }
 
   ~World() {
+    if (!options_.connect)
+      for (int rank = 0; rank < size_; ++rank) late_.leave(rank);
     contexts_.clear();
     for (int fd : engine_bells_) ::close(fd);
     for (int fd : waiter_bells_) ::close(fd);
@@ -78,7 +84,10 @@ class World {
   Context& operator[](int rank) { return *contexts_[static_cast<size_t>(rank)]; }
 
   // Destroys the rank without notice to its peers.
-  void lose(int rank) { contexts_[static_cast<size_t>(rank)].reset(); }
+  void lose(int rank) {
+    if (!options_.connect) late_.leave(rank);
+    contexts_[static_cast<size_t>(rank)].reset();
+  }
 
   // Runs a body on each rank, and waits for all.
   void run(const std::function<void(int rank, Context&)>& body) {
@@ -145,21 +154,32 @@ class World {
     return ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
   }
 
+  // Makes the links with which the ranks start; all, if the test makes them by itself.
   void connect_pairs() {
-    for (int a = 0; a < size_; ++a)
-      for (int b = a + 1; b < size_; ++b) {
-        int ends[2];
-        const bool crosses = host_of(a) != host_of(b);
-        for (int64_t i = 0; i < (crosses ? config_.integer(Knob::sockets_per_link) : 1); ++i) {
-          if (!connect(a, b, ends)) check::fail(__FILE__, __LINE__, "no socket pair");
-          if (crosses && config_.integer(Knob::encrypt)) {
-            link_encrypted(a, b, ends);
-            continue;
-          }
-          std::ignore = (*this)[a].link_socket(b, ends[0]);
-          std::ignore = (*this)[b].link_socket(a, ends[1]);
-        }
+    for (int a = 0; a < size_; ++a) {
+      const std::vector<int32_t> peers = (*this)[a].first_links();
+      if (!options_.connect) (*this)[a].allow_link_requests();
+      const auto starts_linked = [&](int b) {
+        const bool shares_memory = options_.over != Over::sockets && host_of(a) == host_of(b);
+        return !shares_memory && std::ranges::count(peers, b);
+      };
+      for (int b = a + 1; b < size_; ++b)
+        if (options_.connect || starts_linked(b)) link(a, b);
+    }
+  }
+
+  void link(int a, int b) {
+    int ends[2];
+    const bool crosses = host_of(a) != host_of(b);
+    for (int64_t i = 0; i < (crosses ? config_.integer(Knob::sockets_per_link) : 1); ++i) {
+      if (!connect(a, b, ends)) check::fail(__FILE__, __LINE__, "no socket pair");
+      if (crosses && config_.integer(Knob::encrypt)) {
+        link_encrypted(a, b, ends);
+        continue;
       }
+      if (!(*this)[a].link_socket(b, ends[0]).is_ok()) ::close(ends[0]);
+      if (!(*this)[b].link_socket(a, ends[1]).is_ok()) ::close(ends[1]);
+    }
   }
 
   void link_encrypted(int a, int b, const int* ends) {
@@ -175,6 +195,7 @@ class World {
   std::vector<int32_t> engine_bells_, waiter_bells_;
   std::map<int, Host> hosts_;
   std::vector<std::unique_ptr<Context>> contexts_;
+  LateConnector late_{[this](int low, int high) { link(low, high); }};
 };
 
 // Returns a request in which every field with a default is set.

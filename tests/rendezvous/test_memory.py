@@ -96,13 +96,12 @@ class Host:
         self.sockets[RANKS[0]] = {rank: ours for rank, (ours, _) in pairs.items()}
         self._pool = ThreadPoolExecutor(len(RANKS))
 
-    def exchange(self, rank: int, seconds: float = FAILSAFE_SECONDS, **options: Any) -> Any:
+    def exchange(self, rank: int, seconds: float = FAILSAFE_SECONDS) -> Any:
         links = MemoryLinks(
             cast(Context, self.contexts[rank]),
             RANKS,
             self.sockets[rank],
             cast(RendezvousClient, self.rendezvous),
-            **options,
         )
         return self._pool.submit(self._run, links, time.monotonic() + seconds)
 
@@ -147,12 +146,6 @@ def test_each_rank_receives_the_descriptors_of_all(
     for rank, context in host.contexts.items():
         watched = {RANKS[slot] for slot, file in enumerate(context.files["socket"]) if file is not None}
         assert watched == set(host.sockets[rank])
-
-
-def test_sockets_that_become_links_are_not_watched_beside_them(host: Host) -> None:
-    for ended in [host.exchange(rank, keeps_sockets=True) for rank in RANKS]:
-        ended.result(FAILSAFE_SECONDS)
-    assert all(one.files["socket"] == [None] * len(RANKS) for one in host.contexts.values())
 
 
 def test_a_rank_without_a_process_descriptor_passes_none(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

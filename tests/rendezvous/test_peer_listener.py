@@ -18,6 +18,7 @@ from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import is_abstract, is_loopback, split_address, unix_path
 from sirtaki.runner.rendezvous.connect import connect
+from sirtaki.runner.rendezvous.encryption import Connection
 from sirtaki.runner.rendezvous.handshake import handshake_steps
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_trusted_user
 from sirtaki.runner.rendezvous.interfaces import local_addresses
@@ -127,6 +128,48 @@ def test_strangers_are_turned_away_and_nobody_waits_for_them(
     assert f"refused a connection from {place[0]} port" in said
     for one in [*silent, rude]:
         one.close()
+
+
+class Everybody:
+    """Takes every connection."""
+
+    def __init__(self) -> None:
+        self.taken: list[LinkKey] = []
+
+    def wants(self, key: LinkKey) -> bool:
+        return True
+
+    def take(self, key: LinkKey, connection: Connection) -> None:
+        connection.close()
+        self.taken.append(key)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_connection_that_its_rank_has_closed_is_not_taken(listener: PeerListener, closes: bool) -> None:
+    """The rank has given up before this one has seen its proof: it will come again."""
+
+    def poll() -> bool:
+        listener.poll(handshakes(0), everybody, 0.05)
+        return any(isinstance(key.data, HandshakeConnection) for key in listener._selector.get_map().values())
+
+    everybody = Everybody()
+    place = split_address(listener.listen_to_hosts([], JOB.key)[0])
+    with socket.create_connection(place, FAILSAFE_SECONDS) as connection:
+        steps = handshakes(1).begin_handshake(connection, 0)
+        hello, wanted = next(steps)
+        connection.sendall(hello)
+        connection.setblocking(False)
+        answer = b""
+        while len(answer) < wanted:
+            poll()
+            with suppress(BlockingIOError):
+                answer += connection.recv(wanted - len(answer))
+        connection.sendall(steps.send(answer)[0])
+        if closes:
+            connection.close()
+        while poll():
+            pass
+    assert everybody.taken == ([] if closes else [(1, 0)])
 
 
 def test_who_does_not_come_is_named(listener: PeerListener) -> None:

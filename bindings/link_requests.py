@@ -1,0 +1,46 @@
+"""The links of a rank that are made while it runs, when an operation first needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.library import ffi, lib
+
+_OK: int = lib.SRT_OK
+_IN_PROGRESS: int = lib.SRT_IN_PROGRESS
+_SLICE_MS = 10_000
+_CAPACITY = 256  # peers that one call reports
+
+
+def first_links(context: Context) -> list[int]:
+    """Returns the ranks to which `Context.start` needs links, ascending, before it is called."""
+    peers: Any = ffi.new("int32_t[]", context.size)
+    return list(peers[0 : lib.srt_first_links(context.pointer, peers, context.size)])
+
+
+class LinkRequests:
+    """The requests for further links, for one thread. To be created before `Context.start`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._peers: Any = ffi.new("int32_t[]", _CAPACITY)
+        self._count: Any = ffi.new("int32_t *")
+        lib.srt_allow_link_requests(context.pointer)
+
+    def collect(self) -> list[int] | None:
+        """Returns ranks to which links are needed; sleeps until there are any, with the interpreter's lock
+        released. None: no further link will be needed.
+        """
+        while True:
+            status = lib.srt_wait_link_requests(
+                self._context.pointer, self._peers, _CAPACITY, self._count, _SLICE_MS
+            )
+            if status == _OK:
+                return list(self._peers[0 : self._count[0]])
+            if status != _IN_PROGRESS:
+                return None
+
+    def fail(self, rank: int, text: str) -> None:
+        """Reports that there can be no link to a rank: it counts as lost, with this text."""
+        lib.srt_fail_link(self._context.pointer, rank, text.encode("utf-8", "replace").replace(b"\0", b" "))
