@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from sirtaki.runner.rendezvous.handshake import HandshakeSteps
 from sirtaki.runner.rendezvous.interfaces import unmapped_address
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Role
+from sirtaki.runner.rendezvous.send_queue import SendQueue
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.encryption import Connection, TlsConnection
@@ -44,7 +45,7 @@ class HandshakeConnection:
         self.peer: Identity | None = None  # the authenticated identity
         self.has_answered = False  # whether its first message has arrived
         self.incoming = bytearray()
-        self.outgoing = bytearray()
+        self.outgoing = SendQueue()
         self._steps = steps
         self._role = role
         self._tls: TlsConnection | None = None  # set once both sides have authenticated
@@ -114,9 +115,7 @@ class HandshakeConnection:
         return self.connection
 
     def _flush(self) -> None:
-        if self.outgoing:
-            with contextlib.suppress(BlockingIOError):
-                del self.outgoing[: self.connection.send(self.outgoing)]
+        self.outgoing.send(self.connection)
 
     def flush_hello(self) -> None:
         """Writes as much as fits before this side closes: the hello tells the peer why it is rejected."""

@@ -35,7 +35,7 @@ from sirtaki.runner.rendezvous.unauthenticated import (
     UnauthenticatedConnections,
     handshake_deadline,
 )
-from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
+from sirtaki.runner.rendezvous.wire import frame_header, pack_frame, printable, take_frame
 
 _WAKE_READ_BYTES = 64 * 1024
 _CALLS_GENERATION = -1  # of connections for calls, which belong to none
@@ -336,7 +336,8 @@ class RendezvousServer:
                     self._send(connection, message)
 
     def _send(self, connection: _Connection, message: bytes) -> None:
-        connection.outgoing += pack_frame(message)
+        connection.outgoing += frame_header(len(message))
+        connection.outgoing += message
         try:
             self._flush(connection)
         except OSError:

@@ -46,9 +46,14 @@ def receive_exactly(connection: Connection, count: int, deadline: float) -> byte
     return bytes(received)
 
 
+def frame_header(length: int) -> bytes:
+    """Returns what stands before the payload of a frame: four bytes of length."""
+    return _LENGTH.pack(length)
+
+
 def pack_frame(payload: bytes) -> bytes:
-    """Returns a frame as sent: four bytes of length, then the payload."""
-    return _LENGTH.pack(len(payload)) + payload
+    """Returns a frame as sent."""
+    return frame_header(len(payload)) + payload
 
 
 def take_frame(buffer: bytearray, limit: int) -> bytes | None:

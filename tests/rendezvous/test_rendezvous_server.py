@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -106,6 +107,33 @@ def test_every_rank_gets_all_payloads_in_order_of_rank(
             rendezvous.gather(client, payloads[rank]) for client, rank in zip(clients, (2, 0, 1), strict=True)
         ]
         assert [answer.result(FAILSAFE_SECONDS) for answer in answers] == [payloads] * 3
+
+
+def test_an_answer_is_held_once_for_all_ranks_that_have_not_read_it() -> None:
+    job = replace(JOB, size=24)
+    arrived: list[RankEvent] = []
+    with (
+        closing(RendezvousServer("unix:@sirtaki-test-answers", job, on_event=arrived.append)) as server,
+        ExitStack() as opened,
+    ):
+
+        def connect(rank: int) -> RendezvousClient:
+            return RendezvousClient.connect(server.address, job, Identity(rank, 1), FAILSAFE_SECONDS)
+
+        with ThreadPoolExecutor(job.size) as pool:
+            connecting = [pool.submit(connect, rank) for rank in range(job.size)]
+            while not all(one.done() for one in connecting):
+                server.poll(0.01)
+        clients = [opened.enter_context(closing(one.result())) for one in connecting]
+        tracemalloc.start()
+        try:
+            for number, client in enumerate(clients, start=1):
+                client._send(GATHER + NUMBER.pack(0) + bytes(PAYLOAD_LIMIT), time.monotonic() + 60)
+                while len(arrived) < number:
+                    server.poll(FAILSAFE_SECONDS)
+            assert tracemalloc.get_traced_memory()[0] < 4 * job.size * PAYLOAD_LIMIT
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_payload_beyond_the_limit_is_refused_at_the_caller(start: Callable[..., Rendezvous]) -> None:

@@ -1,0 +1,44 @@
+"""Bytes that wait until a non-blocking connection takes them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sirtaki.runner.rendezvous.encryption import Connection
+
+SHARED_BYTES = 4096  # from this size on, bytes are kept as they are instead of being copied
+
+
+class SendQueue:
+    """Bytes to send, in order. Several queues share large ones, of which none has a copy."""
+
+    def __init__(self) -> None:
+        self._parts: deque[bytearray | memoryview] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def __iadd__(self, data: bytes) -> SendQueue:
+        if len(data) >= SHARED_BYTES:
+            self._parts.append(memoryview(data))
+        elif data and self._parts and isinstance(last := self._parts[-1], bytearray):
+            last += data
+        elif data:
+            self._parts.append(bytearray(data))
+        return self
+
+    def send(self, connection: Connection) -> None:
+        """Sends as much as fits. Raises OSError if the connection is lost."""
+        while self._parts:
+            part = self._parts[0]
+            try:
+                sent = connection.send(part)
+            except BlockingIOError:
+                return
+            if sent == len(part):
+                self._parts.popleft()
+                continue
+            self._parts[0] = part[sent:]
+            return
