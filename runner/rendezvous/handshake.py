@@ -83,13 +83,17 @@ def handshake_steps(job: Job, mine: Identity, kind: LinkKind, role: Role) -> Han
             f"{peer.name} runs sirtaki {version}, but {mine.name} runs sirtaki {job.version}: "
             "install the same version for every rank"
         )
-    if bool(peer.certificate) != bool(mine.certificate):
-        here, there = int(bool(mine.certificate)), int(bool(peer.certificate))
+    check_encryption(bool(peer.certificate), peer.name, bool(mine.certificate), mine.name)
+    return peer
+
+
+def check_encryption(there: bool, peer: str, here: bool, mine: str) -> None:
+    """Raises HandshakeError unless both sides encrypt connections between hosts, or neither does."""
+    if there != here:
         raise HandshakeError(
-            f"the setting encrypt is {there} on {peer.name} and {here} on {mine.name}: set SIRTAKI_ENCRYPT "
+            f"the setting encrypt is {int(there)} on {peer} and {int(here)} on {mine}: set SIRTAKI_ENCRYPT "
             "to one value for all ranks (with hvdrun: use --encrypt, or do not)"
         )
-    return peer
 
 
 def _checked_hello(

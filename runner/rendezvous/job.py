@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 RENDEZVOUS_RANK = -1  # the rank number that the rendezvous uses for itself
+COLLECTOR_RANK = -2  # that of a host's collector, towards the rendezvous
 FIRST_SERVER = 1 << 20  # hvdrun's number of the first server of tables: those of ranks are smaller
 CALLS = 1  # the channel of the connection over which a rank asks the launcher; see `messages.CALL`
 
@@ -73,4 +74,5 @@ class Identity:
 
     @property
     def name(self) -> str:
-        return "the rendezvous" if self.rank == RENDEZVOUS_RANK else f"rank {self.rank}"
+        names = {RENDEZVOUS_RANK: "the rendezvous", COLLECTOR_RANK: "the collector of a host"}
+        return names.get(self.rank, f"rank {self.rank}")

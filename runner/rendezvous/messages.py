@@ -5,15 +5,17 @@ Each message is one frame of `wire`; its first byte is its type.
 
 from __future__ import annotations
 
+import ipaddress
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sirtaki.runner.rendezvous.job import RendezvousError, name_of
+from sirtaki.runner.rendezvous.job import Identity, RendezvousError, name_of
 from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
 
 # From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
 JOIN, GATHER, REPORT, JOIN_FAILED = b"J", b"G", b"R", b"F"
-# To a rank: the session; the payloads of all ranks; the reason for a refusal.
+# To a rank: the session, and a collector's route; the payloads of all ranks; the reason for a refusal.
 WELCOME, GATHERED, REFUSED, TIMED_OUT = b"W", b"A", b"X", b"T"
 # In both directions, on connections of workers: bytes that the rendezvous passes on.
 MESSAGE = b"M"
@@ -23,12 +25,22 @@ CALL = b"C"
 # To a rank at any time, waiting or not: the rank at fault, and what failed first in this generation.
 FAILED = b"F"
 
+# From a host's collector, which numbers the connections of its ranks: a number with the identity that has
+# proved itself; a number and a message from there; the number of a connection that has ended.
+ARRIVED, PASSED, LEFT = b"+", b">", b"-"
+# To a collector: numbers, and the message for all of them; the number of a connection that it is to close.
+DELIVER, CLOSE = b"<", b"-"
+
 NUMBER = struct.Struct("!I")
+_IDENTITY = struct.Struct("!iiH")  # rank, generation, channel
+SESSION_BYTES = 16
 PAYLOAD_LIMIT = 64 * 1024
 REQUEST_LIMIT = PAYLOAD_LIMIT + 64
 CALL_LIMIT = 1024 * 1024 + 64
 TEXT_LIMIT = 4000
+COLLECTED_LIMIT = CALL_LIMIT + 64  # of a message from a collector
 REPORTS = ("initialised", "finished", "aborted", "peer_lost")
+_MALFORMED = "the rendezvous does not understand this message"
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,16 @@ class RankEvent:
     generation: int
     text: str = ""
     missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way from a host's collector to the rendezvous: whether its setting is to encrypt connections, and
+    the addresses of its machine on that way.
+    """
+
+    encrypt: bool
+    addresses: Sequence[str]
 
 
 def describe(event: RankEvent) -> str:
@@ -66,7 +88,7 @@ def pack_failure(rank: int, text: str) -> bytes:
 def unpack_failure(body: bytes) -> tuple[int, str]:
     """Returns the rank at fault, and what failed. Raises RendezvousError if these bytes are malformed."""
     if len(body) < NUMBER.size:
-        raise RendezvousError("the rendezvous does not understand this message")
+        raise RendezvousError(_MALFORMED)
     return NUMBER.unpack_from(body)[0], body[NUMBER.size :].decode(errors="replace")
 
 
@@ -97,3 +119,69 @@ def unpack_payloads(body: bytes, count: int) -> list[bytes]:
 def gathered_limit(size: int) -> int:
     """Returns the maximum size, in bytes, of the answer to an all-gather of `size` ranks."""
     return 1 + size * (NUMBER.size + PAYLOAD_LIMIT)
+
+
+def pack_welcome(session: bytes, route: Route | None = None) -> bytes:
+    """Packs a welcome, with the route if it is a collector's."""
+    if route is None:
+        return WELCOME + session
+    return WELCOME + session + bytes([route.encrypt]) + ",".join(route.addresses).encode()
+
+
+def unpack_welcome(body: bytes) -> tuple[bytes, Route | None]:
+    """Returns the session and a collector's route. Raises RendezvousError if these bytes are malformed."""
+    session, rest = body[:SESSION_BYTES], body[SESSION_BYTES:]
+    if not rest:
+        return session, None
+    addresses = [one for one in rest[1:].decode(errors="replace").split(",") if one]
+    try:
+        for address in addresses:
+            ipaddress.ip_address(address)
+    except ValueError:
+        raise RendezvousError("the collector of this host sent a malformed answer") from None
+    return session, Route(rest[0] != 0, addresses)
+
+
+def pack_arrival(number: int, identity: Identity) -> bytes:
+    """Packs the identity of a rank that has connected to a collector."""
+    return (
+        ARRIVED + NUMBER.pack(number) + _IDENTITY.pack(identity.rank, identity.generation, identity.channel)
+    )
+
+
+def unpack_identity(body: bytes) -> Identity:
+    """Returns the identity of such a rank. Raises RendezvousError if these bytes are malformed."""
+    if len(body) != _IDENTITY.size:
+        raise RendezvousError(_MALFORMED)
+    return Identity(*_IDENTITY.unpack(body))
+
+
+def unpack_collected(message: bytes) -> tuple[bytes, int, bytes]:
+    """Returns the kind of a collector's message, its number, and the rest.
+
+    Raises RendezvousError if these bytes are malformed.
+    """
+    if len(message) < 1 + NUMBER.size:
+        raise RendezvousError(_MALFORMED)
+    return message[:1], NUMBER.unpack_from(message, 1)[0], message[1 + NUMBER.size :]
+
+
+def pack_delivery(numbers: Sequence[int]) -> bytes:
+    """Packs what stands before a message for these connections of a collector."""
+    return DELIVER + struct.pack(f"!I{len(numbers)}I", len(numbers), *numbers)
+
+
+def unpack_delivery(body: bytes) -> tuple[Sequence[int], bytes]:
+    """Returns the connections of a collector, and the message for them. Raises RendezvousError if these bytes
+    are malformed.
+    """
+    count = NUMBER.unpack_from(body)[0] if len(body) >= NUMBER.size else 0
+    end = (1 + count) * NUMBER.size
+    if not 0 < count <= len(body) or len(body) <= end:
+        raise RendezvousError("the rendezvous sent a malformed answer")
+    return struct.unpack_from(f"!{count}I", body, NUMBER.size), body[end:]
+
+
+def delivered_limit(size: int) -> int:
+    """Returns the maximum size, in bytes, of a message to a collector of a job of `size` ranks."""
+    return max(gathered_limit(size), CALL_LIMIT) + (2 + 2 * size) * NUMBER.size

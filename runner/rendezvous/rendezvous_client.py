@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.address import is_unix, require_key, split_addresses
 from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import HandshakeSteps, begin_handshake
+from sirtaki.runner.rendezvous.handshake import HandshakeSteps, begin_handshake, check_encryption
 from sirtaki.runner.rendezvous.interfaces import source_towards
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
-from sirtaki.runner.rendezvous.messages import NUMBER
+from sirtaki.runner.rendezvous.messages import NUMBER, Route
 from sirtaki.runner.rendezvous.wire import printable, receive_frame, send_frame
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class RendezvousClient:
         self._round = 0
         self.failure_reported = False  # whether the rendezvous has reported that this init() failed
         self.session = b""  # random, chosen by the rendezvous: separates jobs that share a key and an id
+        self._route: Route | None = None  # the collector's, if this is connected to one
 
     @classmethod
     def connect(
@@ -57,7 +58,7 @@ class RendezvousClient:
         client = cls(_connect(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
         try:
             client._send(messages.JOIN + NUMBER.pack(job.size), deadline)
-            client.session = client._receive(messages.WELCOME, deadline, messages.REQUEST_LIMIT)
+            client._take_welcome(client._receive(messages.WELCOME, deadline, messages.REQUEST_LIMIT))
         except BaseException:
             client.close()
             raise
@@ -152,11 +153,23 @@ class RendezvousClient:
 
     def own_addresses(self) -> list[str]:
         """Returns this machine's address on the route to the rendezvous; [] if that is on this machine."""
-        return source_towards(self._socket)
+        return source_towards(self._socket) if self._route is None else list(self._route.addresses)
+
+    @property
+    def connection(self) -> Connection:
+        """Returns the connection, for an owner that exchanges its messages without this object."""
+        return self._connection
 
     @property
     def _socket(self) -> socket.socket:
         return self._connection if isinstance(self._connection, socket.socket) else self._connection.socket
+
+    def _take_welcome(self, body: bytes) -> None:
+        """Raises HandshakeError if a collector does not encrypt what this rank wants to be encrypted."""
+        self.session, self._route = messages.unpack_welcome(body)
+        if self._route is not None:
+            mine = Identity(self._rank)
+            check_encryption(self._route.encrypt, "the rendezvous", self._job.encrypt, mine.name)
 
     def _send(self, payload: bytes, deadline: float) -> None:
         try:

@@ -1,0 +1,102 @@
+"""A rendezvous with the collectors of several hosts in one process, for tests."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from launching import FAILSAFE_SECONDS
+
+from sirtaki.runner.rendezvous.job import Identity, Job
+from sirtaki.runner.rendezvous.messages import RankEvent
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_collector import RendezvousCollector
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+
+JOB = Job("job", 6, b"k" * 32, "1.0")
+EACH = 2  # ranks of a host
+_names = itertools.count()
+
+
+def collector_of(
+    server: str, job: Job = JOB, start_timeout: float = FAILSAFE_SECONDS, ranks: int = EACH
+) -> tuple[RendezvousCollector, list[str]]:
+    """Returns a collector that is not running, and the lines that it will have written."""
+    lines: list[str] = []
+    address = f"unix:@sirtaki-test-collector-{os.getpid()}-{next(_names)}"
+    return RendezvousCollector(address, job, server, ranks, start_timeout, lines.append), lines
+
+
+class CollectedHosts:
+    """A running server, and running collectors of all hosts but the first, whose ranks connect directly."""
+
+    def __init__(
+        self,
+        job: Job = JOB,
+        start_timeout: float = FAILSAFE_SECONDS,
+        server: str = "127.0.0.1:0",
+        **callbacks: object,
+    ) -> None:
+        self.job = job
+        self.events: list[RankEvent] = []
+        self._heard = threading.Condition()
+        self.server = RendezvousServer(server, job, start_timeout, self._hear, **callbacks).start()
+        self.lines: list[list[str]] = []
+        self.collectors: list[RendezvousCollector] = []
+        for _ in range(job.size // EACH - 1):
+            collector, lines = collector_of(self.server.address, job)
+            self.collectors.append(collector.start())
+            self.lines.append(lines)
+        self.clients: list[RendezvousClient] = []
+        self._pool = ThreadPoolExecutor(2 * job.size)
+
+    def _hear(self, event: RankEvent) -> None:
+        with self._heard:
+            self.events.append(event)
+            self._heard.notify_all()
+
+    def wait_for(self, kind: str, count: int = 1) -> list[RankEvent]:
+        def found() -> list[RankEvent]:
+            return [event for event in self.events if event.kind == kind]
+
+        with self._heard:
+            assert self._heard.wait_for(lambda: len(found()) >= count, FAILSAFE_SECONDS), self.events
+        return found()
+
+    def connect(
+        self, rank: int, generation: int = 1, channel: int = 0, host: int | None = None
+    ) -> RendezvousClient:
+        """Connects a rank as on its host, or as on another one; host 0 has no collector."""
+        host = rank // EACH if host is None else host
+        address = self.collectors[host - 1].address if host else self.server.address
+        mine = Identity(rank, generation, channel)
+        client = RendezvousClient.connect(address, self.job, mine, FAILSAFE_SECONDS)
+        self.clients.append(client)
+        return client
+
+    def all(self, generation: int = 1, without: Sequence[int] = ()) -> list[RendezvousClient]:
+        return [self.connect(rank, generation) for rank in range(self.job.size) if rank not in without]
+
+    def gather(self, client: RendezvousClient, payload: bytes = b"") -> Future[list[bytes]]:
+        return self._pool.submit(client.all_gather, payload)
+
+    def gather_all(self, clients: Sequence[RendezvousClient], payloads: Sequence[bytes]) -> list[list[bytes]]:
+        """Returns what each client receives."""
+        answers = [self.gather(*pair) for pair in zip(clients, payloads, strict=True)]
+        return [answer.result(FAILSAFE_SECONDS) for answer in answers]
+
+    def works(self, generation: int = 99) -> bool:
+        """Returns whether a whole job is still served."""
+        payloads = [b"%d" % rank for rank in range(self.job.size)]
+        return self.gather_all(self.all(generation), payloads) == [payloads] * self.job.size
+
+    def close(self) -> None:
+        self.server.close()
+        for collector in self.collectors:
+            collector.close()
+        for client in self.clients:
+            client.close()
+        self._pool.shutdown()

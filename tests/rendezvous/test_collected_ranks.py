@@ -1,0 +1,239 @@
+"""The server's side of a host's collector, whose bytes the tests write and read themselves."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+from handshakes import run_handshake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from launching import FAILSAFE_SECONDS
+
+from sirtaki.runner.rendezvous.address import split_address
+from sirtaki.runner.rendezvous.job import COLLECTOR_RANK, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.messages import (
+    ARRIVED,
+    COLLECTED_LIMIT,
+    JOIN,
+    LEFT,
+    NUMBER,
+    PASSED,
+    RankEvent,
+    Route,
+    pack_arrival,
+    pack_delivery,
+    pack_payloads,
+    pack_welcome,
+    unpack_delivery,
+    unpack_welcome,
+)
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame
+
+JOB = Job("job", 3, b"k" * 32, "1.0")
+LIMIT = 10_000_000
+_generations = itertools.count(100)
+
+
+class Collector:
+    """A connection that is a collector for the server."""
+
+    def __init__(self, server: RendezvousServer) -> None:
+        address = split_address(server.address)
+        self.line = socket.create_connection(address, timeout=FAILSAFE_SECONDS)
+        mine = Identity(COLLECTOR_RANK)
+        run_handshake(self.line, JOB, mine, LinkKind.RENDEZVOUS, Role.CONNECTS, deadline())
+
+    def join(self) -> Collector:
+        self.send(JOIN + NUMBER.pack(JOB.size))
+        assert self.next()[:1] == b"W"
+        return self
+
+    def send(self, *messages: bytes) -> None:
+        self.line.sendall(b"".join(map(pack_frame, messages)))
+
+    def next(self) -> bytes:
+        return receive_frame(self.line, deadline(), LIMIT)
+
+    def arrive(self, number: int, rank: int, generation: int = 1) -> None:
+        """Sends what a rank sends that enters an init()."""
+        self.send(
+            pack_arrival(number, Identity(rank, generation)),
+            passed(number, JOIN + NUMBER.pack(JOB.size)),
+            passed(number, gather(0, b"payload of %d" % rank)),
+        )
+
+
+def deadline() -> float:
+    return time.monotonic() + FAILSAFE_SECONDS
+
+
+def passed(number: int, message: bytes) -> bytes:
+    return PASSED + NUMBER.pack(number) + message
+
+
+def gather(number: int, payload: bytes) -> bytes:
+    return b"G" + NUMBER.pack(number) + payload
+
+
+@pytest.fixture
+def events() -> list[RankEvent]:
+    return []
+
+
+@pytest.fixture
+def server(events: list[RankEvent]) -> Iterator[RendezvousServer]:
+    with RendezvousServer("127.0.0.1:0", JOB, FAILSAFE_SECONDS, events.append) as started:
+        yield started
+
+
+@pytest.fixture
+def collect(server: RendezvousServer) -> Iterator[Callable[[], Collector]]:
+    with ExitStack() as opened:
+
+        def connect() -> Collector:
+            collector = Collector(server)
+            opened.callback(collector.line.close)
+            return collector
+
+        yield connect
+
+
+def works(server: RendezvousServer) -> bool:
+    """Returns whether the server still serves a whole job, in a generation of its own."""
+    generation = next(_generations)
+    clients = [
+        RendezvousClient.connect(server.address, JOB, Identity(rank, generation), FAILSAFE_SECONDS)
+        for rank in range(JOB.size)
+    ]
+    answers: dict[int, list[bytes]] = {}
+
+    def contribute(rank: int) -> None:
+        answers[rank] = clients[rank].all_gather(b"%d" % rank)
+
+    threads = [threading.Thread(target=contribute, args=(rank,)) for rank in range(JOB.size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(FAILSAFE_SECONDS)
+    for client in clients:
+        client.close()
+    return answers == {rank: [b"0", b"1", b"2"] for rank in range(JOB.size)}
+
+
+def test_an_answer_goes_once_to_each_host(collect: Callable[[], Collector]) -> None:
+    first, second = collect().join(), collect().join()
+    first.arrive(7, 0)
+    first.arrive(9, 2)
+    second.arrive(0, 1)
+    answer = pack_payloads(tuple(b"payload of %d" % rank for rank in range(3)))
+    assert first.next() == b"<" + struct.pack("!III", 2, 7, 9) + answer
+    assert second.next() == b"<" + struct.pack("!II", 1, 0) + answer
+    first.line.settimeout(0.0)
+    with pytest.raises(BlockingIOError):
+        first.line.recv(1)
+
+
+def test_a_failure_goes_once_to_each_host(collect: Callable[[], Collector]) -> None:
+    first, second = collect().join(), collect().join()
+    first.arrive(0, 0)
+    first.arrive(1, 2)
+    second.arrive(0, 1)
+    first.next()
+    second.next()
+    first.send(LEFT + NUMBER.pack(1))
+    text = b"rank 2 has gone (its process ended, or its init failed)"
+    assert first.next() == b"<" + struct.pack("!II", 1, 0) + b"F" + NUMBER.pack(2) + text
+    assert second.next() == b"<" + struct.pack("!II", 1, 0) + b"F" + NUMBER.pack(2) + text
+
+
+def test_a_rank_that_is_refused_is_closed_alone(
+    collect: Callable[[], Collector], server: RendezvousServer, events: list[RankEvent]
+) -> None:
+    collector = collect().join()
+    collector.arrive(0, 0)
+    collector.arrive(1, 3)
+    refusal = b"there is no rank 3 in a job of 3 ranks: they are 0 to 2"
+    assert collector.next() == b"<" + struct.pack("!II", 1, 1) + b"X" + refusal
+    assert collector.next() == b"-" + NUMBER.pack(1)
+    collector.send(LEFT + NUMBER.pack(1))  # which was on its way
+    collector.arrive(2, 1)
+    collector.arrive(3, 2)
+    assert collector.next()[:17] == b"<" + struct.pack("!IIII", 3, 0, 2, 3)
+    assert [event for event in events if event.kind == "refused"] == [
+        RankEvent("refused", 3, 1, refusal.decode())
+    ]
+    assert works(server)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [JOIN + NUMBER.pack(4)],
+        [pack_arrival(0, Identity(0, 1))],  # before it has joined
+        [JOIN + NUMBER.pack(3), JOIN + NUMBER.pack(3)],
+        [JOIN + NUMBER.pack(3), pack_arrival(0, Identity(0, 1)), pack_arrival(0, Identity(1, 1))],
+        [JOIN + NUMBER.pack(3), ARRIVED + NUMBER.pack(0) + b"short"],
+        [JOIN + NUMBER.pack(3), b"?" + NUMBER.pack(0)],
+        [JOIN + NUMBER.pack(3), b">\0"],
+    ],
+)
+def test_a_collector_that_does_not_follow_the_protocol_is_refused(
+    collect: Callable[[], Collector],
+    server: RendezvousServer,
+    events: list[RankEvent],
+    messages: list[bytes],
+) -> None:
+    collector = collect()
+    collector.send(*messages)
+    answers = []
+    with suppress(EOFError):
+        while True:
+            answers.append(collector.next())
+    assert answers[-1] == b"Xthe rendezvous does not understand this message"
+    assert [answer[:1] for answer in answers[:-1]] == [b"W"] * (len(messages) > 1)
+    assert [event.rank for event in events if event.kind == "refused"] == [-1]
+    assert works(server)
+
+
+def test_a_message_that_is_too_long_is_not_read(
+    collect: Callable[[], Collector], server: RendezvousServer
+) -> None:
+    collector = collect().join()
+    with suppress(OSError):
+        collector.line.sendall(NUMBER.pack(COLLECTED_LIMIT + 1))
+        assert collector.line.recv(1) == b""
+    assert works(server)
+
+
+@given(garbage=st.one_of(st.binary(min_size=1, max_size=300), st.binary(max_size=80).map(pack_frame)))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_garbage_from_a_collector_ends_only_its_ranks(
+    collect: Callable[[], Collector], server: RendezvousServer, garbage: bytes
+) -> None:
+    collector = collect().join()
+    with suppress(OSError):
+        collector.line.sendall(garbage)
+    assert works(server)
+    collector.line.close()
+
+
+def test_a_welcome_of_a_collector_has_its_route() -> None:
+    session = b"0123456789abcdef"
+    for route in (Route(True, ["10.0.0.1", "fd00::1"]), Route(False, [])):
+        assert unpack_welcome(pack_welcome(session, route)[1:]) == (session, route)
+    assert unpack_welcome(pack_welcome(session)[1:]) == (session, None)
+
+
+@given(numbers=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9), message=st.binary(min_size=1))
+def test_a_delivery_survives_the_wire(numbers: list[int], message: bytes) -> None:
+    found, delivered = unpack_delivery((pack_delivery(numbers) + message)[1:])
+    assert (list(found), delivered) == (numbers, message)

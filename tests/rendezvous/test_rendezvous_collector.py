@@ -1,0 +1,342 @@
+"""Ranks behind the collectors of their hosts have what they have with connections of their own."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import replace
+
+import pytest
+from collected_hosts import EACH, JOB, CollectedHosts, collector_of
+from handshakes import run_handshake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from launching import FAILSAFE_SECONDS, wait_until
+
+from sirtaki.runner.rendezvous import rendezvous_client, rendezvous_collector
+from sirtaki.runner.rendezvous.address import unix_path
+from sirtaki.runner.rendezvous.job import (
+    CALLS,
+    Identity,
+    LinkKind,
+    RendezvousError,
+    RendezvousTimeout,
+    Role,
+)
+from sirtaki.runner.rendezvous.messages import CALL_LIMIT, GATHERED, PAYLOAD_LIMIT, RankEvent
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame, send_frame
+
+Start = Callable[..., CollectedHosts]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[CollectedHosts] = []
+
+    def start_one(**options: object) -> CollectedHosts:
+        started.append(CollectedHosts(**options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start_one
+    for hosts in started:
+        hosts.close()
+
+
+def deadline() -> float:
+    return time.monotonic() + FAILSAFE_SECONDS
+
+
+def test_every_rank_gets_all_payloads_in_order_of_rank(start: Start) -> None:
+    hosts = start()
+    for generation in (1, 2):
+        clients = hosts.all(generation)
+        assert len({client.session for client in clients}) == 1
+        for payloads in (
+            [b"%d of %d" % (rank, generation) for rank in range(JOB.size)],
+            [bytes([rank]) * PAYLOAD_LIMIT for rank in range(JOB.size)],
+            [b""] * JOB.size,
+        ):
+            assert hosts.gather_all(clients, payloads) == [payloads] * JOB.size
+        for client in clients:
+            client.report("initialised")
+            client.report("finished")
+            client.close()
+    finished = hosts.wait_for("finished", 2 * JOB.size)
+    assert {(one.rank, one.generation) for one in finished} == {(r, g) for r in range(6) for g in (1, 2)}
+    assert {event.kind for event in hosts.events} == {"arrived", "initialised", "finished"}
+
+
+def test_a_failure_reaches_all_ranks_and_names_the_culprit(start: Start) -> None:
+    hosts = start()
+    clients = hosts.all()
+    hosts.gather_all(clients, [b""] * JOB.size)
+    waiting = {rank: hosts.gather(clients[rank]) for rank in range(JOB.size) if rank not in (3, 5)}
+    first = clients[3].report_failure("it lost rank 4", 4)
+    assert first is not None
+    assert (str(first), first.culprit) == ("it lost rank 4", 4)
+    for answer in waiting.values():
+        with pytest.raises(RendezvousError, match=r"^it lost rank 4$") as error:
+            answer.result(FAILSAFE_SECONDS)
+        assert error.value.culprit == 4
+    with pytest.raises(RendezvousError, match=r"^it lost rank 4$"):
+        clients[5].raise_failure(deadline())
+
+
+def test_a_rank_that_ends_during_init_is_named_on_all_ranks(start: Start) -> None:
+    hosts = start()
+    clients = hosts.all()
+    hosts.gather_all(clients, [b""] * JOB.size)
+    waiting = [hosts.gather(client) for rank, client in enumerate(clients) if rank != 3]
+    clients[3].close()
+    for answer in waiting:
+        with pytest.raises(
+            RendezvousError, match=r"rank 3 has gone \(its process ended, or its init failed\)"
+        ):
+            answer.result(FAILSAFE_SECONDS)
+    assert hosts.works()
+
+
+def test_events_tell_how_each_rank_fares(start: Start) -> None:
+    hosts = start()
+    clients = hosts.all()
+    hosts.gather_all(clients, [b""] * JOB.size)
+    clients[2].report("initialised")
+    clients[3].report("aborted", "ValueError: \x1b[31mbad\x07")
+    clients[4].report("peer_lost", "rank 3 was lost")
+    assert {event.rank for event in hosts.wait_for("arrived", JOB.size)} == set(range(JOB.size))
+    assert hosts.wait_for("aborted") == [RankEvent("aborted", 3, 1, "ValueError: ?[31mbad?")]
+    assert hosts.wait_for("peer_lost") == [RankEvent("peer_lost", 4, 1, "rank 3 was lost")]
+    for client in clients:
+        client.close()
+    assert hosts.wait_for("disconnected") == [RankEvent("disconnected", 2, 1)]
+
+
+def test_the_ranks_of_a_lost_host_are_named_and_its_own_learn_it(start: Start) -> None:
+    hosts = start()
+    clients = hosts.all()
+    hosts.gather_all(clients, [b""] * JOB.size)
+    waiting = [hosts.gather(client) for client in clients if client is not clients[5]]
+    hosts.collectors[1].close()
+    for answer in waiting[:4]:
+        with pytest.raises(
+            RendezvousError, match=r"rank [45] has gone \(the connection to the agent of its host ended\)"
+        ):
+            answer.result(FAILSAFE_SECONDS)
+    with pytest.raises(RendezvousError, match="the rendezvous of this job is gone"):
+        waiting[4].result(FAILSAFE_SECONDS)
+
+
+def test_the_end_of_the_server_reaches_the_ranks_of_all_hosts(start: Start) -> None:
+    hosts = start()
+    clients = hosts.all()
+    hosts.gather_all(clients, [b""] * JOB.size)
+    waiting = [hosts.gather(client) for client in clients[:-1]]
+    hosts.server.close()
+    for answer in waiting:
+        with pytest.raises(RendezvousError, match="the rendezvous of this job is gone"):
+            answer.result(FAILSAFE_SECONDS)
+
+
+def test_ranks_that_do_not_come_are_named_at_the_deadline(start: Start) -> None:
+    hosts = start(start_timeout=0.5)
+    waiting = [hosts.gather(client) for client in hosts.all(without=[0, 5])]
+    for answer in waiting:
+        with pytest.raises(RendezvousTimeout, match="4 of 6 ranks are here; waiting for ranks 0 and 5"):
+            answer.result(FAILSAFE_SECONDS)
+    assert hosts.wait_for("overdue")[0].missing == (0, 5)
+    with pytest.raises(RendezvousError, match="the other ranks gave up before: 4 of 6 ranks are here"):
+        hosts.connect(5).all_gather(b"")
+
+
+def test_a_rank_that_has_arrived_is_reported_before_the_others_of_its_host_come(start: Start) -> None:
+    hosts = start()
+    first = hosts.gather(hosts.connect(2), b"2")
+    assert hosts.wait_for("arrived")[0].rank == 2
+    others = [hosts.gather(client, b"") for client in hosts.all(without=[2])]
+    assert [answer.result(FAILSAFE_SECONDS)[2] for answer in (first, *others)] == [b"2"] * JOB.size
+
+
+def test_who_does_not_know_the_key_is_refused_and_the_others_go_on(start: Start) -> None:
+    hosts = start()
+    collector = hosts.collectors[0]
+    for job, text in (
+        (replace(JOB, key=b"x" * 32), "its key or its job is another one"),
+        (replace(JOB, id="other"), "belongs to another job than rank 2"),
+        (replace(JOB, version="2.0"), "the rendezvous runs sirtaki 1.0, but rank 2 runs sirtaki 2.0"),
+    ):
+        with pytest.raises(RendezvousError, match=text):
+            RendezvousClient.connect(collector.address, job, Identity(2, 1), FAILSAFE_SECONDS)
+    assert hosts.works()
+    lines = hosts.lines[0]
+    wait_until(lambda: any("does not know the key of this job" in line for line in lines), "it is reported")
+    assert all(line.startswith("the rendezvous on this host reports that it refused") for line in lines)
+    assert not [event for event in hosts.events if event.kind == "refused"]  # the server has seen none
+
+
+@given(garbage=st.one_of(st.binary(min_size=1, max_size=300), st.binary(max_size=80).map(pack_frame)))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("knows_key", [False, True])
+def test_garbage_ends_only_its_connection(start: Start, knows_key: bool, garbage: bytes) -> None:
+    hosts = start()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(unix_path(hosts.collectors[0].address))
+        if knows_key:
+            mine = Identity(2, 1)
+            run_handshake(client, JOB, mine, LinkKind.RENDEZVOUS, Role.CONNECTS, deadline())
+        with suppress(OSError):
+            client.sendall(garbage)
+        assert hosts.works()
+
+
+@pytest.mark.parametrize("host", [1, 2])
+def test_two_processes_with_one_rank_number(start: Start, host: int) -> None:
+    hosts = start()
+    first = hosts.gather(hosts.connect(2), b"2")
+    hosts.wait_for("arrived")
+    with pytest.raises(RendezvousError, match="two processes claim to be rank 2"):
+        hosts.connect(2, host=host).all_gather(b"")
+    others = [hosts.gather(client) for client in hosts.all(without=[2])]
+    assert [answer.result(FAILSAFE_SECONDS)[2] for answer in (first, *others)] == [b"2"] * JOB.size
+
+
+@pytest.mark.parametrize(
+    ("size", "rank", "text"),
+    [
+        (4, 2, "rank 2 says that the job has 4 ranks, but it has 6"),
+        (6, 6, "there is no rank 6 in a job of 6 ranks: they are 0 to 5"),
+    ],
+)
+def test_a_rank_of_another_world_is_refused(start: Start, size: int, rank: int, text: str) -> None:
+    hosts = start()
+    job, mine = replace(JOB, size=size), Identity(rank, 1)
+    address = hosts.collectors[0].address
+    with closing(RendezvousClient.connect(address, job, mine, FAILSAFE_SECONDS)) as client:
+        with pytest.raises(RendezvousError, match=text):
+            client.all_gather(b"")
+        with pytest.raises(RendezvousError, match="is gone"):  # its connection has ended
+            client._receive(GATHERED, deadline(), 1000)
+    assert hosts.works()
+
+
+def test_a_rank_calls_and_is_answered_while_others_take_part_in_a_world(start: Start) -> None:
+    hosts = start(on_call=lambda rank, request: b"%d:" % rank + request[::-1])
+    callers = {rank: hosts.connect(rank, channel=CALLS) for rank in (2, 3, 4)}
+    callers[4].close()  # that is no departure from a world
+    assert hosts.works()
+    for rank in (2, 3):
+        for request in (b"abc", b"x" * (CALL_LIMIT - 66)):
+            assert callers[rank].call(request, deadline()) == b"%d:" % rank + request[::-1]
+
+
+def test_messages_in_both_directions(start: Start) -> None:
+    received: list[tuple[int, bytes]] = []
+    hosts = start(on_message=lambda rank, payload: received.append((rank, payload)))
+    client = hosts.connect(3, generation=0)
+    client.send_message(b"up", deadline())
+    wait_until(lambda: received == [(3, b"up")], "the message has come")
+    hosts.server.send_message(3, b"down")
+    assert client.receive_message(deadline()) == b"down"
+
+
+def test_the_addresses_of_a_rank_are_those_on_the_way_to_the_server(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def source_towards(connection: socket.socket) -> list[str]:
+        return [] if connection.family == socket.AF_UNIX else ["10.0.0.7", "fd00::7"]
+
+    monkeypatch.setattr(rendezvous_client, "source_towards", source_towards)
+    hosts = start()
+    assert hosts.connect(2).own_addresses() == ["10.0.0.7", "fd00::7"]
+
+
+def test_a_collector_encrypts_or_refuses_ranks_that_want_it(start: Start) -> None:
+    hosts = start(job=replace(JOB, encrypt=True))
+    payloads = [bytes([rank]) * PAYLOAD_LIMIT for rank in range(JOB.size)]
+    assert hosts.gather_all(hosts.all(), payloads) == [payloads] * JOB.size
+    text = "the setting encrypt is 1 on the rendezvous and 0 on rank 2"
+    with pytest.raises(RendezvousError, match=text):
+        RendezvousClient.connect(hosts.collectors[0].address, JOB, Identity(2, 2), FAILSAFE_SECONDS)
+
+
+def test_a_server_that_a_collector_does_not_reach() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        collector, _ = collector_of(address, start_timeout=0.5)
+        with collector:
+            for rank in range(EACH):
+                reason = re.escape(
+                    f"the agent of this host cannot reach the rendezvous: nobody answers at {address}"
+                )
+                with pytest.raises(RendezvousTimeout, match=reason):
+                    RendezvousClient.connect(collector.address, JOB, Identity(rank, 1), FAILSAFE_SECONDS)
+
+
+def test_a_collector_connects_again_for_the_next_init() -> None:
+    job = replace(JOB, size=EACH)
+    first = RendezvousServer("127.0.0.1:0", job, FAILSAFE_SECONDS).start()
+    collector, _ = collector_of(first.address, job)
+
+    def init(generation: int) -> list[RendezvousClient]:
+        clients = [
+            RendezvousClient.connect(collector.address, job, Identity(rank, generation), FAILSAFE_SECONDS)
+            for rank in range(EACH)
+        ]
+        with ThreadPoolExecutor(EACH) as pool:
+            answers = list(pool.map(lambda client: client.all_gather(client.session), clients))
+        assert answers == [[clients[0].session] * EACH] * EACH
+        return clients
+
+    with collector:
+        before = init(1)
+        first.close()
+        for client in before:
+            with closing(client), pytest.raises(RendezvousError, match="is gone"):
+                client._receive(GATHERED, deadline(), 1000)
+        with RendezvousServer(first.address, job, FAILSAFE_SECONDS):
+            after = init(2)
+            assert after[0].session != before[0].session
+            for client in after:
+                client.close()
+
+
+def test_the_messages_of_a_host_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acts as the server: each read has all that is needed for the next answer, and nothing comes twice."""
+    monkeypatch.setattr(rendezvous_collector, "HOLD_SECONDS", FAILSAFE_SECONDS)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(EACH) as pool:
+        collector, _ = collector_of(f"127.0.0.1:{listener.getsockname()[1]}")
+        with collector, listener.accept()[0] as line:
+            run_handshake(line, JOB, Identity(-1), LinkKind.RENDEZVOUS, Role.ACCEPTS, deadline())
+            assert receive_frame(line, deadline(), 100) == b"J\0\0\0\x06"
+            send_frame(line, b"W" + b"s" * 16, deadline())
+            mine = [Identity(rank, 1) for rank in (2, 3)]
+            clients = [
+                RendezvousClient.connect(collector.address, JOB, one, FAILSAFE_SECONDS) for one in mine
+            ]
+            answers = [pool.submit(client.all_gather, b"payload") for client in clients]
+            line.settimeout(FAILSAFE_SECONDS)
+            passed, joined = b">\0\0\0%c", b"J\0\0\0\x06"
+            arrived = [b"+\0\0\0%c\0\0\0%c\0\0\0\x01\0\0" % (number, number + 2) for number in (0, 1)]
+            expected = [arrived[0], passed % 0 + joined, arrived[1], passed % 1 + joined]
+            gathers = [passed % number + b"G\0\0\0\0payload" for number in (0, 1)]
+            data = line.recv(1000)
+            assert data in [
+                b"".join(map(pack_frame, [*expected, *one])) for one in (gathers, [gathers[1], gathers[0]])
+            ]
+            everything = b"A" + b"".join(pack_frame(b"%d" % rank) for rank in range(JOB.size))
+            send_frame(line, b"<\0\0\0\x02\0\0\0\0\0\0\0\x01" + everything, deadline())
+            for answer in answers:
+                assert answer.result(FAILSAFE_SECONDS) == [b"%d" % rank for rank in range(JOB.size)]
+            for client in clients:
+                client.report("initialised")
+            reports = [pack_frame(passed % number + b"Rinitialised\0") for number in (0, 1)]
+            assert line.recv(1000) in (b"".join(reports), b"".join(reversed(reports)))
+            clients[1].close()
+            assert line.recv(1000) == pack_frame(b"-\0\0\0\x01")
+            clients[0].close()
