@@ -307,6 +307,7 @@ class Agent:
         self._collecting = False
         if self._job is not None:
             self._job.endpoints.release()
+            self._job.close_collector()
             self._job.reap()
         self._send_reports()
         self._remaining_files = self._job.timelines() if self._job is not None else iter(())

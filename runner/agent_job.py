@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.capacity import Capacity
 from sirtaki.runner.endpoints import Endpoints
-from sirtaki.runner.environment import RankEnvironment, merge_login, thread_counts
+from sirtaki.runner.environment import RankEnvironment, encrypts, merge_login, thread_counts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.frames import LIMITS, Frame, Kind
@@ -20,12 +22,16 @@ from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.rank_start import REPORTS, SERVER_COMMAND, TIMELINE, describe_start_failure
 from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.rendezvous.address import unix_address
+from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.timeline_files import elastic_parts, rank_file
 
-if TYPE_CHECKING:  # jobs without spares need none of it
+if TYPE_CHECKING:  # some jobs need none of it
     from sirtaki.runner.elastic.host_spares import HostSpares
     from sirtaki.runner.elastic.spare_process import SpareProcess
+    from sirtaki.runner.rendezvous.rendezvous_collector import RendezvousCollector
 
 _PIECE_BYTES = 64 * 1024
 
@@ -59,9 +65,10 @@ class AgentJob:
         self._reports = Path(additions[REPORTS])
         if TIMELINE in additions:
             additions[TIMELINE] = str(self._timeline)
+        self._collector = self._make_collector(values, additions)
         self._environment = RankEnvironment(
             str(values["job"]),
-            str(values["rendezvous"]),
+            str(values["rendezvous"]) if self._collector is None else self._collector.address,
             str(key_file),
             float(values["start_timeout"]),
             additions,
@@ -71,14 +78,44 @@ class AgentJob:
         self.running: list[RankProcess] = []
         self.spares: HostSpares | None = None
 
+    def _make_collector(
+        self, values: Mapping[str, Any], additions: Mapping[str, str]
+    ) -> RendezvousCollector | None:
+        """Creates the collector of this host's ranks; returns None where they connect to hvdrun directly.
+
+        A single rank does. In an elastic job each generation has a rendezvous of its own.
+        """
+        count = len(self._placements)
+        if self.comes_and_goes or count < 2:
+            return None
+        from sirtaki.runner.rendezvous.rendezvous_collector import RendezvousCollector
+
+        allow_descriptors(count)
+        encrypt = encrypts({**self._base, **additions})
+        job = Job(
+            str(values["job"]), self._placements[0].size, bytes.fromhex(values["key"]), VERSION, encrypt
+        )
+        name = f"sirtaki-{secrets.token_hex(16)}"  # the second address serves when this folder is removed
+        address = ",".join(dict.fromkeys([unix_address(name, str(self.folder)), unix_address(name)]))
+        timeout = float(values["start_timeout"])
+        try:
+            return RendezvousCollector(address, job, str(values["rendezvous"]), count, timeout, _say)
+        except RendezvousError as error:
+            raise LaunchError(str(error)) from None
+
     def start(self, send: Callable[[Frame], None]) -> None:
-        """Starts all ranks, and reports the process of each, or why it could not be started."""
+        """Starts all ranks, and reports the process of each, or why it could not be started.
+
+        Afterwards starts the collector's thread; signals are blocked meanwhile.
+        """
         for placement in self._placements:
             if shortage := self._capacity.shortage(len(self.running)):
                 raise LaunchError(shortage)
             self._start(placement.rank, self._environment.of(placement, self._base), send)
         for number in self._servers:
             self._start(number, self._environment.of_server(number, self._base), send, SERVER_COMMAND)
+        if self._collector is not None:
+            self._collector.start()
 
     def launch(
         self, rank: int, values: Mapping[str, Any], send: Callable[[Frame], None]
@@ -165,6 +202,12 @@ class AgentJob:
             one.signal(signal.SIGKILL)
         if self.spares is not None:
             self.spares.kill()
+
+    def close_collector(self) -> None:
+        """Ends the collector, if there is one: all ranks have ended."""
+        if self._collector is not None:
+            self._collector.close()
+            self._collector = None
 
     def reap(self) -> None:
         for rank in self.running:

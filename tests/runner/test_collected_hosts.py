@@ -1,0 +1,78 @@
+"""The ranks of another host meet those of all hosts over the collector in their agent."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sirtaki.runner.rendezvous.interfaces import local_addresses
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Script = Callable[[str], str]
+Hosts = Callable[..., Path]
+
+
+def of_rank(rank: int, result: subprocess.CompletedProcess[str]) -> list[str]:
+    mark = f"[{rank}] "
+    return [line.removeprefix(mark) for line in result.stdout.splitlines() if line.startswith(mark)]
+
+
+def test_several_ranks_of_another_host_connect_to_their_agent(
+    hvdrun: Run, rank_script: Script, hosts: Hosts
+) -> None:
+    """Their addresses for other ranks are those of this machine, as without a collector."""
+    hosts(hostB={}, hostC={})
+    show = """
+    client = connect()
+    kinds = {one.partition(":")[0] == "unix" for one in os.environ["SIRTAKI_RENDEZVOUS"].split(",")}
+    print(kinds, client.all_gather(b"%d" % rank), *client.own_addresses())
+    """.replace("\n    ", "\n")
+    result = hvdrun("-H", "localhost:1,hostB:2,hostC:1", "python", rank_script(show))
+    assert result.returncode == 0, result.stderr
+    gathered = [b"0", b"1", b"2", b"3"]
+    for rank, is_behind in ((1, True), (2, True), (3, False)):
+        (line,) = of_rank(rank, result)
+        start = f"{{{is_behind}}} {gathered} "
+        assert line.startswith(start)
+        assert line.removeprefix(start) in local_addresses()
+
+
+@pytest.mark.parametrize("options", [[], ["--encrypt"]], ids=["plain", "encrypted"])
+def test_init_several_times(hvdrun: Run, rank_script: Script, hosts: Hosts, options: list[str]) -> None:
+    hosts(hostB={}, hostC={})
+    program = """
+    import numpy as np, sirtaki.numpy as hvd
+    for _ in range(2):
+        hvd.init()
+        print(hvd.allreduce(np.ones(3) * hvd.rank(), op=hvd.Sum))
+        hvd.shutdown()
+    """.replace("\n    ", "\n")
+    result = hvdrun(*options, "-H", "hostB:2,hostC:2", "python", rank_script(program))
+    assert result.returncode == 0, result.stderr
+    for rank in range(4):
+        assert of_rank(rank, result) == ["[6. 6. 6.]"] * 2
+
+
+def test_a_rank_that_ends_in_init_is_named_on_the_ranks_of_all_hosts(
+    hvdrun: Run, rank_script: Script, hosts: Hosts
+) -> None:
+    hosts(hostB={}, hostC={})
+    program = """
+    client = connect()
+    client.all_gather(b"")
+    if rank == 2:
+        os._exit(0)
+    try:
+        client.all_gather(b"")
+    except RendezvousError as error:
+        print(error)
+    client.report("finished")
+    """.replace("\n    ", "\n")
+    result = hvdrun("-H", "localhost:1,hostB:2,hostC:2", "python", rank_script(program))
+    for rank in (0, 1, 3, 4):
+        (line,) = of_rank(rank, result)
+        assert re.search(r"rank 2 has (gone \(its process ended|ended \(exit code 0)", line), line
