@@ -60,7 +60,7 @@ LINES = (
         ORANGE,
         "init() (the rendezvous sends)",
         lambda row: row["seconds"],
-        lambda row: 3 * row["ranks"],
+        lambda row: row["sent_frames"],
         lambda row: row["sent_by_server"],
     ),
     Line(

@@ -3,9 +3,10 @@ that they have on this machine.
 
 The costs come from the rendezvous' own code: its server, its handshake, and the processing of all ranks'
 descriptions, which runs here at full size. The order of the steps follows `world_builder.py`: three
-all-gathers through one server, and between the second and the third one the connections. A rank connects to
-the lower ranks one after another, and accepts the higher ones only then; a rank that shares memory with all
-others connects to the lowest one alone.
+all-gathers through one server, and between the second and the third one the connections. The ranks of the
+server's host connect to it, those of each other host to their collector, which has one connection to it. A
+rank connects to the lower ranks one after another, and accepts the higher ones only then; a rank that shares
+memory with all others connects to the lowest one alone.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.wire import frame_header
 
 ROUND_TRIPS = 2.5  # of a connection: TCP's, and those of the handshake
 DESCRIPTORS_OF_A_RANK = 3  # doorbells and process, which each rank of the host receives
@@ -58,8 +60,9 @@ class Start:
     seconds: float
     phases: dict[str, float]  # elapsed seconds
     connections: int  # of one rank
+    sent_frames: int  # by the server: its answers
     sent_by_server: int  # bytes
-    most_queued: int  # bytes that the server holds at once for the ranks of one all-gather
+    most_held: int  # bytes of one answer, which the server holds once for all connections
     processor: float  # seconds, of one rank
 
 
@@ -109,8 +112,12 @@ def simulate_start(ranks: int, place: Place, costs: StartCosts, described: Descr
     ]
     connections = ranks - 1 if spans_hosts else 1
     descriptors = DESCRIPTORS_OF_A_RANK * local * (local > 1)
+    behind = ranks_behind_collectors(ranks, place.each)
     phases = {
-        "join": ranks * costs.server_join + crowd * costs.handshake + ROUND_TRIPS * 2 * place.latency,
+        "join": (connections_to_server(ranks, place.each) + max(behind, default=0)) * costs.server_join
+        + sum(behind) * costs.server_gather
+        + crowd * costs.handshake
+        + ROUND_TRIPS * 2 * place.latency,
         "gather": sum(gathers),
         "links": _links(ranks, spans_hosts, place, costs),
         "memory": crowd * descriptors * costs.descriptor,
@@ -129,17 +136,41 @@ def simulate_start(ranks: int, place: Place, costs: StartCosts, described: Descr
         sum(phases.values()),
         phases,
         connections,
-        ranks * sum(described.sizes),
-        ranks * max(described.sizes),
+        len(described.sizes) * connections_to_server(ranks, place.each),
+        sum(bytes_of_answers(ranks, place.each, size) for size in described.sizes),
+        max(described.sizes),
         processor,
     )
 
 
+def ranks_behind_collectors(ranks: int, each: int) -> list[int]:
+    """Returns the number of ranks of each host with a collector: of several ranks, and not the server's."""
+    hosts = [min(each, ranks - first) for first in range(each, ranks, each)]
+    return [count for count in hosts if count > 1]
+
+
+def connections_to_server(ranks: int, each: int) -> int:
+    behind = ranks_behind_collectors(ranks, each)
+    return ranks - sum(behind) + len(behind)
+
+
+def bytes_of_answers(ranks: int, each: int, size: int) -> int:
+    """Returns the bytes that the server sends when all of an all-gather are there; `size`: of the answer."""
+    headers = sum(len(messages.pack_delivery(range(count))) for count in ranks_behind_collectors(ranks, each))
+    return connections_to_server(ranks, each) * (len(frame_header(size)) + size) + headers
+
+
 def _gather(ranks: int, local: int, size: int, place: Place, costs: StartCosts) -> float:
-    """Returns the seconds from the contributions to the last rank's answer, without its processing."""
-    processor = ranks * (costs.server_gather + size / costs.stream)
-    cable = (ranks - local) * size / place.bandwidth
-    return max(processor, cable) + size / costs.stream + 2 * place.latency
+    """Returns the seconds from the contributions to the last rank's answer, without its processing.
+
+    A collector receives the answer, and sends it to its ranks.
+    """
+    connections = connections_to_server(ranks, place.each)
+    behind = ranks_behind_collectors(ranks, place.each)
+    processor = ranks * costs.server_gather + connections * size / costs.stream
+    cable = (connections - local) * size / place.bandwidth
+    collector = (1 + behind[0]) * size / costs.stream if behind else 0.0
+    return max(processor, cable) + collector + size / costs.stream + 2 * place.latency
 
 
 def _links(ranks: int, spans_hosts: bool, place: Place, costs: StartCosts) -> float:
@@ -269,5 +300,5 @@ STARTS: Sequence[tuple[str, Callable[[Any], str]]] = [
     ("processor of a rank, s", lambda row: f"{row.processor:,.2f}"),
     ("connections of a rank", lambda row: f"{row.connections:,}"),
     ("server sends, MiB", lambda row: f"{row.sent_by_server / MIB:,.0f}"),
-    ("holds at once", lambda row: f"{row.most_queued / MIB:,.0f}"),
+    ("holds at once", lambda row: f"{row.most_held / MIB:,.2f}"),
 ]

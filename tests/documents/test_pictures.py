@@ -87,7 +87,7 @@ RESULTS: dict[str, dict[str, Any]] = {
             for ranks in (8, 64)
         ],
         "allreduce": [{"ranks": 64, "size": 1 << 26, "microseconds": 2.0, "frames": 3, "bytes": 4}],
-        "start": [{"ranks": 64, "seconds": 0.1, "sent_by_server": 100}],
+        "start": [{"ranks": 64, "seconds": 0.1, "sent_frames": 9, "sent_by_server": 100}],
         "loss": [{"ranks": 64, "host": host, "last": 3.0, "frames": 4, "bytes": 5} for host in (False, True)],
     },
     "model_parallel.py": {

@@ -102,7 +102,10 @@ def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> 
     place = start.Place(8, 0.0, 1e12)
     mesh = start.simulate_start(16, place, costs, described)
     assert mesh.connections == 15
-    assert mesh.sent_by_server == 16 * sum(described.sizes)
+    # The eight ranks of the server's host, and the collector of the other one, whose ranks have numbers.
+    assert mesh.sent_by_server == sum(9 * (4 + size) + 1 + 4 + 8 * 4 for size in described.sizes)
+    assert mesh.sent_frames == 3 * 9
+    assert mesh.most_held == max(described.sizes)
     assert mesh.phases["links"] == pytest.approx(15 * 2e-3)
     star = start.simulate_start(8, place, costs, described)
     assert star.connections == 1
@@ -113,6 +116,31 @@ def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> 
     assert shared.phases["start"] == pytest.approx(8 * 0.5)
     assert all(size > 5 * 16 for size in described.sizes[:2])
     assert described.sizes[2] == 1 + 4 * 16  # empty payloads behind their lengths
+
+
+@pytest.mark.parametrize(
+    ("ranks", "each", "behind", "connections"),
+    [(8, 8, [], 8), (24, 8, [8, 8], 10), (5, 2, [2], 4), (4, 1, [], 4)],
+)
+def test_hosts_of_several_ranks_have_one_connection_to_the_server(
+    benchmarks: Any, ranks: int, each: int, behind: list[int], connections: int
+) -> None:
+    start = benchmarks("common.simulated_start")
+    assert start.ranks_behind_collectors(ranks, each) == behind
+    assert start.connections_to_server(ranks, each) == connections
+
+
+def test_a_real_rendezvous_sends_the_bytes_of_the_simulated_one(benchmarks: Any) -> None:
+    start, rendezvous = benchmarks("common.simulated_start"), benchmarks("rendezvous")
+    sizes = start.describe(9, 3).sizes
+    welcome = 4 + 1 + 16
+    collected, direct = (rendezvous.count(3, 3, collectors) for collectors in (True, False))
+    assert (collected.connections, direct.connections) == (2, 6)
+    own_host = sum(3 * (4 + size) for size in sizes)  # over a Unix socket
+    assert (
+        collected.sent == 2 * welcome + sum(start.bytes_of_answers(9, 3, size) for size in sizes) - own_host
+    )
+    assert direct.sent == 6 * welcome + sum(6 * (4 + size) for size in sizes)
 
 
 def test_costs_of_a_start_are_measured(benchmarks: Any) -> None:
