@@ -52,7 +52,7 @@ class RendezvousClient:
         `start_timeout` is in seconds.
 
         Raises RendezvousError with the server's reason if it rejects this rank, RendezvousTimeout if no
-        server answers in time.
+        server answers in time. Behind a collector, the first all-gather raises the server's reason.
         """
         deadline = time.monotonic() + start_timeout
         client = cls(_connect(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)

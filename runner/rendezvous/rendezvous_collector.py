@@ -29,8 +29,8 @@ from sirtaki.runner.rendezvous.send_queue import SendQueue
 from sirtaki.runner.rendezvous.unauthenticated import RejectionLog
 from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
 
-# Seconds for which a message that others of this host will follow waits for them. It costs no time: the
-# all-gather cannot end without them.
+# Longest time, in seconds, for which a contribution waits for those of the other ranks of the host. It delays
+# nothing: an all-gather cannot end without them.
 HOLD_SECONDS = 0.1
 _ATTEMPT_SECONDS = 10.0  # to connect to the server, before the thread looks whether it has to end
 _PATIENCE = 0.9  # part of the start timeout: a rank that waits for the collector receives the reason in time
@@ -44,10 +44,10 @@ class RendezvousCollector(ConnectionServer):
     """Takes the connections of the `ranks` ranks of this host at `address`, a Unix socket, and passes their
     messages on to the rendezvous of `job` at `server`, in as few writes as possible.
 
-    Ranks authenticate to the collector as to the server, and the collector does to the server. What the
-    server would do with a rank's own connection, the collector does on its behalf. It connects when `start`
-    is called, and again for the next rank if the connection was lost: then its ranks lose theirs. `say` is
-    called from its thread, with a line about a rejected connection.
+    Ranks authenticate to the collector as to the server, and the collector authenticates to the server. The
+    collector connects when it is started. If it loses the server, its ranks lose their connections, and the
+    next rank that joins makes it connect again. `say` is called from its thread, with a line about a rejected
+    connection. Raises RendezvousError if it cannot listen, ValueError if `server` is no address.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RendezvousCollector(ConnectionServer):
         self._clients: dict[int, ServedConnection] = {}
         self._held: list[bytes] = []  # frames for the server
         self._held_until: float | None = None
-        self._contributors: set[int] = set()  # clients whose message is the last one before others act
+        self._contributors: set[int] = set()  # clients whose contribution, or report of init(), is held
 
     def start(self) -> RendezvousCollector:
         self._thread.start()
