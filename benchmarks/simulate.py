@@ -37,7 +37,8 @@ def stragglers(options: Namespace) -> list[simulated.Negotiation]:
 
 
 def losses(options: Namespace) -> list[simulated.Loss]:
-    wide = simulated.worlds(options.ranks, options, hosts=4)
+    ranks = [one for one in options.ranks if one <= simulated.MOST_WITH_LINKS]
+    wide = simulated.worlds(ranks, options, hosts=4)
     return [simulated.lose(ranks, host, options) for host in (False, True) for ranks in wide]
 
 

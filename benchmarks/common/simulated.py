@@ -12,7 +12,7 @@ from negotiation import Step, amount
 from common import native
 from common.report import readable, show_rows
 
-MOST_IN_A_MESH = 1024  # ranks with a link for each pair, which this machine's memory can hold
+MOST_WITH_LINKS = 4096  # ranks of which each has the tables of its links in memory
 MOST_WITH_EVENTS = 256  # ranks whose all-reduce is simulated frame by frame
 
 
@@ -97,16 +97,8 @@ def straggle(ranks: int, late_by: int, options: Namespace) -> Negotiation:
 
 
 def lose(ranks: int, host: bool, options: Namespace) -> Loss:
-    """Loses a leader; worlds that are too large for links between all pairs get the counts only."""
     costs = {**network(options), **processor_costs(options)}
-    if ranks <= MOST_IN_A_MESH:
-        return Loss(ranks, host, **run("lost_rank", ranks=ranks, host=int(host), **costs))
-    announced = ranks - options.each if host else options.each - 1
-    survivors = announced if host else ranks - 1
-    frames = announced * (survivors - 1)
-    sample = run("lost_rank", ranks=4 * options.each, host=int(host), **network(options))
-    each = sample["bytes"] // sample["frames"]
-    return Loss(ranks, host, announced, 0.0, 0.0, frames, frames * each)
+    return Loss(ranks, host, **run("lost_rank", ranks=ranks, host=int(host), **costs))
 
 
 def allreduce(ranks: int, size: int, options: Namespace) -> Allreduce:

@@ -5,8 +5,8 @@ The costs come from the rendezvous' own code: its server, its handshake, and the
 descriptions, which runs here at full size. The order of the steps follows `world_builder.py`: three
 all-gathers through one server, and between the second and the third one the connections. The ranks of the
 server's host connect to it, those of each other host to their collector, which has one connection to it. A
-rank connects to the lower ranks one after another, and accepts the higher ones only then; a rank that shares
-memory with all others connects to the lowest one alone.
+rank connects to the lower ranks among its first links one after another, and accepts the higher ones only
+then; ranks that share memory connect to the lowest one of their host.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Start:
     ranks: int
     seconds: float
     phases: dict[str, float]  # elapsed seconds
-    connections: int  # of one rank
+    connections: int  # of the rank that has most of them
     sent_frames: int  # by the server: its answers
     sent_by_server: int  # bytes
     most_held: int  # bytes of one answer, which the server holds once for all connections
@@ -105,12 +105,11 @@ def simulate_start(ranks: int, place: Place, costs: StartCosts, described: Descr
     """Returns the init() of a world of several ranks, all of which begin at the same moment."""
     crowd = _crowd(ranks, place)
     local = min(place.each, ranks)
-    spans_hosts = ranks > place.each
     gathers = [
         _gather(ranks, local, size, place, costs) + crowd * seconds
         for size, seconds in zip(described.sizes, described.seconds, strict=True)
     ]
-    connections = ranks - 1 if spans_hosts else 1
+    linked = Links.of(ranks, place.each)
     descriptors = DESCRIPTORS_OF_A_RANK * local * (local > 1)
     behind = ranks_behind_collectors(ranks, place.each)
     phases = {
@@ -119,13 +118,13 @@ def simulate_start(ranks: int, place: Place, costs: StartCosts, described: Descr
         + crowd * costs.handshake
         + ROUND_TRIPS * 2 * place.latency,
         "gather": sum(gathers),
-        "links": _links(ranks, spans_hosts, place, costs),
+        "links": _links(linked, place, costs),
         "memory": crowd * descriptors * costs.descriptor,
         "start": crowd * costs.base,
     }
     received = sum(described.sizes) / costs.stream
     processor = (
-        costs.handshake * (1 + (connections if spans_hosts else 2 * (ranks - 1) / ranks))
+        costs.handshake * (1 + 2 * linked.all / ranks)
         + sum(described.seconds)
         + received
         + descriptors * costs.descriptor
@@ -135,7 +134,7 @@ def simulate_start(ranks: int, place: Place, costs: StartCosts, described: Descr
         ranks,
         sum(phases.values()),
         phases,
-        connections,
+        linked.most,
         len(described.sizes) * connections_to_server(ranks, place.each),
         sum(bytes_of_answers(ranks, place.each, size) for size in described.sizes),
         max(described.sizes),
@@ -173,14 +172,33 @@ def _gather(ranks: int, local: int, size: int, place: Place, costs: StartCosts) 
     return max(processor, cable) + collector + size / costs.stream + 2 * place.latency
 
 
-def _links(ranks: int, spans_hosts: bool, place: Place, costs: StartCosts) -> float:
-    """Returns the seconds of the connections. In a mesh rank k accepts rank k + 1 only after its own
-    connections: the handshakes form a chain of all ranks, and no processor does more than one at a time.
+@dataclass(frozen=True)
+class Links:
+    """The links with which the ranks start.
+
+    Attributes:
+        most: those of the rank that has most of them.
+        all: those of all ranks, each counted once.
+        chain: the most of them that wait for each other: a rank accepts others only after it has connected.
+    """
+
+    most: int
+    all: int
+    chain: int
+
+    @classmethod
+    def of(cls, ranks: int, each: int) -> Links:
+        (found,) = native.run("first_links", f"ranks={ranks}", f"each={each}")
+        return cls(**found)
+
+
+def _links(linked: Links, place: Place, costs: StartCosts) -> float:
+    """Returns the seconds of the connections: those of the longest chain, and those that one rank accepts
+    beside it; no processor does more than one at a time.
     """
     one = 2 * costs.handshake + ROUND_TRIPS * 2 * place.latency
-    handshakes = ranks * (ranks - 1) / 2 if spans_hosts else ranks - 1
-    chain = (ranks - 1) * one if spans_hosts else one + (ranks - 1) * costs.handshake
-    shared = handshakes * 2 * costs.handshake / place.processors if place.processors else 0.0
+    chain = linked.chain * one + (linked.most - 1) * costs.handshake
+    shared = linked.all * 2 * costs.handshake / place.processors if place.processors else 0.0
     return max(chain, shared)
 
 

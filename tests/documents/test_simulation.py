@@ -89,10 +89,11 @@ def test_late_ranks_and_lost_leaders_are_simulated(benchmarks: Any) -> None:
     assert late[2] == pytest.approx(2000, rel=0.1)  # behind the second last, in microseconds
     losses = {(row.ranks, row.host): row for row in found["loss"]}
     assert [losses[64, host].announced for host in (False, True)] == [7, 56]
-    assert losses[64, False].frames == 7 * 62  # to all survivors but itself
-    assert losses[64, True].frames == 56 * 55
+    # Over the links of survivors, to 7 ranks of the same host and 7 at the same place of others, both ways.
+    assert losses[64, False].frames == 64 * 14 - 2 * 14
+    assert losses[64, True].frames == 56 * 13
     assert losses[64, False].last < 200_000 <= losses[64, True].first
-    assert losses[2048, True].frames == 2040 * 2039
+    assert 2040 * 9 <= losses[2048, True].frames < 2040 * 10  # 7 and 2, or more in the control tree
 
 
 def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> None:
@@ -100,19 +101,22 @@ def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> 
     costs = start.StartCosts(1e-3, 1e-5, 1e-3, 1e-4, 1e9, 0.5)
     described = start.describe(16, 8)
     place = start.Place(8, 0.0, 1e12)
-    mesh = start.simulate_start(16, place, costs, described)
-    assert mesh.connections == 15
+    two = start.simulate_start(16, place, costs, described)
+    # Rank 0 links to the ranks of its host, and to rank 8. Each rank has a link to its leader and to the other
+    # host; rank 9 connects to rank 1 when that one has connected to rank 0, then to rank 8.
+    assert two.connections == 8
+    assert start.Links.of(16, 8) == start.Links(8, 2 * 7 + 8, 3)
     # The eight ranks of the server's host, and the collector of the other one, whose ranks have numbers.
-    assert mesh.sent_by_server == sum(9 * (4 + size) + 1 + 4 + 8 * 4 for size in described.sizes)
-    assert mesh.sent_frames == 3 * 9
-    assert mesh.most_held == max(described.sizes)
-    assert mesh.phases["links"] == pytest.approx(15 * 2e-3)
+    assert two.sent_by_server == sum(9 * (4 + size) + 1 + 4 + 8 * 4 for size in described.sizes)
+    assert two.sent_frames == 3 * 9
+    assert two.most_held == max(described.sizes)
+    assert two.phases["links"] == pytest.approx(3 * 2e-3 + 7e-3)
     star = start.simulate_start(8, place, costs, described)
-    assert star.connections == 1
-    assert star.phases["links"] == pytest.approx(2e-3 + 7e-3)
+    assert star.connections == 7
+    assert star.phases["links"] == pytest.approx(2e-3 + 6e-3)
     assert star.phases["memory"] == pytest.approx(3 * 8 * 1e-5)
     shared = start.simulate_start(16, start.Place(8, 0.0, 1e12, 2), costs, described)
-    assert shared.phases["links"] == pytest.approx(120 * 2e-3 / 2)
+    assert shared.phases["links"] == pytest.approx(22 * 2e-3 / 2)
     assert shared.phases["start"] == pytest.approx(8 * 0.5)
     assert all(size > 5 * 16 for size in described.sizes[:2])
     assert described.sizes[2] == 1 + 4 * 16  # empty payloads behind their lengths
