@@ -1,7 +1,8 @@
 # make demo            trains on two ranks
-# make test            builds all, and runs the first tier of the tests: every behaviour, in about ten minutes
+# make test            builds all, and runs the first tier of the tests: every behaviour, in about fifteen minutes
 # make test-full       the second tier: other worlds, backends and hosts, trainings, random faults, benchmarks
-# make test-all        both tiers, test-locks, test-sanitized, fuzz and test-arm64
+# make test-exhaustive the third tier: each case of tests/cases in all other worlds; ten minutes more
+# make test-all        the three tiers, test-locks, test-sanitized, fuzz and test-arm64
 # make test-sanitized  the core's tests with AddressSanitizer and UBSan, then with ThreadSanitizer
 # make test-arm64      the core's tests on arm64, with a cross compiler and qemu; all, or pytest's -k CASES
 # make fuzz            the core's decoders with libFuzzer, for FUZZ_SECONDS (60) in all; it needs clang
@@ -31,7 +32,7 @@ NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h
 
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
-TIERS := test test-full
+TIERS := test test-full test-exhaustive
 .PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint wheel test-wheel clean check cross
 
 help:
@@ -83,8 +84,9 @@ $(STAMPS)/lint: $(STAMPS)/torch $(SOURCES)
 demo: $(STAMPS)/demo
 	$(BIN)/hvdrun -np 2 $(BIN)/python examples/pytorch_digits.py
 
-test: TIER := not full
+test: TIER := not full and not exhaustive
 test-full: TIER := full
+test-exhaustive: TIER := exhaustive
 test-full: $(STAMPS)/mpich $(STAMPS)/engines
 $(TIERS): $(STAMPS)/test
 	$(CMAKE) -S core -B build/core -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON

@@ -8,21 +8,22 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cases import TORCH_MODULES, Case, cases_for  # imports torch
-from tiers import in_worlds
-from world import world
+from cases import TORCH_MODULES, Case  # imports torch
+from tiers import in_worlds, with_kinds
+from world import TRANSPORTS, world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-WORLDS = [(1, "shm"), (2, "shm"), (3, "shm"), (2, "socket")]
+WORLDS = [(1, "shm"), (2, "shm"), (3, "shm"), (2, "socket"), (2, "processes")]
+FIRST = {(2, "shm")}
+CASES = in_worlds(WORLDS, FIRST, TORCH_MODULES)
 
 
-@pytest.mark.parametrize(("size", "transport", "case"), in_worlds(WORLDS, {(2, "shm")}, TORCH_MODULES))
+@pytest.mark.parametrize(("size", "transport", "case"), with_kinds(CASES, *TRANSPORTS))
 def test_as_threads(size: int, transport: str, case: Case) -> None:
     with world(size, transport) as ranks:
         ranks.run(case.body)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases_for(2, TORCH_MODULES)])
-def test_as_processes(case: Case, run_case: Callable[[int, str], None]) -> None:
-    run_case(2, case.name)
+@pytest.mark.parametrize(("size", "kind", "case"), with_kinds(CASES, "processes"))
+def test_as_processes(size: int, kind: str, case: Case, run_case: Callable[[int, str], None]) -> None:
+    run_case(size, case.name)

@@ -9,9 +9,9 @@ from fake_gpu import needs_fake
 
 pytest.importorskip("torch")
 
-from cases import GPU_MODULES, TORCH_MODULES, Case, cases_for  # imports torch
+from cases import GPU_MODULES, TORCH_MODULES, Case  # imports torch
 from fake_gpu.tensors import FakeTensors
-from tiers import in_worlds
+from tiers import in_worlds, with_kinds
 from world import world
 
 pytestmark = [needs_fake, pytest.mark.usefixtures("one_thread")]
@@ -23,20 +23,18 @@ ALL_KINDS = (
     "torch_sync_batch_norm",
     *GPU_MODULES,
 )
-FIRST = [(2, "nccl")]
-OTHERS = [(1, "nccl"), (3, "nccl"), (2, "staged")]
+WORLDS = [(1, "nccl"), (2, "nccl"), (3, "nccl"), (2, "staged"), (2, "processes")]
+FIRST = {(2, "nccl")}
+OTHER_MODULES = tuple(name for name in TORCH_MODULES if name not in ALL_KINDS)
+CASES = in_worlds(WORLDS, FIRST, ALL_KINDS) + in_worlds(FIRST, FIRST, OTHER_MODULES)
 
 
-@pytest.mark.parametrize(
-    ("size", "backend", "case"),
-    in_worlds(FIRST, FIRST, TORCH_MODULES + GPU_MODULES) + in_worlds(OTHERS, FIRST, ALL_KINDS),
-)
+@pytest.mark.parametrize(("size", "backend", "case"), with_kinds(CASES, "nccl", "staged"))
 def test_as_threads(size: int, backend: str, case: Case) -> None:
     with FakeTensors(size), world(size, gpu_backend=backend) as ranks:
         ranks.run(case.body)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases_for(2, ALL_KINDS)])
-def test_as_processes(case: Case, run_case_on_gpus: Callable[[int, str], None]) -> None:
-    run_case_on_gpus(2, case.name)
+@pytest.mark.parametrize(("size", "kind", "case"), with_kinds(CASES, "processes"))
+def test_as_processes(size: int, kind: str, case: Case, run_case_on_gpus: Callable[[int, str], None]) -> None:
+    run_case_on_gpus(size, case.name)

@@ -113,11 +113,19 @@ TORCH_BACKEND_GPU_MODULES = ("torch_backend_on_gpus",)  # these too, with ranks 
 
 @dataclass(frozen=True)
 class Case:
-    """One body, and the smallest number of ranks for which it is meaningful."""
+    """One body, the smallest number of ranks for which it is meaningful, and its place in its module.
+
+    The place counts the cases before it that need the same number of ranks.
+    """
 
     name: str
     body: Body
     least: int = 1
+    place: int = 0
+
+    @property
+    def module(self) -> str:
+        return self.name.partition(".")[0]
 
 
 _cases: dict[str, Case] = {}
@@ -127,12 +135,12 @@ def case(least: int = 1, **variants: object) -> Callable[[Callable[..., None]], 
     """Registers a body; with one keyword (a sequence of values), registers one case for each value."""
 
     def register(body: Callable[..., None]) -> Callable[..., None]:
-        module = body.__module__.rpartition(".")[2]
+        name = f"{body.__module__.rpartition('.')[2]}.{body.__name__}"
         if not variants:
-            _add(Case(f"{module}.{body.__name__}", body, least))
+            _add(name, body, least)
         for argument, values in variants.items():
             for value in values:  # type: ignore[attr-defined]
-                _add(Case(f"{module}.{body.__name__}[{value}]", _bound(body, argument, value), least))
+                _add(f"{name}[{value}]", _bound(body, argument, value), least)
         return body
 
     return register
@@ -142,16 +150,18 @@ def _bound(body: Callable[..., None], argument: str, value: object) -> Body:
     return lambda: body(**{argument: value})
 
 
-def _add(new: Case) -> None:
-    assert new.name not in _cases, f"two cases are called {new.name}"
-    _cases[new.name] = new
+def _add(name: str, body: Body, least: int) -> None:
+    assert name not in _cases, f"two cases are called {name}"
+    module = name.partition(".")[0]
+    place = sum(case.module == module and case.least == least for case in _cases.values())
+    _cases[name] = Case(name, body, least, place)
 
 
 def cases_for(size: int, modules: tuple[str, ...] = MODULES) -> list[Case]:
     """Returns the cases of these modules that are meaningful for `size` ranks."""
     for module in modules:
         importlib.import_module(f"cases.{module}")
-    return [case for case in _cases.values() if case.least <= size and case.name.partition(".")[0] in modules]
+    return [case for case in _cases.values() if case.least <= size and case.module in modules]
 
 
 def find(name: str) -> Case:

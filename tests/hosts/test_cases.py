@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cases import Case, cases_for
+from cases import Case
 from process_world import LatestWorld
+from tiers import in_worlds
 
 from .network import Network, ranks_on
 
-pytestmark = pytest.mark.full
 PORT = 29_430
-RANKS_EACH = (1, 2)
+WORLDS = [(2, "hosts"), (4, "hosts")]
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +32,6 @@ def run_over_hosts(
         yield latest.run
 
 
-@pytest.mark.parametrize(
-    ("each", "case"),
-    [
-        pytest.param(each, case, id=f"2x{each}-{case.name}")
-        for each in RANKS_EACH
-        for case in cases_for(2 * each)
-    ],
-)
-def test_body(each: int, case: Case, run_over_hosts: Callable[[int, str], None]) -> None:
-    run_over_hosts(2 * each, case.name)
+@pytest.mark.parametrize(("size", "kind", "case"), in_worlds(WORLDS, first=()))
+def test_body(size: int, kind: str, case: Case, run_over_hosts: Callable[[int, str], None]) -> None:
+    run_over_hosts(size, case.name)

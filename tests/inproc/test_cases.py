@@ -8,10 +8,11 @@ from tiers import in_worlds
 from world import ENCRYPTED, TRANSPORTS, world
 
 WORLDS = [(1, "shm"), *((size, transport) for size in (2, 3, 4) for transport in TRANSPORTS)]
+FIRST = {(2, "shm"), (3, "socket")}
 MOVES_DATA = ("adasum", "collectives", "objects", "process_sets", "scattering")
 
 
-@pytest.mark.parametrize(("size", "transport", "case"), in_worlds(WORLDS, {(2, "shm"), (3, "socket")}))
+@pytest.mark.parametrize(("size", "transport", "case"), in_worlds(WORLDS, FIRST))
 def test_body(size: int, transport: str, case: Case) -> None:
     with world(size, transport) as ranks:
         ranks.run(case.body)

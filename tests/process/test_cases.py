@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from cases import Case, cases_for
-from tiers import full_unless
+from cases import Case
+from tiers import in_worlds
+
+WORLDS = [(size, "processes") for size in (2, 3, 4)]
+FIRST = {(2, "processes")}
 
 
-@pytest.mark.parametrize(
-    ("size", "case"),
-    [
-        pytest.param(size, case, id=f"{size}-{case.name}", marks=full_unless(size == 2))
-        for size in (2, 3, 4)
-        for case in cases_for(size)
-    ],
-)
-def test_body(size: int, case: Case, run_case: Callable[[int, str], None]) -> None:
+@pytest.mark.parametrize(("size", "kind", "case"), in_worlds(WORLDS, FIRST))
+def test_body(size: int, kind: str, case: Case, run_case: Callable[[int, str], None]) -> None:
     run_case(size, case.name)
