@@ -40,6 +40,25 @@ TUTORIALS = (
     "super_resolution",
 )
 SCRIPT_OF = {**dict.fromkeys(LOOPS, "training.py"), **dict.fromkeys(TUTORIALS, "tutorials.py")}
+# Loops of `refused.py`, with the mark of the line that the error names, and its reason.
+REFUSALS = {
+    "sum": ("sum", 'Use a mean, such as reduction="mean"'),
+    "masked_mean": ("masked_mean", "a mean over a mask"),
+    "class_weights": ("class_weights", "class weights"),
+    "negatives": ("negatives", "in-batch negatives"),
+    "sequence_first": ("sequence_first", "batch_first=True"),
+    "batch_norm": ("backward", "BatchNorm1d normalises by the statistics of the batch"),
+    "running_statistics": ("", "the buffer 'running_mean' of InstanceNorm1d"),
+    "new_loss": ("new_loss", "computes a loss that was not there"),
+    "rows_read": ("rows_read", "tolist reads a tensor"),
+    "unknown_rule": ("unknown_rule", "neither their mean over rows, nor their sum"),
+    "unseen": ("unseen", "was not part of a batch that was computed as a whole and in parts"),
+    "selected": ("selected", "depends on the values of this rank's part"),
+    "length_of_list": ("", "counted[1] grows"),
+    "one_row": ("one_row", "neither their mean over rows, nor their sum"),
+    "joined": ("loader", "pad rows of several lengths instead of joining them"),
+    "two_loaders": ("two_loaders", "this step uses batches of several loaders at once"),
+}
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("auto_torch")  # one process of pytest runs the loops
@@ -108,43 +127,47 @@ def line_of(mark: str) -> str:
     return f"{REFUSED}:{next(place for place, line in enumerate(lines, 1) if line.endswith(f'# {mark}'))}"
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "reason"),
-    [
-        ("sum", "sum", 'Use a mean, such as reduction="mean"'),
-        pytest.param("masked_mean", "masked_mean", "a mean over a mask", marks=pytest.mark.full),
-        ("class_weights", "class_weights", "class weights"),
-        pytest.param("negatives", "negatives", "in-batch negatives", marks=pytest.mark.full),
-        pytest.param("sequence_first", "sequence_first", "batch_first=True", marks=pytest.mark.full),
-        ("batch_norm", "backward", "BatchNorm1d normalises by the statistics of the batch"),
-        ("running_statistics", "", "the buffer 'running_mean' of InstanceNorm1d"),
-        ("new_loss", "new_loss", "computes a loss that was not there"),
-        ("rows_read", "rows_read", "tolist reads a tensor"),
-        ("unknown_rule", "unknown_rule", "neither their mean over rows, nor their sum"),
-        ("unseen", "unseen", "was not part of a batch that was computed as a whole and in parts"),
-        ("selected", "selected", "depends on the values of this rank's part"),
-        ("length_of_list", "", "counted[1] grows"),
-        ("one_row", "one_row", "neither their mean over rows, nor their sum"),
-        ("joined", "loader", "pad rows of several lengths instead of joining them"),
-        ("two_loaders", "two_loaders", "this step uses batches of several loaders at once"),
-    ],
-)
-def test_a_loop_that_cannot_be_split_is_refused(name: str, line: str, reason: str) -> None:
-    done = on_ranks(2, REFUSED, name)
+def assert_refuses(text: str, name: str) -> None:
+    line, reason = REFUSALS[name]
+    assert text.startswith("UnsupportedError: ")
+    assert reason in text
+    assert str(REFUSED) in text
+    assert not line or line_of(line) in text
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Returns the folder with the errors of all loops on two ranks, and what the job wrote.
+
+    All run in one job, which ends with a loop that is split, but draws random numbers.
+    """
+    folder = tmp_path_factory.mktemp("refusals")
+    done = on_ranks(2, SCRIPTS / "refusals.py", folder, REFUSED, *REFUSALS, "dropout")
+    return folder, done.stderr
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_loop_that_cannot_be_split_is_refused(name: str, refusals: tuple[Path, str]) -> None:
+    folder, written = refusals
+    for rank in (0, 1):
+        found = folder / f"{name}-{rank}"
+        assert found.exists(), written
+        assert_refuses(found.read_text(), name)
+
+
+def test_a_refusal_ends_the_job() -> None:
+    done = on_ranks(2, REFUSED, "class_weights")
     assert done.returncode == 1, done.stdout
     for rank in (0, 1):
         last = [one for one in done.stderr.splitlines() if one.startswith(f"[{rank}] ") and "Error: " in one]
         assert last, done.stderr
-        assert "UnsupportedError" in last[-1], done.stderr
-        assert reason in last[-1]
-        assert str(REFUSED) in last[-1]
-        assert not line or line_of(line) in last[-1]
+        assert_refuses(last[-1][last[-1].index("UnsupportedError") :], "class_weights")
 
 
-def test_random_numbers_of_a_step_are_mentioned_once() -> None:
-    done = on_ranks(2, REFUSED, "dropout")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("the steps of this loop draw random numbers") == 1
+def test_random_numbers_of_a_step_are_mentioned_once(refusals: tuple[Path, str]) -> None:
+    folder, written = refusals
+    assert not list(folder.glob("dropout-*"))
+    assert written.count("the steps of this loop draw random numbers") == 1
 
 
 def test_without_a_loader_nothing_is_split() -> None:
