@@ -1,4 +1,7 @@
-"""The programs of the page about local SGD run, and end with equal parameters that fit."""
+"""The programs of the page about local SGD for JAX and Keras run, and end with equal parameters that fit.
+
+The one for torch runs in test_torch_pages.py.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from .pages import FITS, output_of, programs_of
+from .pages import output_of, programs_of
 
-pytest.importorskip("torch")
 WEIGHTS = """
 import numpy as np
 found = hvd.allgather_object(np.asarray(WEIGHTS).tobytes())
@@ -17,10 +19,6 @@ assert len(set(found)) == 1, "ranks differ"
 assert abs(np.asarray(WEIGHTS) - 1).max() < 0.1, WEIGHTS
 print("FITS")
 """
-
-
-def test_the_page_begins_with_a_program(tmp_path: Path) -> None:
-    assert output_of(programs_of("local_sgd.md")[0] + FITS, 2, tmp_path).count("FITS") == 2
 
 
 def test_the_program_for_jax_runs(tmp_path: Path) -> None:
