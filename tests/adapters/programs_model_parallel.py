@@ -1,4 +1,4 @@
-"""The examples of model parallelism beside the undivided models: `programs_model_parallel.py NAME`."""
+"""The examples of model parallelism beside the undivided models: `programs_model_parallel.py NAME...`."""
 
 from __future__ import annotations
 
@@ -106,11 +106,12 @@ def many_steps_of_stages() -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("sirtaki", init_method="sirtaki://")
-    globals()[sys.argv[1]]()
-    dist.barrier()
-    dist.destroy_process_group()
-    print(f"{sys.argv[1]} is done", flush=True)
+    for name in sys.argv[1:]:
+        dist.init_process_group("sirtaki", init_method="sirtaki://")
+        globals()[name]()
+        dist.barrier()
+        dist.destroy_process_group()
+        print(f"{name} is done", flush=True)
 
 
 if __name__ == "__main__":

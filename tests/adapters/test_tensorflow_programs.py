@@ -38,7 +38,7 @@ def test_the_death_of_a_rank_comes_out_of_the_others_operations(
         assert "rank 1" in text, text
 
 
-@pytest.mark.parametrize("as_horovod", ["0", "1"])
+@pytest.mark.parametrize("as_horovod", ["0", pytest.param("1", marks=pytest.mark.full)])
 def test_the_death_of_a_rank_ends_a_training_session(tmp_path: Path, as_horovod: str) -> None:
     command = sys.executable, PROGRAMS, "a_rank_that_dies_in_a_training_session", tmp_path
     finished = run(*hvdrun(2, *command, SIRTAKI_AS_HOROVOD=as_horovod))

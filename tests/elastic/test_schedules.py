@@ -31,7 +31,8 @@ def test_a_random_schedule_ends_exactly(seed: int) -> None:
     run_schedule(seed)
 
 
-@pytest.mark.parametrize("name", ["torch", "jax"])  # the others take longer to start
+# The first tier tests torch's losses and joins by themselves; the other frameworks take longer to start.
+@pytest.mark.parametrize("name", ["jax", pytest.param("torch", marks=pytest.mark.full)])
 def test_a_random_schedule_with_a_framework_ends_exactly(name: str) -> None:
     skip_without_modules(name)
     run_schedule(3, name)
