@@ -1,4 +1,4 @@
-"""Programs of a library that imports horovod: `hvdrun --as-horovod python programs_as_horovod.py NAME`."""
+"""Programs of a library that imports horovod: `hvdrun --as-horovod python programs_as_horovod.py NAME...`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collectives(local_rank: int) -> None:
     assert idist.broadcast(mine, src=1).tolist() == [2.0, 4.0]
     assert idist.broadcast(f"rank {rank}", src=1) == "rank 1"
     idist.barrier()
-    print("as expected", flush=True)
+    print("collectives: as expected", flush=True)
 
 
 def training(local_rank: int) -> None:
@@ -54,9 +54,10 @@ def training(local_rank: int) -> None:
     train(alone, torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9), slice(None))
     for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    print("as expected", flush=True)
+    print("training: as expected", flush=True)
 
 
 if __name__ == "__main__":
     with idist.Parallel(backend="horovod") as parallel:
-        parallel.run(globals()[sys.argv[1]])
+        for name in sys.argv[1:]:
+            parallel.run(globals()[name])

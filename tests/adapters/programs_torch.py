@@ -1,4 +1,4 @@
-"""Programs that a test starts under hvdrun: `programs_torch.py NAME FOLDER`."""
+"""Programs that a test starts under hvdrun: `programs_torch.py NAME,NAME... FOLDER`."""
 
 from __future__ import annotations
 
@@ -173,6 +173,7 @@ def old_optimizers() -> None:
     refused(alone.step, "a world that hvd.shutdown() has ended")
 
 
-globals()[sys.argv[1]]()
-print(f"rank {hvd.rank()} is done")
-hvd.shutdown()
+for name in sys.argv[1].split(","):
+    globals()[name]()
+    print(f"rank {hvd.rank()}: {name} is done", flush=True)
+    hvd.shutdown()

@@ -45,11 +45,12 @@ assert not new, new
     assert finished.returncode == 0, finished.stderr
 
 
-@pytest.mark.parametrize("program", ["loader_workers", "interrupted_wait", "beside_ddp", "old_optimizers"])
-def test_program(program: str, tmp_path: Path) -> None:
-    finished = run(*hvdrun(2, sys.executable, PROGRAMS, program, tmp_path))
+def test_programs_in_one_job(tmp_path: Path) -> None:
+    programs = ("loader_workers", "interrupted_wait", "beside_ddp", "old_optimizers")
+    finished = run(*hvdrun(2, sys.executable, PROGRAMS, ",".join(programs), tmp_path))
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert finished.stdout.count("is done") == 2
+    for program in programs:
+        assert finished.stdout.count(f"{program} is done") == 2
 
 
 @pytest.mark.full

@@ -58,6 +58,7 @@ def check_learning(text: str) -> None:
     assert len(epochs) <= EPOCHS + 1, text
 
 
+@pytest.mark.full
 def test_the_example_with_torch_survives_a_loss(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
