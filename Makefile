@@ -1,7 +1,7 @@
 # make demo            trains on two ranks
 # make test            builds all, and runs the first tier of the tests: every behaviour, in about fifteen minutes
 # make test-full       the second tier: other worlds, backends and hosts, trainings, random faults, benchmarks
-# make test-exhaustive the third tier: each case of tests/cases in all other worlds; ten minutes more
+# make test-exhaustive the third tier: each case of tests/cases in all other worlds, further seeds and trainings
 # make test-all        the three tiers, test-locks, test-sanitized, fuzz and test-arm64
 # make test-sanitized  the core's tests with AddressSanitizer and UBSan, then with ThreadSanitizer
 # make test-arm64      the core's tests on arm64, with a cross compiler and qemu; all, or pytest's -k CASES

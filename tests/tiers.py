@@ -7,7 +7,8 @@ A case of `tests/cases` runs in one world or two of the first tier. Of the furth
 meaningful (other sizes, transports, backends), the full tier takes one: the cases of a module that need the
 same number of ranks take these worlds in turn. So the variants of a body run in different worlds, and each
 world runs cases of each module. The other pairs of a case and a world have the marker `exhaustive`, and run
-with `make test-exhaustive`.
+with `make test-exhaustive`. So do further seeds of random tests, and trainings on further numbers of ranks,
+backends and launchers, of which the full tier has one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ Marks = Collection[pytest.MarkDecorator]
 def full_unless(is_first: bool) -> Marks:
     """Returns the marks of a parameter set, which belongs to the first tier or to the full one."""
     return () if is_first else (pytest.mark.full,)
+
+
+def exhaustive_unless(is_full: bool) -> Marks:
+    """Returns the marks of a parameter set, which belongs to the full tier or to the exhaustive one."""
+    return (pytest.mark.full,) if is_full else (pytest.mark.exhaustive,)
 
 
 def turn_of(case: Case, further: Sequence[World]) -> World | None:
@@ -52,9 +58,7 @@ def in_worlds(
 
 
 def _marks(world: World, first: Collection[World], turn: World | None) -> Marks:
-    if world in first:
-        return ()
-    return (pytest.mark.full,) if world == turn else (pytest.mark.exhaustive,)
+    return () if world in first else exhaustive_unless(world == turn)
 
 
 def with_kinds(parameters: Iterable[Any], *kinds: str) -> list[Any]:

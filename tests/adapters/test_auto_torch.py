@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from process_world import PATIENCE, hvdrun
+from tiers import exhaustive_unless
 
 SCRIPTS = Path(__file__).with_name("auto_scripts")
 SEVERAL, REFUSED = SCRIPTS / "several.py", SCRIPTS / "refused.py"
@@ -84,13 +85,13 @@ def numbers(value: Any) -> Iterator[float]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns the folder with the results of a number of ranks, which run all loops in one job."""
-    failures: dict[int, BaseException] = {}
+    """Returns the folder with the results of loops on a number of ranks, which run them in one job."""
+    failures: dict[Any, BaseException] = {}
 
     @functools.cache
-    def trained(ranks: int) -> Path:
+    def trained(ranks: int, loops: tuple[str, ...]) -> Path:
         folder = tmp_path_factory.mktemp(f"on_{ranks}")
-        pairs = [f"{SCRIPTS / script}:{loop}" for loop, script in SCRIPT_OF.items()]
+        pairs = [f"{SCRIPTS / SCRIPT_OF[loop]}:{loop}" for loop in loops]
         done = (
             run([sys.executable, SEVERAL, folder, *pairs])
             if ranks == 1
@@ -99,23 +100,36 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
         assert done.returncode == 0, done.stderr + done.stdout
         return folder
 
-    def folder_of(ranks: int) -> Path:
-        if ranks in failures:
-            raise AssertionError("the loops failed: see the first test") from failures[ranks]
+    def folder_of(ranks: int, loops: tuple[str, ...]) -> Path:
+        if (ranks, loops) in failures:
+            raise AssertionError("the loops failed: see the first test") from failures[ranks, loops]
         try:
-            return trained(ranks)
+            return trained(ranks, loops)
         except BaseException as error:
-            failures[ranks] = error
+            failures[ranks, loops] = error
             raise
 
     return folder_of
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
-@pytest.mark.parametrize("loop", SCRIPT_OF)
-def test_the_numbers_are_those_of_one_process(loop: str, ranks: int, results: Any) -> None:
+@pytest.mark.parametrize(
+    ("loop", "ranks", "loops"),
+    [
+        *(pytest.param(loop, 2, LOOPS + TUTORIALS, id=f"{loop}-2") for loop in SCRIPT_OF),
+        *(pytest.param(loop, 3, LOOPS, id=f"{loop}-3", marks=exhaustive_unless(True)) for loop in LOOPS),
+        *(
+            pytest.param(loop, 3, TUTORIALS, id=f"{loop}-3", marks=exhaustive_unless(False))
+            for loop in TUTORIALS
+        ),
+    ],
+)
+def test_the_numbers_are_those_of_one_process(
+    loop: str, ranks: int, loops: tuple[str, ...], results: Any
+) -> None:
     """Among them are loops in the shapes of tutorials, which `tutorials.py` names."""
-    expected, found = (json.loads((results(count) / f"{loop}.json").read_text()) for count in (1, ranks))
+    expected, found = (
+        json.loads((results(count, loops) / f"{loop}.json").read_text()) for count in (1, ranks)
+    )
     for part in ("seen", "parameters"):
         ours, theirs = list(numbers(found[part])), list(numbers(expected[part]))
         assert len(ours) == len(theirs) > 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from process_world import PATIENCE, hvdrun
+from tiers import exhaustive_unless
 
 pytest.importorskip("torch")
 
@@ -78,8 +79,9 @@ def epochs(finished: subprocess.CompletedProcess[str]) -> list[float]:
     return [float(accuracy) for _, accuracy in reports]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(ranks, marks=exhaustive_unless(ranks == 2)) for ranks in (2, 4)]
+)
 def test_the_digits_example_learns(ranks: int) -> None:
     pytest.importorskip("sklearn")
     assert epochs(run(*hvdrun(ranks, sys.executable, DIGITS)))[-1] >= 97
@@ -175,8 +177,9 @@ def test_the_digits_example_runs_alone() -> None:
     assert len(epochs(run("env", "OMP_NUM_THREADS=1", sys.executable, DIGITS, "--epochs", "2"))) == 2
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(ranks, marks=exhaustive_unless(ranks == 4)) for ranks in (2, 4)]
+)
 def test_layers_that_are_cut_over_ranks_are_those_of_one_process(ranks: int) -> None:
     finished = run(*hvdrun(ranks, sys.executable, PARALLEL_LINEAR))
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from process_world import PATIENCE, hvdrun
-from tiers import full_unless
+from tiers import Marks, exhaustive_unless, full_unless
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -48,11 +48,17 @@ def python_of(launcher: str) -> list[str]:
     return [*LAUNCHERS[launcher], *([sys.executable] if launcher == "hvdrun" else [])]
 
 
-# Transformers trains through accelerate: with hvdrun, the first tier leaves out accelerate by itself.
+def tier_of(launcher: str, trainer: str) -> Marks:
+    """Returns the marks. Transformers trains through accelerate, so the first tier leaves that out."""
+    if launcher == "hvdrun":
+        return full_unless(trainer != "accelerate")
+    return exhaustive_unless(trainer == "lightning")
+
+
 @pytest.mark.parametrize(
     ("launcher", "trainer"),
     [
-        pytest.param(launcher, trainer, marks=full_unless(launcher == "hvdrun" and trainer != "accelerate"))
+        pytest.param(launcher, trainer, marks=tier_of(launcher, trainer))
         for launcher in LAUNCHERS
         for trainer in TRAINERS
     ],
@@ -76,8 +82,9 @@ def test_without_torchs_variables_trainers_are_unchanged(tmp_path: Path) -> None
         assert all(torch.equal(under_hvdrun[name], value) for name, value in alone.items())
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(ranks, marks=exhaustive_unless(ranks == 2)) for ranks in (1, 2)]
+)
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])
 def test_the_example_learns(trainer: str, ranks: int, tmp_path: Path) -> None:
     pytest.importorskip(trainer)

@@ -11,6 +11,7 @@ import os
 
 import pytest
 from elastic.schedules import TRAININGS, run_schedule
+from tiers import exhaustive_unless
 
 COUNT = int(os.environ.get("SIRTAKI_ELASTIC_SCHEDULES", "24"))
 FRAMEWORK_COUNT = int(os.environ.get("SIRTAKI_ELASTIC_FRAMEWORK_SCHEDULES", "2"))
@@ -32,20 +33,26 @@ def test_a_random_schedule_ends_exactly(seed: int) -> None:
 
 
 # The first tier tests torch's losses and joins by themselves; the other frameworks take longer to start.
-@pytest.mark.parametrize("name", ["jax", pytest.param("torch", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["jax", pytest.param("torch", marks=exhaustive_unless(False))])
 def test_a_random_schedule_with_a_framework_ends_exactly(name: str) -> None:
     skip_without_modules(name)
     run_schedule(3, name)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
+def seeds(count: int) -> list[object]:
+    """Returns the seeds, the first third of which is of the full tier."""
+    return [
+        pytest.param(FIRST + index, marks=exhaustive_unless(index < max(1, count // 3)))
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", seeds(COUNT))
 def test_each_random_schedule_ends_exactly(seed: int) -> None:
     run_schedule(seed)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + FRAMEWORK_COUNT))
+@pytest.mark.parametrize("seed", seeds(FRAMEWORK_COUNT))
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_each_random_schedule_with_a_framework_ends_exactly(name: str, seed: int) -> None:
     skip_without_modules(name)
