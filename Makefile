@@ -85,7 +85,7 @@ demo: $(STAMPS)/demo
 	$(BIN)/hvdrun -np 2 $(BIN)/python examples/pytorch_digits.py
 
 test: TIER := not full and not exhaustive
-test-full: TIER := full
+test-full: TIER := full and not exhaustive
 test-exhaustive: TIER := exhaustive
 test-full: $(STAMPS)/mpich $(STAMPS)/engines
 $(TIERS): $(STAMPS)/test

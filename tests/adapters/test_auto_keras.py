@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process_world import PATIENCE, hvdrun
-from tiers import full_unless
+from tiers import Marks, exhaustive_unless, full_unless
 
 pytest.importorskip("keras")
 pytestmark = pytest.mark.xdist_group("auto_keras")  # one process of pytest makes the results of each backend
@@ -80,27 +80,40 @@ def refusals_for(backend: str) -> list[str]:
     return [name for name in REFUSED if (name, backend) not in NOT_HERE]
 
 
+def is_turn(backend: str, name: str) -> bool:
+    """Returns whether the training runs on this backend before the exhaustive tier: on torch all of them do.
+
+    The other backends take the trainings in turn.
+    """
+    names = [*ALIKE, "tf_data", *REFUSED]
+    others = [one for one in BACKENDS[1:] if (name, one) not in NOT_HERE]
+    return backend == "torch" or backend == others[names.index(name) % len(others)]
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Returns the folder with the results of a backend, whose trainings run when they are first asked for."""
 
     failures: dict[Any, BaseException] = {}
 
-    def folder_of(backend: str, ranks: int) -> Path:
+    def folder_of(backend: str, ranks: int, in_turn: bool = True) -> Path:
         if importlib.util.find_spec(backend) is None:
             pytest.skip(f"there is no {backend} here")
-        if (backend, ranks) in failures:
-            raise AssertionError("the trainings failed: see the first test") from failures[backend, ranks]
+        job = (backend, ranks, in_turn)
+        if job in failures:
+            raise AssertionError("the trainings failed: see the first test") from failures[job]
         try:
-            return trained(backend, ranks)
+            return trained(*job)
         except BaseException as error:
-            failures[backend, ranks] = error
+            failures[job] = error
             raise
 
     @functools.cache
-    def trained(backend: str, ranks: int) -> Path:
+    def trained(backend: str, ranks: int, in_turn: bool) -> Path:
         folder = tmp_path_factory.mktemp(backend)
-        names, others = names_for(backend), [*refusals_for(backend), "dropout"]
+        names = [name for name in names_for(backend) if is_turn(backend, name) == in_turn]
+        others = [name for name in refusals_for(backend) if is_turn(backend, name) == in_turn]
+        others.append("dropout")
         if ranks > 2:
             names, others = [one for one in WITH_FIVE_RANKS if one not in REFUSED], ["metric_of_the_batch"]
         settings = {
@@ -129,9 +142,13 @@ def result_of(folder: Path, mode: str, name: str, rank: int = 0) -> Any:
     return pickle.loads((folder / f"{mode}-{name}-{rank}.pickle").read_bytes())
 
 
+def marks_of(backend: str, name: str) -> Marks:
+    return () if backend == "torch" else exhaustive_unless(is_turn(backend, name))
+
+
 def cases(chosen: Any) -> list[Any]:
     return [
-        pytest.param(backend, name, id=f"{backend}-{name}", marks=full_unless(backend == "torch"))
+        pytest.param(backend, name, id=f"{backend}-{name}", marks=marks_of(backend, name))
         for backend in BACKENDS
         for name in chosen(backend)
     ]
@@ -139,7 +156,7 @@ def cases(chosen: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("backend", "name"), cases(names_for))
 def test_ranks_train_as_one_process(backend: str, name: str, folders: Any) -> None:
-    folder = folders(backend, 2)
+    folder = folders(backend, 2, is_turn(backend, name))
     variables, epochs, history = result_of(folder, "alone", name)
     is_single = backend == "torch" or (backend == "jax" and name in IN_FLOAT32_ON_JAX)
     rounding = IN_FLOAT32 if is_single else 1e-10
@@ -173,7 +190,7 @@ def test_more_ranks_than_rows(name: str, folders: Any) -> None:
 @pytest.mark.parametrize(("backend", "name"), cases(refusals_for))
 def test_a_training_that_cannot_be_split_is_refused(backend: str, name: str, folders: Any) -> None:
     """On all ranks, with the user's line and the cause."""
-    folder = folders(backend, 2)
+    folder = folders(backend, 2, is_turn(backend, name))
     texts = [result_of(folder, "auto", name, rank) for rank in range(2)]
     assert isinstance(texts[0], str), "it trained"
     assert texts[0] == texts[1]

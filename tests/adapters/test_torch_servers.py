@@ -11,13 +11,14 @@ from process_world import LatestWorld
 pytest.importorskip("torch")
 
 import torch
-from cases import Case, cases_for  # imports torch
+from cases import Case
+from tiers import in_worlds
 from world import world
 
 import sirtaki.torch as hvd
 from sirtaki.bindings.errors import InitializationError
 
-CASES = cases_for(4, ("torch_parameter_server",))
+MODULES = ("torch_parameter_server",)
 
 
 def with_servers(size: int, servers: str) -> list[str]:
@@ -31,16 +32,13 @@ def jobs() -> Iterator[LatestWorld]:
         yield worlds
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
-@pytest.mark.parametrize(
-    ("size", "servers"),
-    [(2, 2), *(pytest.param(*one, marks=pytest.mark.full) for one in [(1, 4), (3, 1), (4, 3)])],
-)
-def test_tables_of_servers(jobs: LatestWorld, size: int, servers: int, case: Case) -> None:
+WORLDS = [(2, "2"), (1, "4"), (3, "1"), (4, "3")]  # ranks, and servers beside them
+
+
+@pytest.mark.parametrize(("size", "servers", "case"), in_worlds(WORLDS, {(2, "2")}, MODULES))
+def test_tables_of_servers(jobs: LatestWorld, size: int, servers: str, case: Case) -> None:
     """Compares the tables with those of one process, bit for bit; more worlds than one have tables."""
-    if case.least > size:
-        pytest.skip(f"it needs {case.least} ranks")
-    jobs.run(size, case.name, servers=str(servers))
+    jobs.run(size, case.name, servers=servers)
 
 
 def test_servers_that_hvdrun_has_not_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

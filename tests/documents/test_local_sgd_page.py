@@ -9,6 +9,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from tiers import exhaustive_unless
 
 from .pages import output_of, programs_of
 
@@ -28,8 +29,10 @@ def test_the_program_for_jax_runs(tmp_path: Path) -> None:
     assert output_of(program, 2, tmp_path).count("FITS") == 2
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("backend", ["jax", "tensorflow", "torch"])
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(one, marks=exhaustive_unless(one == "torch")) for one in ("jax", "tensorflow", "torch")],
+)
 def test_the_program_for_keras_runs(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("keras") is None or importlib.util.find_spec(backend) is None:
         pytest.skip(f"keras or {backend} is not installed")

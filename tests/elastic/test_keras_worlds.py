@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 from elastic.changing import run
-from tiers import full_unless
+from tiers import exhaustive_unless
 
 if importlib.util.find_spec("keras") is None:  # not imported here: that would fix its backend
     pytest.skip("there is no keras here", allow_module_level=True)
@@ -15,7 +15,8 @@ if importlib.util.find_spec("keras") is None:  # not imported here: that would f
 PROGRAMS = ("Fit", "EagerFit", "GroupedFit", "LocalLayer", "SeveralOptimizers", "WarmUp", "ConvertedBatches")
 PROGRAMS += ("Interrupted", "OrderOfBatches", "SkippedBatches", "Refusals")
 BACKENDS = [
-    pytest.param(one, marks=full_unless(one == "tensorflow")) for one in ("tensorflow", "torch", "jax")
+    "tensorflow",
+    *(pytest.param(one, marks=exhaustive_unless(one == "jax")) for one in ("jax", "torch")),
 ]
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import exhaustive_unless
 
 from .network import Network
 
@@ -70,8 +71,18 @@ def test_the_ranks_of_hvdrun(network: Network, tmp_path: Path) -> None:
     run(network, tmp_path, GROUPS, "-H", "hosta:1,hostb:2", argument="sirtaki://")
 
 
-@pytest.mark.parametrize("hosts", ["hosta:1,hostb:2", "hostb:2,hosta:1", "hostb:2,hostc:1"])
-@pytest.mark.parametrize("method", ["env://", "sirtaki://"])
+@pytest.mark.parametrize(
+    ("hosts", "method"),
+    [
+        pytest.param(hosts, method, marks=exhaustive_unless(method == usual))
+        for hosts, usual in (
+            ("hosta:1,hostb:2", "env://"),
+            ("hostb:2,hosta:1", "sirtaki://"),
+            ("hostb:2,hostc:1", "env://"),
+        )
+        for method in ("env://", "sirtaki://")
+    ],
+)
 def test_torchs_variables(network: Network, tmp_path: Path, hosts: str, method: str) -> None:
     """Rank 0 runs on hvdrun's host, or on another one."""
     run(network, tmp_path, GROUPS, "-H", hosts, "--torch-env", argument=method)
