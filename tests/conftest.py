@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 from process_world import LatestWorld
+
+# XLA's compiler takes a third of the time of JAX's tests. Its passes over machine code change no exchange.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 RunCase = Callable[[int, str], None]
 # Network namespaces have fixed names: all tests with one of these fixtures run in one process of pytest.
