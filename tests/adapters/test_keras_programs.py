@@ -57,6 +57,7 @@ def test_the_digits_example_learns(backend: str, tmp_path: Path) -> None:
         assert re.fullmatch(r"Adam \d+", loaded.strip())
 
 
+@pytest.mark.full
 def test_the_code_of_the_page_runs() -> None:
     text = run(*hvdrun(2, sys.executable, RUN_BLOCKS, PAGE, KERAS_BACKEND="torch"))
     assert text.count("ran 1 blocks") == 2

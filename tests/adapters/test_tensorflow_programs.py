@@ -63,6 +63,7 @@ def test_the_digits_example_learns() -> None:
     assert float(reports[-1][1]) >= 90
 
 
+@pytest.mark.full
 def test_the_code_of_the_page_runs() -> None:
     finished = run(*hvdrun(2, sys.executable, RUN_BLOCKS, PAGE))
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -25,8 +25,10 @@ ALL_KINDS = (
 )
 WORLDS = [(1, "nccl"), (2, "nccl"), (3, "nccl"), (2, "staged"), (2, "processes")]
 FIRST = {(2, "nccl")}
-OTHER_MODULES = tuple(name for name in TORCH_MODULES if name not in ALL_KINDS)
-CASES = in_worlds(WORLDS, FIRST, ALL_KINDS) + in_worlds(FIRST, FIRST, OTHER_MODULES)
+# These take the longest: the first tier runs them on the CPU only.
+LONG = ("torch_matrix", "torch_parameter_server", "torch_staleness")
+OTHERS = tuple(name for name in TORCH_MODULES if name not in ALL_KINDS + LONG)
+CASES = in_worlds(WORLDS, FIRST, ALL_KINDS) + in_worlds(FIRST, FIRST, OTHERS) + in_worlds(FIRST, (), LONG)
 
 
 @pytest.mark.parametrize(("size", "backend", "case"), with_kinds(CASES, "nccl", "staged"))
