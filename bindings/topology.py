@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sirtaki.bindings.library import ffi
-
 
 class Peer(NamedTuple):
     """A rank's identification in messages; `host_index` numbers the hosts from 0."""
@@ -51,6 +49,8 @@ class SharedMemory:
 
     def as_struct(self) -> tuple[Any, list[Any]]:
         """Returns the `srt_memory`, and what has to stay alive as long as it is used."""
+        from sirtaki.bindings.library import ffi  # opens the core, which hvdrun avoids
+
         arrays = {
             "ranks": self.ranks,
             "engine_doorbells": self.engine_doorbells,

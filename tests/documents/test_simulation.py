@@ -103,7 +103,7 @@ def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> 
     place = start.Place(8, 0.0, 1e12)
     two = start.simulate_start(16, place, costs, described)
     # Rank 0 links to the ranks of its host, and to rank 8. Each rank has a link to its leader and to the other
-    # host; rank 9 connects to rank 1 when that one has connected to rank 0, then to rank 8.
+    # host. Rank 9 waits for rank 1, which connects to rank 0 before, and then connects to rank 8.
     assert two.connections == 8
     assert start.Links.of(16, 8) == start.Links(8, 2 * 7 + 8, 3)
     # The eight ranks of the server's host, and the collector of the other one, whose ranks have numbers.
