@@ -1,6 +1,6 @@
-"""Runs the Python blocks of a page, one after the other, each as a program of its own in this process.
+"""Runs the Python blocks of pages, one after the other, each as a program of its own in this process.
 
-    hvdrun -np 2 python tests/documents/run_blocks.py docs/migrating_from_ddp.md
+    hvdrun -np 2 python tests/documents/run_blocks.py docs/migrating_from_ddp.md docs/gpu.md
 
 An error names the line of the page.
 """
@@ -21,8 +21,9 @@ def main(page: Path) -> None:
         lines_before = text.count("\n", 0, block.start(1))
         code = compile("\n" * lines_before + block.group(1), str(page), "exec")
         exec(code, {"__name__": "__main__"})
-    print(f"ran {len(blocks)} blocks")
+    print(f"{page.name}: ran {len(blocks)} blocks", flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    for argument in sys.argv[1:]:
+        main(Path(argument))
