@@ -1,5 +1,5 @@
 # make demo            trains on two ranks
-# make test            builds all, and runs the first tier of the tests: every behaviour, in about fifteen minutes
+# make test            builds all, and runs the first tier of the tests: every behaviour, in less than twenty minutes
 # make test-full       the second tier: other worlds, backends and hosts, trainings, random faults, benchmarks
 # make test-exhaustive the third tier: each case of tests/cases in all other worlds, further seeds and trainings
 # make test-all        the three tiers, test-locks, test-sanitized, fuzz and test-arm64
