@@ -16,6 +16,7 @@ from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import knobs
 from sirtaki.bindings.link_requests import first_links
+from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.identity import (
     Offer,
     RankDescription,
@@ -140,6 +141,7 @@ class WorldBuilder:
             if not spans_hosts:
                 return context, None
         link_sockets(context, connections)
+        allow_descriptors(sum(endpoint.channels for endpoint in endpoints.values()))
         patience = _LINK_PATIENCE * float(self.config.get("progress_deadline"))
         neighbourhood = Neighbourhood(endpoints, needed, patience)
         return context, LateLinks(context, neighbourhood, replace(handshakes, rendezvous=None))
