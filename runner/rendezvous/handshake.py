@@ -6,6 +6,9 @@ generation, channel, protocol and library version, the fingerprint of the certif
 will be encrypted, and both nonces: it is valid for this connection and this direction only. Only the fixed
 hello is parsed before the proof has been checked. Afterwards both sides exchange length-prefixed frames,
 through TLS where the connection is encrypted (`encryption`).
+
+A rank that connects to another one may run the handshake on several connections, to several addresses. It
+sends CHOSEN on the one that it uses; until then the other rank does not use it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from dataclasses import replace
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.wire import printable
 
-PROTOCOL = 3
+PROTOCOL = 4
+CHOSEN = b"\1"
 
 HANDSHAKE_SECONDS = 10.0  # per connection, so that a slow peer does not use up a whole deadline
 

@@ -10,7 +10,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, cast
 
-from sirtaki.runner.rendezvous.handshake import HandshakeSteps
+from sirtaki.runner.rendezvous.handshake import CHOSEN, HandshakeSteps
 from sirtaki.runner.rendezvous.interfaces import unmapped_address
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Role
 from sirtaki.runner.rendezvous.send_queue import SendQueue
@@ -108,6 +108,17 @@ class HandshakeConnection:
         self._flush()
         if self.peer is not None and not self.is_established:
             self._encrypt()
+
+    def read_choice(self) -> bool | None:
+        """Returns whether the rank that connects has chosen this connection, which is complete; None: it has
+        yet to say so.
+        """
+        try:
+            return self.connection.recv(len(CHOSEN)) == CHOSEN
+        except BlockingIOError:
+            return None
+        except OSError:
+            return False
 
     def hand_over(self) -> Connection:
         """Returns the connection, which is complete, as a blocking one."""

@@ -16,7 +16,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.runner.rendezvous.address import is_unix
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.encryption import Connection
-from sirtaki.runner.rendezvous.handshake import HandshakeSteps
+from sirtaki.runner.rendezvous.handshake import CHOSEN, HandshakeSteps
 from sirtaki.runner.rendezvous.handshake_connection import is_trusted_user
 from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
@@ -67,7 +67,9 @@ def connect_to(endpoint: PeerEndpoint, rank: int, channel: int, handshakes: Hand
 
     deadline = min(handshakes.deadline, time.monotonic() + _CONNECT_SECONDS)
     try:
-        return connect(endpoint.addresses, begin_handshake, deadline)[0]
+        connection, _ = connect(endpoint.addresses, begin_handshake, deadline)
+        choose(connection)
+        return connection
     except RendezvousTimeout as error:
         if all(map(is_unix, endpoint.addresses)):
             raise RendezvousError(f"{endpoint.name} is gone: {error}", rank) from None
@@ -78,6 +80,15 @@ def connect_to(endpoint: PeerEndpoint, rank: int, channel: int, handshakes: Hand
         ) from None
     except OSError as error:
         raise RendezvousError(f"{endpoint.name} is gone: {error.strerror or error}", rank) from None
+
+
+def choose(connection: Connection) -> None:
+    """Tells the rank that has accepted a connection to use it; closes the connection if that rank is gone."""
+    try:
+        connection.send(CHOSEN)
+    except OSError:
+        connection.close()
+        raise
 
 
 def close_all(connections: Mapping[Any, Connection]) -> None:

@@ -220,21 +220,21 @@ class PeerListener:
         if pending not in self._unauthenticated:  # displaced by a newer connection
             return
         try:
-            is_open = pending.advance()
+            is_open = pending.is_complete or pending.advance()
         except RendezvousError as error:
             pending.flush_hello()
             self._reject(pending, str(error))
             return
+        is_chosen = pending.read_choice() if pending.is_complete else None
         peer = pending.peer
-        if peer is not None and pending.is_complete:
+        if peer is not None and is_chosen:
             key = (peer.rank, peer.channel)
-            is_expected = peer.generation == handshakes.mine.generation and arrivals.wants(key)
-            if is_expected and not has_ended(pending.socket):
+            if peer.generation == handshakes.mine.generation and arrivals.wants(key):
                 self._remove(pending)
                 arrivals.take(key, pending.hand_over())
             else:
                 self._close(pending)
-        elif not is_open:  # it had several addresses to choose from, and another connection was faster
+        elif is_chosen is False or not is_open:  # it had several addresses, and another connection was faster
             self._close(pending)
         else:
             self._selector.modify(pending.socket, pending.interest, pending)

@@ -102,8 +102,8 @@ def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> 
     described = start.describe(16, 8)
     place = start.Place(8, 0.0, 1e12)
     two = start.simulate_start(16, place, costs, described)
-    # Rank 0 links to the ranks of its host, and to rank 8. Each rank has a link to its leader and to the other
-    # host. Rank 9 waits for rank 1, which connects to rank 0 before, and then connects to rank 8.
+    # Rank 0 links to the ranks of its host, and to rank 8. Each rank has a link to its leader, and one to the
+    # other host. Rank 9 waits for rank 1, which connects to rank 0 before, and then connects to rank 8.
     assert two.connections == 8
     assert start.Links.of(16, 8) == start.Links(8, 2 * 7 + 8, 3)
     # The eight ranks of the server's host, and the collector of the other one, whose ranks have numbers.

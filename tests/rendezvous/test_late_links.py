@@ -21,7 +21,7 @@ from sirtaki.runner.rendezvous import late_links
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.late_links import LateLinks, Neighbourhood
-from sirtaki.runner.rendezvous.links import PeerEndpoint
+from sirtaki.runner.rendezvous.links import PeerEndpoint, choose
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
@@ -109,6 +109,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
         yield make
 
 
+def come_to(ranks: World, mine: Handshakes) -> socket.socket:
+    """Connects to rank 1 as another rank."""
+    found, _ = connect(ranks.addresses[1], lambda to: mine.begin_handshake(to, 1), mine.deadline)
+    choose(found)
+    assert isinstance(found, socket.socket)
+    return found
+
+
 def exchange(one: socket.socket, other: socket.socket, text: bytes) -> None:
     with one, other:
         one.sendall(text)
@@ -136,8 +144,7 @@ def test_strangers_and_repeated_connections_disturb_no_link(
     ranks = world(3)
 
     def come(mine: Handshakes) -> socket.socket:
-        found = connect(ranks.addresses[1], lambda to: mine.begin_handshake(to, 1), mine.deadline)[0]
-        assert isinstance(found, socket.socket)
+        found = come_to(ranks, mine)
         found.settimeout(FAILSAFE_SECONDS)
         return found
 
@@ -161,7 +168,7 @@ def test_a_rank_that_has_given_up_may_come_again(world: Callable[..., World]) ->
     """It has closed a connection that the other rank takes for complete."""
     ranks = world(3, channels=2)
     mine = handshakes_of(2)
-    first = connect(ranks.addresses[1], lambda to: mine.begin_handshake(to, 1), mine.deadline)[0]
+    first = come_to(ranks, mine)
     wait_until(lambda: ranks.late[1]._arrived, "the first of two connections")
     first.close()
     ranks.request(1, 2)
@@ -195,7 +202,7 @@ def test_threads_and_sockets_end_with_the_context(monkeypatch: pytest.MonkeyPatc
     before, threads = open_files(), threading.active_count()
     ranks = World(3, channels=2)
     mine = handshakes_of(2)
-    first = connect(ranks.addresses[1], lambda to: mine.begin_handshake(to, 1), mine.deadline)[0]
+    first = come_to(ranks, mine)
     wait_until(lambda: ranks.late[1]._arrived, "the first of two connections")
     ranks.close()
     first.close()

@@ -19,10 +19,11 @@ from launching import FAILSAFE_SECONDS
 from sirtaki.runner.rendezvous.address import is_abstract, is_loopback, split_address, unix_path
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.encryption import Connection
-from sirtaki.runner.rendezvous.handshake import handshake_steps
+from sirtaki.runner.rendezvous.handshake import CHOSEN, handshake_steps
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_trusted_user
 from sirtaki.runner.rendezvous.interfaces import local_addresses
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
+from sirtaki.runner.rendezvous.links import choose
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
@@ -55,7 +56,10 @@ def accept(
 
 
 def come(addresses: list[str], mine: Handshakes, channel: int = 0) -> socket.socket:
-    return connect(addresses, lambda to: mine.begin_handshake(to, 0, channel), mine.deadline)[0]
+    connection, _ = connect(addresses, lambda to: mine.begin_handshake(to, 0, channel), mine.deadline)
+    choose(connection)
+    assert isinstance(connection, socket.socket)
+    return connection
 
 
 def test_ranks_come_through_both_doors(listener: PeerListener, pool: ThreadPoolExecutor) -> None:
@@ -144,32 +148,41 @@ class Everybody:
         self.taken.append(key)
 
 
-@pytest.mark.parametrize("closes", [False, True])
-def test_a_connection_that_its_rank_has_closed_is_not_taken(listener: PeerListener, closes: bool) -> None:
-    """The rank has given up before this one has seen its proof: it will come again."""
+@pytest.mark.parametrize("chooses", [False, True])
+def test_a_connection_is_taken_when_its_rank_has_chosen_it(listener: PeerListener, chooses: bool) -> None:
+    """A rank may close one whose handshake is complete: another address was faster, or it has given up."""
 
     def poll() -> bool:
         listener.poll(handshakes(0), everybody, 0.05)
         return any(isinstance(key.data, HandshakeConnection) for key in listener._selector.get_map().values())
 
+    def answer(wanted: int) -> bytes:
+        received = b""
+        while len(received) < wanted:
+            poll()
+            with suppress(BlockingIOError):
+                received += connection.recv(wanted - len(received))
+        return received
+
     everybody = Everybody()
     place = split_address(listener.listen_to_hosts([], JOB.key)[0])
     with socket.create_connection(place, FAILSAFE_SECONDS) as connection:
         steps = handshakes(1).begin_handshake(connection, 0)
-        hello, wanted = next(steps)
-        connection.sendall(hello)
+        hello, hello_bytes = next(steps)
         connection.setblocking(False)
-        answer = b""
-        while len(answer) < wanted:
-            poll()
-            with suppress(BlockingIOError):
-                answer += connection.recv(wanted - len(answer))
-        connection.sendall(steps.send(answer)[0])
-        if closes:
+        connection.sendall(hello)
+        proof, proof_bytes = steps.send(answer(hello_bytes))
+        connection.sendall(proof)
+        answer(proof_bytes)
+        assert poll()
+        assert everybody.taken == []
+        if chooses:
+            connection.sendall(CHOSEN)
+        else:
             connection.close()
         while poll():
             pass
-    assert everybody.taken == ([] if closes else [(1, 0)])
+    assert everybody.taken == ([(1, 0)] if chooses else [])
 
 
 def test_who_does_not_come_is_named(listener: PeerListener) -> None:

@@ -21,6 +21,7 @@ from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.encryption import Certificate, Connection, TlsConnection
 from sirtaki.runner.rendezvous.handshake import handshake_steps
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
+from sirtaki.runner.rendezvous.links import choose
 from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
@@ -159,7 +160,9 @@ def accept(listener: PeerListener, job: Job, found: dict[LinkKey, Connection]) -
 
 def come(address: str, job: Job = JOB) -> Connection:
     mine = handshakes(1, job)
-    return connect([address], lambda connection: mine.begin_handshake(connection, 0), mine.deadline)[0]
+    found, _ = connect([address], lambda connection: mine.begin_handshake(connection, 0), mine.deadline)
+    choose(found)
+    return found
 
 
 @pytest.mark.parametrize("job", [PLAIN, JOB], ids=["plain", "encrypted"])
