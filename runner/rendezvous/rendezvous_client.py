@@ -57,7 +57,7 @@ class RendezvousClient:
         deadline = time.monotonic() + start_timeout
         client = cls(_connect(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
         try:
-            client._send(messages.JOIN + NUMBER.pack(job.size), deadline)
+            client._request(messages.JOIN + NUMBER.pack(job.size), deadline)
             client._take_welcome(client._receive(messages.WELCOME, deadline, messages.REQUEST_LIMIT))
         except BaseException:
             client.close()
@@ -74,7 +74,7 @@ class RendezvousClient:
         if len(payload) > messages.PAYLOAD_LIMIT:
             raise ValueError(f"a payload has at most {messages.PAYLOAD_LIMIT} bytes, not {len(payload)}")
         deadline = time.monotonic() + self._start_timeout + _SLACK_SECONDS
-        self._send(messages.GATHER + NUMBER.pack(self._round) + payload, deadline)
+        self._request(messages.GATHER + NUMBER.pack(self._round) + payload, deadline)
         self._round += 1
         body = self._receive(messages.GATHERED, deadline, messages.gathered_limit(self._job.size))
         return messages.unpack_payloads(body, self._job.size)
@@ -88,7 +88,7 @@ class RendezvousClient:
             return None
         deadline = time.monotonic() + _REPORT_SECONDS
         try:
-            self._send(messages.pack_failure(culprit, text), deadline)
+            self._request(messages.pack_failure(culprit, text), deadline)
             self.raise_failure(deadline)
         except RendezvousError as error:
             self.failure_reported = error.culprit not in (None, self._rank)
@@ -128,7 +128,7 @@ class RendezvousClient:
 
         This client has connected on the channel CALLS.
         """
-        self._send(messages.CALL + request, deadline)
+        self._request(messages.CALL + request, deadline)
         return self._receive(messages.CALL, deadline, messages.CALL_LIMIT)
 
     def keep_alive(self) -> None:
@@ -170,6 +170,17 @@ class RendezvousClient:
         if self._route is not None:
             mine = Identity(self._rank)
             check_encryption(self._route.encrypt, "the rendezvous", self._job.encrypt, mine.name)
+
+    def _request(self, payload: bytes, deadline: float) -> None:
+        """Sends a message whose answer this thread receives.
+
+        A rank behind a collector may be refused after its welcome: if the connection has ended, raises the
+        reason that was received before.
+        """
+        try:
+            send_frame(self._connection, payload, deadline)
+        except EOFError:
+            self.raise_failure(time.monotonic() + _REPORT_SECONDS)
 
     def _send(self, payload: bytes, deadline: float) -> None:
         try:

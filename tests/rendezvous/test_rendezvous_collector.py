@@ -27,7 +27,14 @@ from sirtaki.runner.rendezvous.job import (
     RendezvousTimeout,
     Role,
 )
-from sirtaki.runner.rendezvous.messages import CALL_LIMIT, GATHERED, PAYLOAD_LIMIT, RankEvent
+from sirtaki.runner.rendezvous.messages import (
+    CALL_LIMIT,
+    GATHERED,
+    PAYLOAD_LIMIT,
+    REFUSED,
+    RankEvent,
+    pack_failure,
+)
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame, send_frame
@@ -222,6 +229,29 @@ def test_a_rank_of_another_world_is_refused(start: Start, size: int, rank: int, 
         with pytest.raises(RendezvousError, match="is gone"):  # its connection has ended
             client._receive(GATHERED, deadline(), 1000)
     assert hosts.works()
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (pack_frame(REFUSED + b"there is no rank 6"), "^there is no rank 6$"),
+        (pack_frame(pack_failure(4, "it lost rank 4")), "^it lost rank 4$"),
+        (b"", "the rendezvous of this job is gone"),
+    ],
+    ids=["refused", "failed", "ended"],
+)
+def test_the_reason_for_the_end_of_a_connection_is_read_when_sending_fails(answer: bytes, text: str) -> None:
+    sends: list[Callable[[RendezvousClient], object]] = [
+        lambda client: client.all_gather(b""),
+        lambda client: client.call(b"", deadline()),
+    ]
+    for send in sends:
+        mine, other = socket.socketpair()
+        with closing(RendezvousClient(mine, JOB, 6, FAILSAFE_SECONDS)) as client:
+            other.sendall(answer)
+            other.close()
+            with pytest.raises(RendezvousError, match=text):
+                send(client)
 
 
 def test_a_rank_calls_and_is_answered_while_others_take_part_in_a_world(start: Start) -> None:
