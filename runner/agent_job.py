@@ -34,6 +34,9 @@ if TYPE_CHECKING:  # some jobs need none of it
     from sirtaki.runner.rendezvous.rendezvous_collector import RendezvousCollector
 
 _PIECE_BYTES = 64 * 1024
+# Descriptors: the ends of two pipes, and up to three connections to the collector: at two addresses during a
+# handshake, and one for calls.
+_PER_RANK = 5
 
 
 class AgentJob:
@@ -90,7 +93,7 @@ class AgentJob:
             return None
         from sirtaki.runner.rendezvous.rendezvous_collector import RendezvousCollector
 
-        allow_descriptors(count)
+        allow_descriptors(_PER_RANK * count)
         encrypt = encrypts({**self._base, **additions})
         job = Job(
             str(values["job"]), self._placements[0].size, bytes.fromhex(values["key"]), VERSION, encrypt

@@ -15,6 +15,7 @@ from launching import FAILSAFE_SECONDS, is_running, wait_until
 from open_files import open_files, opened_since
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.runner import agent_job
 from sirtaki.runner.agent_job import AgentJob
 from sirtaki.runner.frames import INITIAL_CREDIT, START_MARK, Frame, Kind
 from sirtaki.runner.reaper import Reaper
@@ -69,6 +70,19 @@ def test_a_rank_that_is_ordered_while_the_host_is_asked_to_end_is_refused(tmp_pa
     assert [(frame.kind, frame.rank) for frame in frames] == [(Kind.REFUSED, 0)]
     assert b"is to end" in frames[0].payload
     assert opened_since(before) == {}
+
+
+def test_descriptors_for_the_pipes_and_connections_of_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each rank has two pipes, and up to three connections: two during a handshake, and one for calls."""
+    allowed: list[int] = []
+    monkeypatch.setattr(agent_job, "allow_descriptors", allowed.append)
+    placements = [[rank, 3, rank, 3, 0, 1] for rank in range(3)]
+    with Reaper() as reaper:
+        job = AgentJob({**values("/bin/true"), "placements": placements}, 3, reaper)
+        job.close_collector()
+    assert allowed == [3 * (2 + 3)]
 
 
 def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:
