@@ -36,7 +36,6 @@ _ATTEMPT_SECONDS = 10.0  # to connect to the server, before the thread looks whe
 _PATIENCE = 0.9  # part of the start timeout: a rank that waits for the collector receives the reason in time
 _REFUSAL_SECONDS = 10.0  # during which further ranks receive the same reason
 _READ_BYTES = 64 * 1024
-_INITIALISED = messages.pack_report("initialised", "")
 _HELD = (messages.JOIN, messages.GATHER)
 
 
@@ -75,7 +74,7 @@ class RendezvousCollector(ConnectionServer):
         self._clients: dict[int, ServedConnection] = {}
         self._held: list[bytes] = []  # frames for the server
         self._held_until: float | None = None
-        self._contributors: set[int] = set()  # clients whose contribution, or report of init(), is held
+        self._contributors: set[int] = set()  # clients whose contribution is held
 
     def start(self) -> RendezvousCollector:
         self._thread.start()
@@ -130,10 +129,9 @@ class RendezvousCollector(ConnectionServer):
             return
         number, kind = self._numbers[connection], message[:1]
         self._hold(messages.PASSED + NUMBER.pack(number) + message)
-        if kind == messages.GATHER or message == _INITIALISED:
+        if kind == messages.GATHER:
             self._contributors.add(number)
-        is_held = kind in _HELD or message == _INITIALISED
-        if not is_held or len(self._contributors) >= self._count:
+        if kind not in _HELD or len(self._contributors) >= self._count:
             self._release()
 
     def _admit(self, connection: ServedConnection, message: bytes) -> bool:
