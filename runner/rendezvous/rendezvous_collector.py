@@ -33,6 +33,7 @@ from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
 # nothing: an all-gather cannot end without them.
 HOLD_SECONDS = 0.1
 _ATTEMPT_SECONDS = 10.0  # to connect to the server, before the thread looks whether it has to end
+_CLOSE_SECONDS = 1.0  # for which `close` waits for the thread
 _PATIENCE = 0.9  # part of the start timeout: a rank that waits for the collector receives the reason in time
 _REFUSAL_SECONDS = 10.0  # during which further ranks receive the same reason
 _READ_BYTES = 64 * 1024
@@ -84,6 +85,12 @@ class RendezvousCollector(ConnectionServer):
         return self.start()
 
     def close(self) -> None:
+        """Ends the collector. Does not wait for an attempt to connect: the thread ends after it."""
+        if self._thread.is_alive():
+            self._call_soon(self._stop)
+            self._thread.join(_CLOSE_SECONDS)
+            if self._thread.is_alive():
+                return
         super().close()
         if self._server is not None:
             self._server.close()

@@ -308,6 +308,22 @@ def test_a_server_that_a_collector_does_not_reach() -> None:
                     RendezvousClient.connect(collector.address, JOB, Identity(rank, 1), FAILSAFE_SECONDS)
 
 
+def test_a_collector_that_waits_for_the_server_does_not_delay_its_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rendezvous_collector, "_CLOSE_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        collector, _ = collector_of(f"127.0.0.1:{listener.getsockname()[1]}")
+        collector.start()
+        with listener.accept()[0] as silent:
+            collector.close()
+            assert collector._thread.is_alive()  # it still waits for an answer
+            silent.sendall(b"\0" * 200)
+            collector._thread.join(FAILSAFE_SECONDS)
+            assert not collector._thread.is_alive()
+    collector.close()
+
+
 def test_a_collector_connects_again_for_the_next_init() -> None:
     job = replace(JOB, size=EACH)
     first = RendezvousServer("127.0.0.1:0", job, FAILSAFE_SECONDS).start()
