@@ -24,12 +24,17 @@ from sirtaki.runner.rendezvous.unauthenticated import (
 from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
 
 _WAKE_READ_BYTES = 64 * 1024
+CLOSING_SECONDS = 10.0  # for a client to read the last message before its connection is closed
 
 
 class ServedConnection(HandshakeConnection):
     """One client, which sends frames once it has authenticated."""
 
-    closing = False  # close once everything is sent
+    closing = False  # close once everything is sent, and read nothing more
+
+    @property
+    def interest(self) -> int:
+        return selectors.EVENT_WRITE if self.closing else super().interest
 
     @property
     def is_open(self) -> bool:
@@ -63,6 +68,7 @@ class ConnectionServer(ABC):
         reachable = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
         self.address = ",".join(dict.fromkeys(reachable))
         self._unauthenticated = UnauthenticatedConnections[ServedConnection](self._reject)  # yet to join
+        self._closing: dict[ServedConnection, float] = {}  # to be closed at these moments at the latest
         self._tasks: deque[Callable[[], None]] = deque()  # queued by other threads
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -141,6 +147,7 @@ class ConnectionServer(ABC):
                 key.data()
         now = time.monotonic()
         self._expire(now)
+        self._end_overdue(now)
         self._unauthenticated.expire(now, TOO_SLOW)
 
     def fileno(self) -> int:
@@ -149,7 +156,7 @@ class ConnectionServer(ABC):
 
     def time_to_next_deadline(self) -> float | None:
         """Returns the seconds until `poll` has to be called, whatever happens; None if nothing is due."""
-        moments = (self._unauthenticated.next_deadline, self._next_deadline())
+        moments = (self._unauthenticated.next_deadline, self._next_deadline(), *self._closing.values())
         deadlines = [moment for moment in moments if moment is not None]
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
 
@@ -207,7 +214,17 @@ class ConnectionServer(ABC):
     def _close_with(self, connection: ServedConnection, message: bytes) -> None:
         """Ends the connection of an authenticated client, whose last message is this one."""
         connection.outgoing += pack_frame(message)
-        connection.closing = True
+        self._end_soon(connection)
+
+    def _end_soon(self, connection: ServedConnection) -> None:
+        """Ends a connection once everything is sent. A client that does not read loses it at a deadline."""
+        if not connection.closing:
+            connection.closing = True
+            self._closing[connection] = time.monotonic() + CLOSING_SECONDS
+
+    def _end_overdue(self, now: float) -> None:
+        for connection in [one for one, deadline in self._closing.items() if deadline <= now]:
+            self._drop(connection)
 
     def _reject(self, connection: ServedConnection, reason: str) -> None:
         """Ends a connection without an answer. A client that had to make room may retry: see `connect`."""
@@ -219,5 +236,6 @@ class ConnectionServer(ABC):
             return
         self._selector.unregister(connection.socket)
         connection.socket.close()
+        self._closing.pop(connection, None)
         self._unauthenticated.discard(connection)
         self._note_end(connection)

@@ -208,7 +208,7 @@ class RendezvousCollector(ConnectionServer):
         elif kind == messages.CLOSE and len(body) == NUMBER.size:
             if (refused := self._clients.pop(NUMBER.unpack(body)[0], None)) is not None:
                 del self._numbers[refused]
-                refused.closing = True
+                self._end_soon(refused)
                 self._flush_or_drop(refused)
         else:
             raise RendezvousError("the rendezvous sent a malformed answer")

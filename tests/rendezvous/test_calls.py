@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 from handshakes import run_handshake
-from launching import FAILSAFE_SECONDS
+from launching import FAILSAFE_SECONDS, wait_until
 
+from sirtaki.runner.rendezvous import connection_server
 from sirtaki.runner.rendezvous.address import split_address
+from sirtaki.runner.rendezvous.connection_server import ConnectionServer, ServedConnection
 from sirtaki.runner.rendezvous.job import CALLS, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.runner.rendezvous.messages import (
     CALL,
@@ -25,7 +28,7 @@ from sirtaki.runner.rendezvous.messages import (
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.wire import receive_frame, send_frame
+from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame, send_frame
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 MEBIBYTE = CALL_LIMIT - 64
@@ -132,6 +135,28 @@ def test_a_request_that_is_too_long(server: RendezvousServer) -> None:
     client = connect(server, 0)
     with pytest.raises(RendezvousError, match="is gone"):
         client.call(b"x" * CALL_LIMIT, deadline())
+
+
+def test_a_refused_client_that_does_not_read_loses_its_connection(
+    server: RendezvousServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_server, "CLOSING_SECONDS", 0.1)
+    dropped: list[tuple[int, bool]] = []  # the events that the server waited for, and whether it had more
+
+    def drop(connection: ServedConnection) -> None:
+        dropped.append((connection.interest, bool(connection.outgoing)))
+        ConnectionServer._drop(server, connection)
+
+    monkeypatch.setattr(server, "_drop", drop)
+    client = connect(server, 0)
+    with socket.socket(fileno=os.dup(client.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for _ in range(12):
+            send_frame(same, CALL + b"x" * (MEBIBYTE - 2), deadline())
+        same.sendall(pack_frame(CALL + b"refuse") + pack_frame(CALL + b"not read"))
+        wait_until(lambda: bool(dropped), "the server closes the connection")
+    assert dropped == [(selectors.EVENT_WRITE, True)]
+    assert connect(server, 0).call(b"abc", deadline()) == b"0:cba"
 
 
 def test_a_server_without_a_service() -> None:
