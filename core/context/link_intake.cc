@@ -111,7 +111,7 @@ void LinkIntake::close() {
 
 // Closes the connections that wait for the start. No other thread exists, and any lock may be held for ever; after
 // the start, another thread may have been inside this object when the process forked.
-void LinkIntake::forked() NOT_ANALYZED {
+void LinkIntake::forked() {
   if (!is_started_) parts_.clear();
 }
 

@@ -38,7 +38,6 @@ class LinkIntake {
   Status add_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& session, bool& is_complete);
   // Lets operations ask for links after the start.
   void allow_requests() { allows_requests_ = true; }
-  bool allows_requests() const { return allows_requests_; }
   // Waits until links are asked for, and takes the peers of the first `most` of them. SRT_IN_PROGRESS: there were none
   // in this time; SRT_SHUT_DOWN: none will be asked for any more.
   Status wait_for_requests(size_t most, Nanoseconds timeout, std::vector<int32_t>& out);
@@ -64,7 +63,7 @@ class LinkIntake {
 
   // Ends the intake: this rank needs no further link. Callable more than once.
   void close();
-  void forked();  // in a forked child; takes no lock
+  void forked() NOT_ANALYZED;  // in a forked child; takes no lock
 
  private:
   struct Parts {

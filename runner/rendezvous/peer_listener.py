@@ -211,12 +211,7 @@ class PeerListener:
         self._unauthenticated.add(pending)
         self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, pending)
 
-    def _serve(
-        self,
-        pending: HandshakeConnection,
-        handshakes: Handshakes,
-        arrivals: Arrivals,
-    ) -> None:
+    def _serve(self, pending: HandshakeConnection, handshakes: Handshakes, arrivals: Arrivals) -> None:
         if pending not in self._unauthenticated:  # displaced by a newer connection
             return
         try:
