@@ -224,9 +224,7 @@ void Coordinator::change_settings(LiveValues values) {
   state_->decision.settings = std::move(values);
 }
 
-bool Coordinator::has_left(int32_t rank) const {
-  return state_->reporters[static_cast<size_t>(rank)].has_finished;
-}
+bool Coordinator::has_left(int32_t rank) const { return state_->reporters[static_cast<size_t>(rank)].has_finished; }
 
 bool Coordinator::decide(Nanoseconds now, Bytes& out) {
   State& state = *state_;

@@ -242,10 +242,10 @@ srt_status srt_create(const srt_config *, const srt_topology *, srt_context **ou
 srt_status srt_link_socket(srt_context *, int32_t peer, int32_t fd, srt_error *); /* takes ownership of fd on success */
 srt_status srt_link_tls(srt_context *, int32_t peer, int32_t fd, srt_tls_session *, srt_error *); /* takes over both */
 srt_status srt_link_memory(srt_context *, const srt_memory *, srt_error *);
-/* Writes the peers to which srt_start needs a link, ascending, at most `capacity`; returns their count. Ranks that share
- * memory need no other link. All others are needed as well, unless srt_allow_link_requests is called before srt_start:
- * then operations ask for links that are missing, on both ranks of each. A link is complete when the connections of the
- * setting sockets_per_link are there, or one within a host, in the same order on both sides. */
+/* Writes the peers to which srt_start needs a link, ascending, at most `capacity`; returns their count. Ranks that
+ * share memory need no other link. All others are needed as well, unless srt_allow_link_requests is called before
+ * srt_start: then operations ask for links that are missing, on both ranks of each. A link is complete when the
+ * connections of the setting sockets_per_link are there, or one within a host, in the same order on both sides. */
 int32_t srt_first_links(const srt_context *, int32_t *out, int32_t capacity);
 void srt_allow_link_requests(srt_context *);
 /* Sleeps until links are asked for, and writes their peers; `count` receives how many. SRT_IN_PROGRESS: the time is up.
