@@ -119,6 +119,7 @@ def count(hosts: int, each: int, collectors: bool) -> Row:
             job,
             SECONDS,
             lambda event: finished.release() if event.kind == "initialised" else None,
+            accepts_collectors=collectors,
         )
         opened.enter_context(server)
         own, remote = server.address.split(",")

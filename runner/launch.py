@@ -131,7 +131,8 @@ class _Launch:
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), len(placements), write_job_key(key_file), VERSION, encrypt)
         on_call = None if settings.service is None else settings.service.answer
-        server = self._make_server(job, folder, bool(remotes), on_event=self._mailbox.put, on_call=on_call)
+        callbacks = {"on_event": self._mailbox.put, "on_call": on_call}
+        server = self._make_server(job, folder, bool(remotes), accepts_collectors=bool(remotes), **callbacks)
         self._servers = self._make_servers(job, folder, bool(remotes), allocations)
         if settings.service is not None:
             settings.service.note_size(len(placements))

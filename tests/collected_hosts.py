@@ -43,7 +43,9 @@ class CollectedHosts:
         self.job = job
         self.events: list[RankEvent] = []
         self._heard = threading.Condition()
-        self.server = RendezvousServer(server, job, start_timeout, self._hear, **callbacks).start()
+        self.server = RendezvousServer(
+            server, job, start_timeout, self._hear, accepts_collectors=True, **callbacks
+        ).start()
         self.lines: list[list[str]] = []
         self.collectors: list[RendezvousCollector] = []
         for _ in range(job.size // EACH - 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.job import CALLS, Identity
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ class Participant:
     def calls(self) -> bool:
         """Returns whether a rank asks the launcher's service over this connection."""
         return self.identity.channel == CALLS
+
+    @property
+    def limit(self) -> int:
+        """Returns the maximum size, in bytes, of its next message."""
+        return messages.CALL_LIMIT if self.calls and self.joined else messages.REQUEST_LIMIT
 
     @property
     def numbers(self) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.connection_server import ConnectionServer, ServedConnection
-from sirtaki.runner.rendezvous.job import COLLECTOR_RANK, RENDEZVOUS_RANK, Job, RendezvousError
+from sirtaki.runner.rendezvous.job import COLLECTOR_RANK, RENDEZVOUS_RANK, Job, RendezvousError, name_of
 from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
 from sirtaki.runner.rendezvous.participant import Participant
 from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState
@@ -17,6 +17,7 @@ from sirtaki.runner.rendezvous.unauthenticated import RejectionLog
 from sirtaki.runner.rendezvous.wire import frame_header, pack_frame, printable
 
 _OWN = -1  # the number of a client with a connection of its own; collectors count from 0
+_PER_RANK = 4  # connections behind a collector: for a world, for calls, and those that end meanwhile
 _UNKNOWN = "the rendezvous does not understand this message"
 _GONE = "has gone (its process ended, or its init failed)"
 _HOST_GONE = "has gone (the connection to the agent of its host ended)"
@@ -31,7 +32,7 @@ class RendezvousServer(ConnectionServer):
     `on_event` is called from the server's thread. An all-gather fails `start_timeout` seconds after its first
     rank arrived. `on_message`, called from that thread with a rank and bytes, receives what clients send with
     `send_message`. `on_call`, called in the same way, answers the requests of `call`; it may raise
-    RendezvousError.
+    RendezvousError. Only the server of a job whose ranks an agent starts `accepts_collectors`.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class RendezvousServer(ConnectionServer):
         interfaces: Sequence[str] = (),
         on_message: Callable[[int, bytes], None] | None = None,
         on_call: Callable[[int, bytes], bytes] | None = None,
+        accepts_collectors: bool = False,
     ) -> None:
         super().__init__("sirtaki rendezvous", address, job, interfaces)
         self._on_message = on_message
         self._on_call = on_call
+        self._accepts_collectors = accepts_collectors
         self._session = os.urandom(messages.SESSION_BYTES)
         self._on_event = on_event
         self._state = RendezvousState(job.size, start_timeout)
@@ -93,7 +96,7 @@ class RendezvousServer(ConnectionServer):
         own = self._clients[connection].get(_OWN)
         if own is None and _is_collector(connection):
             return messages.COLLECTED_LIMIT
-        return messages.CALL_LIMIT if own is not None and own.calls and own.joined else messages.REQUEST_LIMIT
+        return messages.REQUEST_LIMIT if own is None else own.limit
 
     def _take(self, connection: ServedConnection, message: bytes) -> None:
         if _is_collector(connection):
@@ -112,6 +115,10 @@ class RendezvousServer(ConnectionServer):
         """Handles a message of a host's collector. One from a client that was refused is dropped."""
         kind, number, body = messages.unpack_collected(message)
         clients = self._clients.get(connection)
+        if not self._accepts_collectors:
+            raise RendezvousError(
+                "the agent of a host connected, but ranks connect to this rendezvous directly"
+            )
         if clients is None and kind == messages.JOIN and number == self.job.size and not body:
             self._clients[connection] = {}
             self._unauthenticated.discard(connection)
@@ -119,9 +126,13 @@ class RendezvousServer(ConnectionServer):
         elif clients is None:
             raise RendezvousError(_UNKNOWN)
         elif kind == messages.ARRIVED and number not in clients:
+            if len(clients) >= _PER_RANK * self.job.size:
+                raise RendezvousError(f"more than {len(clients)} processes of a host have connected")
             clients[number] = Participant(connection, messages.unpack_identity(body), number)
         elif kind == messages.PASSED:
-            if one := clients.get(number):
+            if (one := clients.get(number)) and len(body) > one.limit:
+                raise RendezvousError(f"{name_of(one.rank)} sent a message of {len(body)} bytes: too many")
+            if one:
                 self._handle(one, body)
         elif kind == messages.LEFT:
             if one := clients.pop(number, None):

@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.job import COLLECTOR_RANK, Identity, Job, LinkKind, Role
+from sirtaki.runner.rendezvous.job import CALLS, COLLECTOR_RANK, Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.messages import (
     ARRIVED,
+    CALL_LIMIT,
     COLLECTED_LIMIT,
     JOIN,
     LEFT,
+    MESSAGE,
     NUMBER,
     PASSED,
+    REQUEST_LIMIT,
     RankEvent,
     Route,
     pack_arrival,
@@ -91,7 +94,9 @@ def events() -> list[RankEvent]:
 
 @pytest.fixture
 def server(events: list[RankEvent]) -> Iterator[RendezvousServer]:
-    with RendezvousServer("127.0.0.1:0", JOB, FAILSAFE_SECONDS, events.append) as started:
+    with RendezvousServer(
+        "127.0.0.1:0", JOB, FAILSAFE_SECONDS, events.append, accepts_collectors=True
+    ) as started:
         yield started
 
 
@@ -202,6 +207,45 @@ def test_a_collector_that_does_not_follow_the_protocol_is_refused(
     assert [answer[:1] for answer in answers[:-1]] == [b"W"] * (len(messages) > 1)
     assert [event.rank for event in events if event.kind == "refused"] == [-1]
     assert works(server)
+
+
+@pytest.mark.parametrize(
+    ("channel", "size", "text"),
+    [
+        (0, REQUEST_LIMIT + 1, "rank 1 sent a message of 65601 bytes: too many"),
+        (CALLS, CALL_LIMIT + 1, "rank 1 sent a message of 1048641 bytes: too many"),
+    ],
+)
+def test_messages_behind_a_collector_are_limited_like_those_of_other_ranks(
+    collect: Callable[[], Collector], server: RendezvousServer, channel: int, size: int, text: str
+) -> None:
+    collector = collect().join()
+    collector.send(
+        pack_arrival(0, Identity(1, 1, channel)),
+        passed(0, JOIN + NUMBER.pack(JOB.size)),
+        passed(0, MESSAGE + bytes(size - 1)),
+    )
+    assert collector.next() == b"X" + text.encode()
+    assert works(server)
+
+
+def test_the_connections_behind_a_collector_are_limited(
+    collect: Callable[[], Collector], server: RendezvousServer
+) -> None:
+    collector = collect().join()
+    collector.send(*(pack_arrival(number, Identity(0, number)) for number in range(4 * JOB.size + 1)))
+    assert collector.next() == b"Xmore than 12 processes of a host have connected"
+    assert works(server)
+
+
+def test_a_collector_is_refused_where_ranks_connect_directly() -> None:
+    with RendezvousServer("127.0.0.1:0", JOB, FAILSAFE_SECONDS) as server:
+        collector = Collector(server)
+        with collector.line:
+            collector.send(JOIN + NUMBER.pack(JOB.size))
+            refusal = b"the agent of a host connected, but ranks connect to this rendezvous directly"
+            assert collector.next() == b"X" + refusal
+        assert works(server)
 
 
 def test_a_message_that_is_too_long_is_not_read(

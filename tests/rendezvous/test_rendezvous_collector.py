@@ -326,7 +326,7 @@ def test_a_collector_that_waits_for_the_server_does_not_delay_its_owner(
 
 def test_a_collector_connects_again_for_the_next_init() -> None:
     job = replace(JOB, size=EACH)
-    first = RendezvousServer("127.0.0.1:0", job, FAILSAFE_SECONDS).start()
+    first = RendezvousServer("127.0.0.1:0", job, FAILSAFE_SECONDS, accepts_collectors=True).start()
     collector, _ = collector_of(first.address, job)
 
     def init(generation: int) -> list[RendezvousClient]:
@@ -345,7 +345,7 @@ def test_a_collector_connects_again_for_the_next_init() -> None:
         for client in before:
             with closing(client), pytest.raises(RendezvousError, match="is gone"):
                 client._receive(GATHERED, deadline(), 1000)
-        with RendezvousServer(first.address, job, FAILSAFE_SECONDS):
+        with RendezvousServer(first.address, job, FAILSAFE_SECONDS, accepts_collectors=True):
             after = init(2)
             assert after[0].session != before[0].session
             for client in after:
