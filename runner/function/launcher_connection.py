@@ -29,9 +29,9 @@ class LauncherConnection:
     def __init__(self) -> None:
         """Connects. Raises LauncherGone if there is no launcher, or if it does not accept this process."""
         try:
-            address, job, self.number = _find_launcher()
+            address, job, self.number, start_timeout = _find_launcher()
             mine = Identity(self.number, channel=CALLS)
-            self._client = RendezvousClient.connect(address, job, mine)
+            self._client = RendezvousClient.connect(address, job, mine, start_timeout)
             self._client.keep_alive()  # the function may run for days
         except RendezvousError as error:
             raise LauncherGone(str(error)) from None
@@ -84,8 +84,8 @@ class LauncherConnection:
             raise LauncherGone(str(error)) from None
 
 
-def _find_launcher() -> tuple[str, Job, int]:
-    """Returns the address of the launcher, the job, and this process's number there."""
+def _find_launcher() -> tuple[str, Job, int, float]:
+    """Returns the address of the launcher, the job, this process's number there, and the start timeout."""
     world = find_world()
     address, job, number = world.address, world.job, world.rank
     if "SIRTAKI_ARBITER" in os.environ:
@@ -98,4 +98,4 @@ def _find_launcher() -> tuple[str, Job, int]:
         from sirtaki.runner.rendezvous.lifecycle import encrypted
 
         job = encrypted(job)
-    return address, job, number
+    return address, job, number, world.start_timeout

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sirtaki.runner.function.launcher_connection import LauncherConnection, LauncherGone
 from sirtaki.runner.function.service import (
     END,
     HELLO,
@@ -23,7 +24,8 @@ from sirtaki.runner.function.service import (
     read_outcome,
     read_summary,
 )
-from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError, RendezvousTimeout
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 ABOUT = json.dumps({"host": "hostA", "pid": 7, "python": "CPython 3.12"}).encode()
 RETURNED = OUTCOME + b'{"kind": "returned"}'
@@ -145,3 +147,22 @@ def test_results_without_room(service: FunctionService, monkeypatch: pytest.Monk
 def test_a_launcher_that_was_killed(files: tuple[int, int], content: bytes) -> None:
     os.write(files[1], content)
     assert read_summary(files[1]) is None
+
+
+def test_a_rank_waits_for_its_launcher_as_long_as_the_start_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(address: str, job: Job, mine: Identity, start_timeout: float = 120.0) -> RendezvousClient:
+        raise RendezvousTimeout(f"{mine.rank} of {job.size} waited for {address} for {start_timeout} s")
+
+    for name, value in {
+        "RANK": "1",
+        "SIZE": "2",
+        "RENDEZVOUS": "127.0.0.1:7",
+        "LAUNCHER": "hvdrun",
+        "JOB": "job",
+        "KEY": "aa" * 32,
+        "START_TIMEOUT": "7.5",
+    }.items():
+        monkeypatch.setenv(f"SIRTAKI_{name}", value)
+    monkeypatch.setattr(RendezvousClient, "connect", connect)
+    with pytest.raises(LauncherGone, match=r"^1 of 2 waited for 127\.0\.0\.1:7 for 7\.5 s$"):
+        LauncherConnection()
