@@ -44,6 +44,11 @@ _CLOSED_IN_TLS = (
 )
 _CLOSED_PAUSE = 0.2  # seconds after such an attempt
 
+
+class ClosedEarlyError(HandshakeError):
+    """A peer closes each connection before it sends anything, as a crowded listener does."""
+
+
 BeginHandshake = Callable[[socket.socket], HandshakeSteps]
 
 
@@ -202,11 +207,10 @@ class _Attempt:
             self._selector.unregister(connection)
             return pending.hand_over(), pending.peer
         if not is_open:
-            closed = HandshakeError(_CLOSED_IN_TLS if pending.peer else _CLOSED)
             if pending.has_answered:
-                self.refusal = closed
-            else:  # a crowded listener closes before it sends anything
-                self.closed_early = closed
+                self.refusal = HandshakeError(_CLOSED_IN_TLS if pending.peer else _CLOSED)
+            else:
+                self.closed_early = ClosedEarlyError(_CLOSED)
             self._end(connection)
             return None
         self._selector.modify(connection, pending.interest, pending)

@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 _REPORT_SECONDS = 2.0  # a report must never delay a process that is ending
 _PROBE_SECONDS = 60
 _SLACK_SECONDS = 10.0  # the server answers at its deadline; a client without an answer then gives up
-_GONE = "the rendezvous of this job is gone: its launcher (hvdrun), or rank 0, has ended"
+
+
+class RendezvousGoneError(RendezvousError):
+    """The connection to the rendezvous has ended, without a reason."""
+
+    def __init__(self) -> None:
+        super().__init__("the rendezvous of this job is gone: its launcher (hvdrun), or rank 0, has ended")
 
 
 class RendezvousClient:
@@ -186,13 +192,13 @@ class RendezvousClient:
         try:
             send_frame(self._connection, payload, deadline)
         except EOFError:
-            raise RendezvousError(_GONE) from None
+            raise RendezvousGoneError from None
 
     def _receive(self, wanted: bytes, deadline: float, limit: int) -> bytes:
         try:
             answer = receive_frame(self._connection, deadline, limit)
         except EOFError:
-            raise RendezvousError(_GONE) from None
+            raise RendezvousGoneError from None
         kind, body = answer[:1], answer[1:]
         self.failure_reported |= kind in (messages.FAILED, messages.REFUSED, messages.TIMED_OUT)
         if kind == messages.FAILED:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.address import split_addresses
+from sirtaki.runner.rendezvous.connect import ClosedEarlyError
 from sirtaki.runner.rendezvous.connection_server import ConnectionServer, ServedConnection
 from sirtaki.runner.rendezvous.job import (
     CALLS,
@@ -24,7 +25,7 @@ from sirtaki.runner.rendezvous.job import (
     RendezvousTimeout,
 )
 from sirtaki.runner.rendezvous.messages import NUMBER, Route
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousGoneError
 from sirtaki.runner.rendezvous.send_queue import SendQueue
 from sirtaki.runner.rendezvous.unauthenticated import RejectionLog
 from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
@@ -33,6 +34,7 @@ from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
 # nothing: an all-gather cannot end without them.
 HOLD_SECONDS = 0.1
 _ATTEMPT_SECONDS = 10.0  # to connect to the server, before the thread looks whether it has to end
+_PAUSE_SECONDS = 0.1  # between attempts
 _CLOSE_SECONDS = 1.0  # for which `close` waits for the thread
 _PATIENCE = 0.9  # part of the start timeout: a rank that waits for the collector receives the reason in time
 _REFUSAL_SECONDS = 10.0  # during which further ranks receive the same reason
@@ -102,19 +104,23 @@ class RendezvousCollector(ConnectionServer):
         super()._serve()
 
     def _connect(self) -> None:
-        """Connects to the server; otherwise sets the refusal for ranks."""
+        """Connects to the server; otherwise sets the refusal for ranks.
+
+        Only a refusal with a reason, such as another key, is final before the deadline.
+        """
         deadline = time.monotonic() + _PATIENCE * self._start_timeout
         kind, reason = messages.TIMED_OUT, ""
         while self._running and (left := deadline - time.monotonic()) > 0:
             try:
                 self._open(min(left, _ATTEMPT_SECONDS))
                 return
-            except RendezvousTimeout as error:
+            except (RendezvousTimeout, ClosedEarlyError, RendezvousGoneError, OSError) as error:
                 reason = str(error)
-            except (RendezvousError, OSError) as error:
+            except RendezvousError as error:
                 kind, reason = messages.REFUSED, str(error)
                 break
             self._run_tasks()  # it may have been told to end
+            time.sleep(_PAUSE_SECONDS)
         text = f"the agent of this host cannot reach the rendezvous: {reason}"
         self._refusal = kind + text.encode(errors="replace"), time.monotonic() + _REFUSAL_SECONDS
 

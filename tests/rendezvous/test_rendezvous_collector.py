@@ -324,6 +324,18 @@ def test_a_collector_that_waits_for_the_server_does_not_delay_its_owner(
     collector.close()
 
 
+def test_a_collector_retries_while_the_server_closes_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(FAILSAFE_SECONDS)
+        with collector_of(f"127.0.0.1:{listener.getsockname()[1]}")[0] as collector:
+            for _ in range(4):  # `connect` gives up after three
+                listener.accept()[0].close()
+            with listener.accept()[0] as line:
+                run_handshake(line, JOB, Identity(-1), LinkKind.RENDEZVOUS, Role.ACCEPTS, deadline())
+                send_frame(line, b"W" + b"s" * 16, deadline())
+                RendezvousClient.connect(collector.address, JOB, Identity(2, 1), FAILSAFE_SECONDS).close()
+
+
 def test_a_collector_connects_again_for_the_next_init() -> None:
     job = replace(JOB, size=EACH)
     first = RendezvousServer("127.0.0.1:0", job, FAILSAFE_SECONDS, accepts_collectors=True).start()
