@@ -201,8 +201,9 @@ def test_who_terminates_tls_between_ranks_is_refused_by_both_sides() -> None:
         deadline = time.monotonic() + FAILSAFE_SECONDS
         while not errors.getvalue() and time.monotonic() < deadline:  # rank 0 listens until rank 1 has come
             time.sleep(0.01)
-        come(f"127.0.0.1:{port}").close()  # the direct connection still works
+        direct = come(f"127.0.0.1:{port}")  # still works
         accepted.result(FAILSAFE_SECONDS)
+        direct.close()
         found[1, 0].close()
     assert "rank 0 refused a connection" in errors.getvalue()
     assert "the connection to rank 1 cannot be encrypted" in errors.getvalue()
