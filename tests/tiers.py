@@ -3,12 +3,14 @@
 A test gets the marker `full` if it shows at a high cost what the first tier shows elsewhere: in another
 world, on another backend, in a whole training, with random faults. The first tier tests each behaviour.
 
-A case of `tests/cases` runs in one world or two of the first tier. Of the further worlds in which it is
-meaningful (other sizes, transports, backends), the full tier takes one: the cases of a module that need the
-same number of ranks take these worlds in turn. So the variants of a body run in different worlds, and each
-world runs cases of each module. The other pairs of a case and a world have the marker `exhaustive`, and run
-with `make test-exhaustive`. So do further seeds of random tests, and trainings on further numbers of ranks,
-backends and launchers, of which the full tier has one.
+A case of `tests/cases` runs in up to three worlds of the first tier; one that needs more ranks than these
+have runs in the full tier only. Of the further worlds of a test in which it is meaningful (other sizes,
+transports, backends), the full tier takes one: the cases of a module that need the same number of ranks
+take these worlds in turn. So the variants of a body run in different worlds, and each world runs cases of
+each module. Worlds of one rank, where many cases assert something else, run all cases in the full tier.
+The other pairs of a case and a world have the marker `exhaustive`, and run with `make test-exhaustive`. So
+do further seeds of random tests, and trainings on further numbers of ranks, backends and launchers, of
+which the full tier has one.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ def exhaustive_unless(is_full: bool) -> Marks:
 
 
 def turn_of(case: Case, further: Sequence[World]) -> World | None:
-    """Returns the one of these worlds in which the full tier runs the case; None if all are too small."""
-    possible = [world for world in further if case.least <= world[0]]
+    """Returns the one of these worlds of several ranks in which the full tier runs the case; None if all are
+    too small.
+    """
+    possible = [world for world in further if max(case.least, 2) <= world[0]]
     # Modules start at different worlds: those with few cases would all leave out the last ones.
     return possible[(zlib.crc32(case.module.encode()) + case.place) % len(possible)] if possible else None
 
@@ -58,7 +62,7 @@ def in_worlds(
 
 
 def _marks(world: World, first: Collection[World], turn: World | None) -> Marks:
-    return () if world in first else exhaustive_unless(world == turn)
+    return () if world in first else exhaustive_unless(world == turn or world[0] == 1)
 
 
 def with_kinds(parameters: Iterable[Any], *kinds: str) -> list[Any]:

@@ -150,22 +150,25 @@ def assert_refuses(text: str, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def refusals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Returns the folder with the errors of all loops on two ranks, and what the job wrote.
+def refusals(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Returns the folder with the errors of all loops on two ranks, and the job.
 
     All run in one job, which ends with a loop that is split, but draws random numbers.
     """
     folder = tmp_path_factory.mktemp("refusals")
-    done = on_ranks(2, SCRIPTS / "refusals.py", folder, REFUSED, *REFUSALS, "dropout")
-    return folder, done.stderr
+    return folder, on_ranks(2, SCRIPTS / "refusals.py", folder, REFUSED, *REFUSALS, "dropout")
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_loop_that_cannot_be_split_is_refused(name: str, refusals: tuple[Path, str]) -> None:
-    folder, written = refusals
+def test_a_loop_that_cannot_be_split_is_refused(
+    name: str, refusals: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    folder, job = refusals
     for rank in (0, 1):
         found = folder / f"{name}-{rank}"
-        assert found.exists(), written
+        assert found.exists(), job.stderr
         assert_refuses(found.read_text(), name)
 
 
@@ -178,10 +181,13 @@ def test_a_refusal_ends_the_job() -> None:
         assert_refuses(last[-1][last[-1].index("UnsupportedError") :], "class_weights")
 
 
-def test_random_numbers_of_a_step_are_mentioned_once(refusals: tuple[Path, str]) -> None:
-    folder, written = refusals
+def test_random_numbers_of_a_step_are_mentioned_once(
+    refusals: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, job = refusals
     assert not list(folder.glob("dropout-*"))
-    assert written.count("the steps of this loop draw random numbers") == 1
+    assert job.returncode == 0, job.stderr
+    assert job.stderr.count("the steps of this loop draw random numbers") == 1
 
 
 def test_without_a_loader_nothing_is_split() -> None:

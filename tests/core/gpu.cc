@@ -86,7 +86,8 @@ int64_t difference(FakeGpu& fake, Context& context, int rank, srt_request reques
 const std::vector<int64_t> row_counts{5, 9001};
 
 // Runs the body over shared memory, over sockets, and on two hosts. It is given a turn: with each size and backend,
-// the three ways of connection have the turns 0 to 2, in another order for the next size.
+// the three ways of connection have the turns 0 to 2, in another order for the next size: with three sizes in a row of
+// several ranks, each has all turns.
 void in_turns(Fake& fake, const std::vector<int>& sizes,
               const std::function<void(int rank, int size, int turn, Context&)>& body) {
   for (int size : sizes)
@@ -120,7 +121,7 @@ std::string operations_by(Context& context, std::string_view backend) {
 
 TEST(every_dtype_is_reduced_as_on_the_cpu) {
   Fake fake;
-  in_turns(fake, {1, 2, 4}, [&](int rank, int size, int turn, Context& context) {
+  in_turns(fake, {1, 2, 3, 4}, [&](int rank, int size, int turn, Context& context) {
     for (int dtype = 0; dtype < dtype_count; ++dtype)
       for (int op = SRT_SUM; op <= SRT_PRODUCT; ++op) {
         if ((dtype + op) % 3 != turn || !(dtype_entry(dtype)->reduce_ops & 1 << op)) continue;
@@ -166,14 +167,14 @@ TEST(factors_apply_to_an_average) {
 
 TEST(every_dtype_is_moved) {
   Fake fake;
-  in_turns(fake, {1, 2, 3}, [&](int rank, int size, int turn, Context& context) {
+  in_turns(fake, {1, 2, 3, 4}, [&](int rank, int size, int turn, Context& context) {
     for (int dtype = 0; dtype < dtype_count; ++dtype) {
       if (dtype % 3 != turn) continue;
       const int64_t shape[] = {row_counts[static_cast<size_t>(dtype) % 2] + 7 * rank, 2};
       CHECK_EQUAL(
           difference(fake, context, rank, request(SRT_ALLGATHER, nullptr, shape, 2, static_cast<DType>(dtype)), 0), 0);
-      std::vector<int64_t> splits(static_cast<size_t>(size), 2);
-      splits.back() = shape[0] - 2 * (size - 1);
+      std::vector<int64_t> splits(static_cast<size_t>(size), 1);
+      splits.back() = shape[0] - (size - 1);
       srt_request exchange = request(SRT_ALLTOALL, nullptr, shape, 2, static_cast<DType>(dtype));
       CHECK_EQUAL(difference(fake, context, rank, with_splits(exchange, splits), 0), 0);
       srt_request broadcast = request(SRT_BROADCAST, nullptr, &row_counts[1], 1, static_cast<DType>(dtype));
