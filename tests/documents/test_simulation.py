@@ -96,6 +96,7 @@ def test_late_ranks_and_lost_leaders_are_simulated(benchmarks: Any) -> None:
     assert 2040 * 9 <= losses[2048, True].frames < 2040 * 10  # 7 and 2, or more in the control tree
 
 
+@pytest.mark.full
 def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> None:
     start = benchmarks("common.simulated_start")
     costs = start.StartCosts(1e-3, 1e-5, 1e-3, 1e-4, 1e9, 0.5)
