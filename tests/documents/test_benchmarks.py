@@ -59,7 +59,7 @@ def test_every_collective_is_measured_from_numpy_and_torch_beside_gloo(tmp_path:
     assert tables.count("| alltoall | 1 KiB |") == 1
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_steps_are_measured_with_and_without_a_deadline(tmp_path: Path) -> None:
     path = tmp_path / "deadlines.json"
     run("deadlines.py", "--ranks", "2", "--rounds", "1", "--steps", "5", "--json", path)
@@ -70,7 +70,7 @@ def test_steps_are_measured_with_and_without_a_deadline(tmp_path: Path) -> None:
         assert (row["missed"] == 0) or row["way"] != "synchronous"
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_conditions_are_measured_beside_peers_and_cliffs_are_named(tmp_path: Path) -> None:
     path = tmp_path / "robustness.json"
     conditions = ("little polling",)
@@ -86,7 +86,7 @@ def test_conditions_are_measured_beside_peers_and_cliffs_are_named(tmp_path: Pat
         assert condition["cliffs"] == []  # a single size has no cliff
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_leaders_spare_rank_0_frames_when_many_negotiate(tmp_path: Path) -> None:
     path = tmp_path / "negotiation.json"
     run("negotiation.py", "--ranks", "8", "64", "--tensors", "20", "--rounds", "1", "--json", path)
@@ -125,7 +125,7 @@ def test_an_allreduce_between_two_hosts_is_measured_beside_a_stream(tmp_path: Pa
     assert min(row["sirtaki"], row["stream"], *row["share"]) > 0
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_checks_of_parameters_are_measured_beside_steps_without(tmp_path: Path) -> None:
     path = tmp_path / "checks.json"
     run("checks.py", "--rounds", "2", "--json", path)
@@ -134,7 +134,7 @@ def test_checks_of_parameters_are_measured_beside_steps_without(tmp_path: Path) 
     assert all(row["step"] > 0 and row["once"] > 0 for row in rows)
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_steps_over_groups_of_torch_are_measured_beside_gloo(tmp_path: Path) -> None:
     path = tmp_path / "torch_backend.json"
     assert "FSDP2's step" in run("torch_backend.py", "--rounds", "5", "--json", path)
@@ -145,7 +145,7 @@ def test_steps_over_groups_of_torch_are_measured_beside_gloo(tmp_path: Path) -> 
     assert all(min(times) > 0 for model in models for times in model["times"].values())
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_steps_of_divided_models_are_measured_beside_gloo(tmp_path: Path) -> None:
     path = tmp_path / "model_parallel.json"
     assert "tensor parallel" in run("model_parallel.py", "--rounds", "5", "--json", path)
@@ -155,7 +155,7 @@ def test_steps_of_divided_models_are_measured_beside_gloo(tmp_path: Path) -> Non
     assert all(min(times) > 0 for one in divisions for times in one["times"].values())
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_trainings_with_a_slow_rank_are_measured(tmp_path: Path) -> None:
     path = tmp_path / "staleness.json"
     run("staleness.py", "-np", "2", "--updates", "8", "--milliseconds", "5", "--rounds", "1", "--json", path)
@@ -168,7 +168,7 @@ def test_trainings_with_a_slow_rank_are_measured(tmp_path: Path) -> None:
     assert all(min(row["speed"], row["share"], row["updates"], row["accuracy"]) > 0 for row in rows)
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_steps_with_divided_state_are_measured_beside_steps_without(tmp_path: Path) -> None:
     path = tmp_path / "sharding.json"
     run("sharding.py", "--rounds", "5", "--json", path)  # it compares the bits of the parameters
@@ -179,7 +179,7 @@ def test_steps_with_divided_state_are_measured_beside_steps_without(tmp_path: Pa
         assert gradients["gradients"] < 0.52 * none["gradients"] == 0.52 * state["gradients"]
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_local_steps_are_measured_beside_synchronous_ones(tmp_path: Path) -> None:
     path, short = tmp_path / "losses.json", ("--every", "2", "--rounds", "1")
     run("local_steps.py", "--only", "losses", "--updates", "3", *short, "--json", path)
@@ -217,7 +217,7 @@ def test_recoveries_are_measured_beside_torchrun(tmp_path: Path) -> None:
     assert measured["commit"]["bandwidth"] > 0
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_functions_of_tensorflow_are_measured_beside_its_own_strategy(tmp_path: Path) -> None:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
