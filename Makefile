@@ -3,7 +3,7 @@
 # make test-full       the second tier: other worlds, backends and hosts, trainings, random faults, benchmarks
 # make test-exhaustive the third tier: each case of tests/cases in all other worlds, further seeds and trainings
 # make test-all        the three tiers, test-locks, test-sanitized, fuzz and test-arm64
-# make test-sanitized  the core's tests with AddressSanitizer and UBSan, then with ThreadSanitizer
+# make test-sanitized  the core's tests with AddressSanitizer and UBSan, and those with threads with ThreadSanitizer
 # make test-arm64      the core's tests on arm64, with a cross compiler and qemu; all, or pytest's -k CASES
 # make fuzz            the core's decoders with libFuzzer, for FUZZ_SECONDS (60) in all; it needs clang
 # make test-locks      the core's locks, with clang's thread-safety analysis; it needs clang
