@@ -16,7 +16,9 @@ Status LinkIntake::check(int32_t peer, int fd, bool is_encrypted) const {
   if (linked_.count(peer)) return {SRT_INVALID_ARGUMENT, format("there is a link to rank %d already", peer)};
   if (is_encrypted && !rules_.encrypts)
     return {SRT_INVALID_ARGUMENT, format("the link to rank %d is encrypted, and should not be", peer)};
-  if (!is_encrypted && rules_.encrypts && crosses(peer))
+  const auto known = parts_.find(peer);
+  const bool is_mixed = known != parts_.end() && (known->second.channels.empty() ? is_encrypted : !is_encrypted);
+  if (is_mixed || (!is_encrypted && rules_.encrypts && crosses(peer)))
     return {SRT_INVALID_ARGUMENT, format("the link to rank %d has to be encrypted, and is not", peer)};
   return Status::ok();
 }
