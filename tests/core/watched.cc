@@ -133,7 +133,7 @@ TEST(a_forked_child_is_told_so) {
   const FloatSum sum("x", 100, 1);
   const Ticket handle = start(ranks[0], sum);
   expect_ok(ranks[0].wait(&handle, 1, patience));
-  ranks[0].fork_child();
+  ranks.fork_child(0);
   CHECK_EQUAL(ranks[0].watch(&handle, 1).code(), SRT_FORKED);
   CHECK_EQUAL(nothing_reported(ranks[0], patience), SRT_FORKED);
 }

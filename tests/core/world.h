@@ -89,6 +89,12 @@ class World {
     contexts_[static_cast<size_t>(rank)].reset();
   }
 
+  // Makes the rank what it is in a forked child, where no thread of the parent exists.
+  void fork_child(int rank) {
+    if (!options_.connect) late_.leave(rank);
+    (*this)[rank].fork_child();
+  }
+
   // Runs a body on each rank, and waits for all.
   void run(const std::function<void(int rank, Context&)>& body) {
     std::vector<std::thread> threads;
