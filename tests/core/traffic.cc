@@ -62,6 +62,8 @@ TEST(an_operation_tells_the_algorithm_that_has_moved_it) {
   CHECK_EQUAL(of(1, over(Over::memory), few), "");
   CHECK_EQUAL(of(2, over(Over::memory), many), "whole");
   CHECK_EQUAL(of(3, over(Over::memory), few), "whole");
+  CHECK_EQUAL(of(8, over(Over::memory), few), "whole");
+  CHECK_EQUAL(of(24, over(Over::memory), few), "sliced");  // 96 KB, read by each rank
   CHECK_EQUAL(of(3, over(Over::memory), many), "sliced");
   CHECK_EQUAL(of(2, over(Over::sockets), few), "direct");
   CHECK_EQUAL(of(2, on_hosts({0, 1}), few), "recursive_doubling");
