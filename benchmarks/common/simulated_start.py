@@ -179,12 +179,12 @@ class Links:
     Attributes:
         most: those of the rank that has most of them.
         all: those of all ranks, each counted once.
-        chain: the most of them that wait for each other: a rank accepts others only after it has connected.
+        connects: those of the rank that connects to most others, one after another.
     """
 
     most: int
     all: int
-    chain: int
+    connects: int
 
     @classmethod
     def of(cls, ranks: int, each: int) -> Links:
@@ -193,13 +193,13 @@ class Links:
 
 
 def _links(linked: Links, place: Place, costs: StartCosts) -> float:
-    """Returns the seconds of the connections: those of the longest chain, and those that one rank accepts
-    beside it; no processor does more than one at a time.
+    """Returns the seconds of the connections: those that one rank makes, and those that it accepts beside
+    them; no processor does more than one at a time.
     """
     one = 2 * costs.handshake + ROUND_TRIPS * 2 * place.latency
-    chain = linked.chain * one + (linked.most - 1) * costs.handshake
+    busiest = linked.connects * one + (linked.most - 1) * costs.handshake
     shared = linked.all * 2 * costs.handshake / place.processors if place.processors else 0.0
-    return max(chain, shared)
+    return max(busiest, shared)
 
 
 def describe(ranks: int, each: int) -> Descriptions:

@@ -14,7 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from sirtaki.runner.rendezvous.address import (
     is_unix,
@@ -52,14 +52,28 @@ class ClosedEarlyError(HandshakeError):
 BeginHandshake = Callable[[socket.socket], HandshakeSteps]
 
 
+class Meanwhile(Protocol):
+    """Something else to serve while a connection is awaited."""
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when there is something to serve."""
+
+    def serve(self) -> None:
+        """Serves what there is, without waiting."""
+
+
 def connect(
-    addresses: Sequence[str], begin_handshake: BeginHandshake, deadline: float
+    addresses: Sequence[str],
+    begin_handshake: BeginHandshake,
+    deadline: float,
+    meanwhile: Meanwhile | None = None,
 ) -> tuple[Connection, Identity]:
     """Connects to the first of `addresses` whose handshake succeeds; returns the connection and the peer.
 
     `begin_handshake` begins the handshake on a connected socket, as `handshake_steps` does. An address
     without a listener, or whose connection queue is full, is retried until the deadline (time.monotonic()). A
-    Unix socket that does not exist is not retried: it exists from the beginning or never.
+    Unix socket that does not exist is not retried: it exists from the beginning or never. `meanwhile` is
+    served until then.
 
     Raises:
         RendezvousTimeout: no peer answers in time.
@@ -67,7 +81,7 @@ def connect(
     """
     pause, closed_attempts = _FIRST_PAUSE, 0
     while True:
-        with contextlib.closing(_Attempt(addresses, begin_handshake)) as attempt:
+        with contextlib.closing(_Attempt(addresses, begin_handshake, meanwhile)) as attempt:
             found = attempt.run(min(deadline, time.monotonic() + _ATTEMPT_SECONDS), deadline)
         if found is not None:
             return found
@@ -80,22 +94,41 @@ def connect(
         is_hopeless = all(map(is_unix, addresses)) and not attempt.is_retryable
         if time.monotonic() + pause >= deadline or is_hopeless:
             raise RendezvousTimeout(f"nobody answers at {attempt.failures()}")
-        time.sleep(pause)
+        _pause(pause, meanwhile)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _pause(seconds: float, meanwhile: Meanwhile | None) -> None:
+    """Sleeps, or serves `meanwhile`, for this long."""
+    if meanwhile is None:
+        time.sleep(seconds)
+        return
+    end = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        selector.register(meanwhile, selectors.EVENT_READ)
+        while (left := end - time.monotonic()) > 0:
+            if selector.select(left):
+                meanwhile.serve()
 
 
 class _Attempt:
     """One connection attempt and handshake for each address, all at the same time."""
 
-    def __init__(self, addresses: Sequence[str], begin_handshake: BeginHandshake) -> None:
+    def __init__(
+        self, addresses: Sequence[str], begin_handshake: BeginHandshake, meanwhile: Meanwhile | None
+    ) -> None:
         self.refusal: RendezvousError | None = None  # a peer that answered is not the right one
         self.closed_early: RendezvousError | None = None  # a peer closed the connection during the handshake
         self._begin_handshake = begin_handshake
+        self._meanwhile = meanwhile
+        self._connecting = 0  # connections in progress
         self._is_queue_full = False  # a listener's queue of connections is full
         self._selector = selectors.DefaultSelector()
         self._failures: dict[str, str] = dict.fromkeys(addresses, "no answer")
         self._handshakes: dict[socket.socket, HandshakeConnection] = {}
         self._connected: list[socket.socket] = []
+        if meanwhile is not None:
+            self._selector.register(meanwhile, selectors.EVENT_READ)
         for address in addresses:
             self._begin(address)
 
@@ -116,16 +149,20 @@ class _Attempt:
             now = time.monotonic()
             self._expire(now)
             waits = [pending.deadline for pending in self._handshakes.values()]
-            if len(self._selector.get_map() or {}) > len(waits) and now < connect_until:
+            if self._connecting and now < connect_until:
                 waits.append(connect_until)
             if not waits:
                 return None
             for key, _ in self._selector.select(max(min(waits) - now, 0.001)):
+                if key.fileobj is self._meanwhile:
+                    self._meanwhile.serve()
+                    continue
                 connection = cast(socket.socket, key.fileobj)
                 if isinstance(key.data, HandshakeConnection):
                     if found := self._serve(connection, key.data):
                         return found
                 else:
+                    self._connecting -= 1
                     self._selector.unregister(connection)
                     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                     self._finish_connect(key.data, connection, code)
@@ -135,6 +172,8 @@ class _Attempt:
         return ", ".join(f"{address} ({why})" for address, why in self._failures.items())
 
     def close(self) -> None:
+        if self._meanwhile is not None:
+            self._selector.unregister(self._meanwhile)
         close_selector(self._selector)
         for connection in self._connected:
             connection.close()
@@ -164,6 +203,7 @@ class _Attempt:
         connection.setblocking(False)
         code = connection.connect_ex(sockaddr)
         if code == errno.EINPROGRESS:
+            self._connecting += 1
             self._selector.register(connection, selectors.EVENT_WRITE, address)
         else:
             self._finish_connect(address, connection, code)

@@ -1,7 +1,7 @@
 """Connects to other ranks: over a Unix socket on this host, over TCP to other hosts.
 
-Each rank listens (`peer_listener`); it connects to the lower ranks and accepts the higher ones, so there is
-no circular wait.
+Each rank listens (`peer_listener`); it connects to the lower ranks, and accepts the higher ones meanwhile, so
+none waits for another one's turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from sirtaki.bindings.context import Context
 from sirtaki.runner.rendezvous.address import is_unix
-from sirtaki.runner.rendezvous.connect import connect
+from sirtaki.runner.rendezvous.connect import Meanwhile, connect
 from sirtaki.runner.rendezvous.encryption import Connection
 from sirtaki.runner.rendezvous.handshake import CHOSEN, HandshakeSteps
 from sirtaki.runner.rendezvous.handshake_connection import is_trusted_user
@@ -51,14 +51,21 @@ def connect_all(
         RendezvousTimeout: a rank did not arrive in time.
     """
     keys = [(rank, channel) for rank, endpoint in ranks.items() for channel in range(endpoint.channels)]
-    for rank, channel in sorted(keys):
-        if rank < handshakes.mine.rank:
-            connections[rank, channel] = connect_to(ranks[rank], rank, channel, handshakes)
-    listener.accept(handshakes, {key for key in keys if key[0] > handshakes.mine.rank}, connections)
+    expected = {key for key in keys if key[0] > handshakes.mine.rank}
+    accepting = listener.accept(handshakes, expected, connections)
+    for rank, channel in sorted(set(keys) - expected):
+        connections[rank, channel] = connect_to(ranks[rank], rank, channel, handshakes, accepting)
+    accepting.finish()
 
 
-def connect_to(endpoint: PeerEndpoint, rank: int, channel: int, handshakes: Handshakes) -> Connection:
-    """Connects to a rank that accepts. Raises as `connect_all`."""
+def connect_to(
+    endpoint: PeerEndpoint,
+    rank: int,
+    channel: int,
+    handshakes: Handshakes,
+    meanwhile: Meanwhile | None = None,
+) -> Connection:
+    """Connects to a rank that accepts, and serves `meanwhile` until then. Raises as `connect_all`."""
 
     def begin_handshake(connection: socket.socket) -> HandshakeSteps:
         if connection.family == socket.AF_UNIX and not is_trusted_user(connection):
@@ -67,7 +74,7 @@ def connect_to(endpoint: PeerEndpoint, rank: int, channel: int, handshakes: Hand
 
     deadline = min(handshakes.deadline, time.monotonic() + _CONNECT_SECONDS)
     try:
-        connection, _ = connect(endpoint.addresses, begin_handshake, deadline)
+        connection, _ = connect(endpoint.addresses, begin_handshake, deadline, meanwhile)
         choose(connection)
         return connection
     except RendezvousTimeout as error:

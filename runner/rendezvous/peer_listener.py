@@ -136,23 +136,13 @@ class PeerListener:
 
     def accept(
         self, handshakes: Handshakes, expected: set[LinkKey], connections: dict[LinkKey, Connection]
-    ) -> None:
-        """Accepts each of the `expected` connections, and adds it to `connections`; the caller closes all,
-        even after an error.
+    ) -> Accepting:
+        """Begins to accept each of the `expected` connections, and adds it to `connections`; the caller
+        closes all, even after an error.
 
         Unauthenticated connections are rejected, and never block the others.
-
-        Raises RendezvousTimeout at the deadline of the handshakes, and RendezvousError as soon as a rank has
-        failed.
         """
-        arrivals = _Expected(expected - connections.keys(), connections)
-        with self._polling_rendezvous(handshakes):
-            while arrivals.missing:
-                left = handshakes.deadline - time.monotonic()
-                if left <= 0:
-                    ranks = sorted({rank for rank, _ in arrivals.missing})
-                    raise RendezvousTimeout(f"no connection came from {name_ranks(ranks)} in time", ranks[0])
-                self.poll(handshakes, arrivals, left)
+        return Accepting(self, handshakes, _Expected(expected - connections.keys(), connections))
 
     def poll(self, handshakes: Handshakes, arrivals: Arrivals, seconds: float) -> None:
         """Serves what has arrived, after waiting for at most `seconds` for something to arrive."""
@@ -164,6 +154,10 @@ class PeerListener:
                 key.data(handshakes)
         self._unauthenticated.expire(time.monotonic(), TOO_SLOW)
 
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when `poll` has something to serve."""
+        return self._selector.fileno()
+
     def listen_for_wake(self, bell: socket.socket) -> None:
         """Ends the wait of `poll` when the other end of `bell`, which this listener then owns, closes."""
         self._selector.register(bell, selectors.EVENT_READ, lambda _: None)
@@ -173,7 +167,7 @@ class PeerListener:
         close_selector(self._selector)
 
     @contextlib.contextmanager
-    def _polling_rendezvous(self, handshakes: Handshakes) -> Iterator[None]:
+    def polling_rendezvous(self, handshakes: Handshakes) -> Iterator[None]:
         """Polls the rendezvous within the `with` block: it reports when a rank has failed."""
         rendezvous = handshakes.rendezvous
         if rendezvous is not None:
@@ -250,6 +244,35 @@ class PeerListener:
     def _remove(self, pending: HandshakeConnection) -> None:
         self._unauthenticated.discard(pending)
         self._selector.unregister(pending.socket)
+
+
+class Accepting:
+    """The connections that a listener accepts for a world before it starts."""
+
+    def __init__(self, listener: PeerListener, handshakes: Handshakes, expected: _Expected) -> None:
+        self._listener, self._handshakes, self._expected = listener, handshakes, expected
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def serve(self) -> None:
+        """Serves what has arrived, without waiting."""
+        self._listener.poll(self._handshakes, self._expected, 0)
+
+    def finish(self) -> None:
+        """Returns when all connections are there.
+
+        Raises RendezvousTimeout at the deadline of the handshakes, and RendezvousError as soon as a rank has
+        failed.
+        """
+        missing, deadline = self._expected.missing, self._handshakes.deadline
+        with self._listener.polling_rendezvous(self._handshakes):
+            while missing:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    ranks = sorted({rank for rank, _ in missing})
+                    raise RendezvousTimeout(f"no connection came from {name_ranks(ranks)} in time", ranks[0])
+                self._listener.poll(self._handshakes, self._expected, left)
 
 
 def has_ended(connection: Connection) -> bool:

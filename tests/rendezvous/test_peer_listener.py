@@ -51,7 +51,7 @@ def accept(
     listener: PeerListener, handshakes: Handshakes, wanted: set[LinkKey]
 ) -> dict[LinkKey, socket.socket]:
     found: dict[LinkKey, socket.socket] = {}
-    listener.accept(handshakes, wanted, found)
+    listener.accept(handshakes, wanted, found).finish()
     return found
 
 

@@ -155,7 +155,7 @@ def handshakes(rank: int, job: Job = JOB) -> Handshakes:
 
 
 def accept(listener: PeerListener, job: Job, found: dict[LinkKey, Connection]) -> None:
-    listener.accept(handshakes(0, job), {(1, 0)}, found)
+    listener.accept(handshakes(0, job), {(1, 0)}, found).finish()
 
 
 def come(address: str, job: Job = JOB) -> Connection:
