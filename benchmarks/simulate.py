@@ -1,4 +1,4 @@
-"""Simulates jobs of many ranks in virtual time: start, negotiation, late ranks, a lost leader, all-reduce.
+"""Simulates jobs of many ranks in virtual time: their start, negotiation, all-reduces, losses, changes.
 
     python benchmarks/simulate.py [--ranks 8 64 512 4096 16384] [--only negotiation check] [--json FILE]
     python benchmarks/plot.py FILE          draws docs/scale.png from what --json has written
@@ -17,7 +17,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-from common import checked, simulated, simulated_start
+from common import checked, simulated, simulated_change, simulated_start
 from common.harness import Benchmark, Results
 from common.options import KIB, MIB, Option, choice, number, rounds
 from common.report import Target, at_most
@@ -50,12 +50,17 @@ def starts(options: Namespace) -> list[simulated_start.Start]:
     return simulated_start.simulate_all(options)
 
 
+def changes(options: Namespace) -> list[simulated_change.Change]:
+    return simulated_change.simulate_all(options)
+
+
 SECTIONS: dict[str, Callable[[Namespace], list[Any]]] = {
     "negotiation": negotiations,
     "stragglers": stragglers,
     "loss": losses,
     "allreduce": allreduces,
     "start": starts,
+    "change": changes,
     "check": checked.check_all,
 }
 
@@ -76,6 +81,7 @@ def show(results: Results) -> None:
     simulated.show("A lost leader", simulated.LOSSES, results.get("loss", []))
     simulated.show("All-reduce", simulated.ALLREDUCES, results.get("allreduce", []))
     simulated.show("init()", simulated_start.STARTS, results.get("start", []))
+    simulated.show("A host of an elastic job ends", simulated_change.CHANGES, results.get("change", []))
     simulated.show("Real processes and simulated ranks", checked.CHECKS, results.get("check", []))
 
 

@@ -5,8 +5,8 @@ The costs come from the rendezvous' own code: its server, its handshake, and the
 descriptions, which runs here at full size. The order of the steps follows `world_builder.py`: three
 all-gathers through one server, and between the second and the third one the connections. The ranks of the
 server's host connect to it, those of each other host to their collector, which has one connection to it. A
-rank connects to the lower ranks among its first links one after another, and accepts the higher ones only
-then; ranks that share memory connect to the lowest one of their host.
+rank connects to the lower ranks among its first links one after another, and accepts the higher ones
+meanwhile; ranks that share memory connect to the lowest one of their host.
 """
 
 from __future__ import annotations
@@ -68,12 +68,21 @@ class Start:
 
 @dataclass(frozen=True)
 class Place:
-    """The hosts and the network. processors: shared by all ranks and the server; 0: each has its own."""
+    """The hosts and the network.
+
+    Attributes:
+        each: ranks on each host.
+        latency: seconds between two hosts.
+        bandwidth: bytes per second of a host's cable.
+        processors: shared by all ranks and the server; 0: each has its own.
+        has_collectors: whether hosts have collectors, as in jobs of hvdrun that are not elastic.
+    """
 
     each: int
-    latency: float  # seconds
-    bandwidth: float  # bytes per second of a host's cable
+    latency: float
+    bandwidth: float
     processors: int = 0
+    has_collectors: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,9 +120,10 @@ def simulate_start(ranks: int, place: Place, costs: StartCosts, described: Descr
     ]
     linked = Links.of(ranks, place.each)
     descriptors = DESCRIPTORS_OF_A_RANK * local * (local > 1)
-    behind = ranks_behind_collectors(ranks, place.each)
+    behind = ranks_behind_collectors(ranks, place)
+    direct = connections_to_server(ranks, place)
     phases = {
-        "join": (connections_to_server(ranks, place.each) + max(behind, default=0)) * costs.server_join
+        "join": (direct + max(behind, default=0)) * costs.server_join
         + sum(behind) * costs.server_gather
         + crowd * costs.handshake
         + ROUND_TRIPS * 2 * place.latency,
@@ -135,28 +145,32 @@ def simulate_start(ranks: int, place: Place, costs: StartCosts, described: Descr
         sum(phases.values()),
         phases,
         linked.most,
-        len(described.sizes) * connections_to_server(ranks, place.each),
-        sum(bytes_of_answers(ranks, place.each, size) for size in described.sizes),
+        len(described.sizes) * direct,
+        sum(bytes_of_answers(ranks, place, size) for size in described.sizes),
         max(described.sizes),
         processor,
     )
 
 
-def ranks_behind_collectors(ranks: int, each: int) -> list[int]:
+def ranks_behind_collectors(ranks: int, place: Place) -> list[int]:
     """Returns the number of ranks of each host with a collector: of several ranks, and not the server's."""
-    hosts = [min(each, ranks - first) for first in range(each, ranks, each)]
+    if not place.has_collectors:
+        return []
+    hosts = [min(place.each, ranks - first) for first in range(place.each, ranks, place.each)]
     return [count for count in hosts if count > 1]
 
 
-def connections_to_server(ranks: int, each: int) -> int:
-    behind = ranks_behind_collectors(ranks, each)
+def connections_to_server(ranks: int, place: Place) -> int:
+    behind = ranks_behind_collectors(ranks, place)
     return ranks - sum(behind) + len(behind)
 
 
-def bytes_of_answers(ranks: int, each: int, size: int) -> int:
+def bytes_of_answers(ranks: int, place: Place, size: int) -> int:
     """Returns the bytes that the server sends when all of an all-gather are there; `size`: of the answer."""
-    headers = sum(len(messages.pack_delivery(range(count))) for count in ranks_behind_collectors(ranks, each))
-    return connections_to_server(ranks, each) * (len(frame_header(size)) + size) + headers
+    headers = sum(
+        len(messages.pack_delivery(range(count))) for count in ranks_behind_collectors(ranks, place)
+    )
+    return connections_to_server(ranks, place) * (len(frame_header(size)) + size) + headers
 
 
 def _gather(ranks: int, local: int, size: int, place: Place, costs: StartCosts) -> float:
@@ -164,8 +178,8 @@ def _gather(ranks: int, local: int, size: int, place: Place, costs: StartCosts) 
 
     A collector receives the answer, and sends it to its ranks.
     """
-    connections = connections_to_server(ranks, place.each)
-    behind = ranks_behind_collectors(ranks, place.each)
+    connections = connections_to_server(ranks, place)
+    behind = ranks_behind_collectors(ranks, place)
     processor = ranks * costs.server_gather + connections * size / costs.stream
     cable = (connections - local) * size / place.bandwidth
     collector = (1 + behind[0]) * size / costs.stream if behind else 0.0
@@ -210,10 +224,10 @@ def describe(ranks: int, each: int) -> Descriptions:
     members = [replace(own, host=f"{own.host}{rank // each}") for rank in range(ranks)]
     descriptions = tuple(identity.pack(member) for member in members)
     offers = tuple([identity.pack(identity.Offer(ADDRESSES if ranks > each else [], ""))] * ranks)
-    first = _timed(lambda: _read_descriptions(descriptions))
-    second = _timed(lambda: [identity.unpack_offer(one) for one in _received(offers)])
-    third = _timed(lambda: _received((b"",) * ranks))
-    topology = _timed(lambda: identity.topology_of(0, members))
+    first = timed(lambda: _read_descriptions(descriptions))
+    second = timed(lambda: [identity.unpack_offer(one) for one in _received(offers)])
+    third = timed(lambda: _received((b"",) * ranks))
+    topology = timed(lambda: identity.topology_of(0, members))
     answers = [messages.pack_payloads(payloads) for payloads in (descriptions, offers, (b"",) * ranks)]
     first_size, second_size, third_size = map(len, answers)
     return Descriptions((first + topology, second, third), (first_size, second_size, third_size))
@@ -227,8 +241,8 @@ def _received(payloads: Sequence[bytes]) -> list[bytes]:
     return messages.unpack_payloads(messages.pack_payloads(tuple(payloads))[1:], len(payloads))
 
 
-def _timed(work: object) -> float:
-    assert callable(work)
+def timed(work: Callable[[], object]) -> float:
+    """Returns the processor's seconds of some work, in this thread."""
     began = time.thread_time()
     work()
     return time.thread_time() - began
@@ -244,7 +258,7 @@ def _measure_handshake() -> float:
     """Returns the seconds of one side, which include the connection."""
     job = Job("job", 2, os.urandom(32), "0")
     with socket.create_server(("127.0.0.1", 0), backlog=HANDSHAKES) as listener:
-        return _timed(lambda: [_shake_hands(job, listener) for _ in range(HANDSHAKES)]) / (2 * HANDSHAKES)
+        return timed(lambda: [_shake_hands(job, listener) for _ in range(HANDSHAKES)]) / (2 * HANDSHAKES)
 
 
 def _shake_hands(job: Job, listener: socket.socket) -> None:
@@ -274,7 +288,7 @@ def _measure_descriptor() -> float:
                     os.close(os.dup(number))
                     os.close(number)
 
-        return _timed(work) / 2500
+        return timed(work) / 2500
 
 
 def _measure_server() -> tuple[float, float]:

@@ -4,6 +4,7 @@ from the structure of the world."""
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +105,14 @@ def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> 
     place = start.Place(8, 0.0, 1e12)
     two = start.simulate_start(16, place, costs, described)
     # Rank 0 links to the ranks of its host, and to rank 8. Each rank has a link to its leader, and one to the
-    # other host. Rank 9 waits for rank 1, which connects to rank 0 before, and then connects to rank 8.
+    # other host. Rank 9 connects to ranks 1 and 8.
     assert two.connections == 8
-    assert start.Links.of(16, 8) == start.Links(8, 2 * 7 + 8, 3)
+    assert start.Links.of(16, 8) == start.Links(8, 2 * 7 + 8, 2)
     # The eight ranks of the server's host, and the collector of the other one, whose ranks have numbers.
     assert two.sent_by_server == sum(9 * (4 + size) + 1 + 4 + 8 * 4 for size in described.sizes)
     assert two.sent_frames == 3 * 9
     assert two.most_held == max(described.sizes)
-    assert two.phases["links"] == pytest.approx(3 * 2e-3 + 7e-3)
+    assert two.phases["links"] == pytest.approx(2 * 2e-3 + 7e-3)
     star = start.simulate_start(8, place, costs, described)
     assert star.connections == 7
     assert star.phases["links"] == pytest.approx(2e-3 + 6e-3)
@@ -131,19 +132,24 @@ def test_hosts_of_several_ranks_have_one_connection_to_the_server(
     benchmarks: Any, ranks: int, each: int, behind: list[int], connections: int
 ) -> None:
     start = benchmarks("common.simulated_start")
-    assert start.ranks_behind_collectors(ranks, each) == behind
-    assert start.connections_to_server(ranks, each) == connections
+    place = start.Place(each, 0.0, 1e12)
+    assert start.ranks_behind_collectors(ranks, place) == behind
+    assert start.connections_to_server(ranks, place) == connections
+    without = replace(place, has_collectors=False)
+    assert start.ranks_behind_collectors(ranks, without) == []
+    assert start.connections_to_server(ranks, without) == ranks
 
 
 def test_a_real_rendezvous_sends_the_bytes_of_the_simulated_one(benchmarks: Any) -> None:
     start, rendezvous = benchmarks("common.simulated_start"), benchmarks("rendezvous")
-    sizes = start.describe(9, 3).sizes
+    sizes, place = start.describe(9, 3).sizes, start.Place(3, 0.0, 1e12)
     welcome = 4 + 1 + 16
     collected, direct = (rendezvous.count(3, 3, collectors) for collectors in (True, False))
     assert (collected.connections, direct.connections) == (2, 6)
     own_host = sum(3 * (4 + size) for size in sizes)  # over a Unix socket
     assert (
-        collected.sent == 2 * welcome + sum(start.bytes_of_answers(9, 3, size) for size in sizes) - own_host
+        collected.sent
+        == 2 * welcome + sum(start.bytes_of_answers(9, place, size) for size in sizes) - own_host
     )
     assert direct.sent == 6 * welcome + sum(6 * (4 + size) for size in sizes)
 
@@ -151,3 +157,17 @@ def test_a_real_rendezvous_sends_the_bytes_of_the_simulated_one(benchmarks: Any)
 def test_costs_of_a_start_are_measured(benchmarks: Any) -> None:
     costs = benchmarks("common.simulated_start").measure_costs(1e9)
     assert min(costs.handshake, costs.descriptor, costs.server_join, costs.server_gather) > 0
+
+
+@pytest.mark.full
+def test_a_change_goes_on_in_order(benchmarks: Any) -> None:
+    found = benchmarks("simulate").BENCHMARK.run(ranks=[8, 32, 64], only=["change"])["change"]
+    assert [row.ranks for row in found] == [32, 64]  # of at least four hosts
+    for row in found:
+        assert 0.2 <= row.noticed < row.enlisted < row.described < row.started
+    # Three lists of all members for each member; workers connect to the rendezvous directly.
+    small, large = (row.bytes / (row.ranks - 8) for row in found)
+    assert 3 * 4 * 32 < large - small < 40 * 32
+    start = benchmarks("common.simulated_start")
+    sizes = start.describe(56, 8).sizes
+    assert found[1].starts_sent == sum(56 * (4 + size) for size in sizes)
