@@ -79,8 +79,9 @@ class Post:
 
     def send(self, worker: int, message: Message) -> None:
         """Sends a message to a worker; nothing happens if it is not connected."""
+        packed = pack(message)
         for server in self._workers:
-            server.send_message(worker, pack(message))
+            server.send_message(worker, packed)
 
     def is_connected(self, worker: int) -> bool:
         """Returns whether a worker is connected: its kernel has not ended its connection."""
