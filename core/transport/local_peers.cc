@@ -18,6 +18,7 @@ constexpr Nanoseconds grace = microseconds(10), grace_of_idle = microseconds(50)
 Status LocalPeers::open(const Config& config, const srt_memory& memory, std::unique_ptr<LocalPeers>& out) {
   std::unique_ptr<LocalPeers> made(new LocalPeers);
   SIRTAKI_TRY(SharedRegion::open(config, memory.fd, memory.address, memory.slot_count, made->region_));
+  if (!memory.address) SIRTAKI_TRY(made->region_->allocate_chunks(memory.fd, memory.slot));
   made->own_slot_ = memory.slot;
   made->arena_ = std::make_unique<SharedArena>(memory.fd, made->region_->arena(), memory.slot_count, memory.slot);
   made->ranks_.assign(memory.ranks, memory.ranks + memory.slot_count);

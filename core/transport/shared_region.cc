@@ -44,6 +44,13 @@ int64_t memory_of_host() { return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf
 
 Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}; }
 
+// Allocates memory before its use: a lack of memory is an error here instead of a SIGBUS during training.
+Status allocate(int fd, int64_t begin, int64_t bytes) {
+  const int error = allocate_pages(fd, begin, bytes);
+  errno = error;
+  return error ? refused("allocating shared memory") : Status::ok();
+}
+
 }  // namespace
 
 int64_t SharedRegion::fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores) {
@@ -82,11 +89,8 @@ Status SharedRegion::create(const RegionHeader& layout, int slot_count, Descript
   // /dev/shm.
   Descriptor memory(static_cast<int>(::syscall(SYS_memfd_create, "sirtaki", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (!memory.is_open()) return refused("memfd_create");
-  // Allocates the region now: a lack of memory is an error here instead of a SIGBUS during training.
-  if (const int error = allocate_pages(memory.get(), 0, layout.bytes)) {
-    errno = error;
-    return refused("allocating shared memory");
-  }
+  if (::ftruncate(memory.get(), layout.bytes) != 0) return refused("sizing shared memory");
+  SIRTAKI_TRY(allocate(memory.get(), 0, std::min(static_cast<int64_t>(chunks_offset(slot_count)), layout.bytes)));
   RegionHeader made = layout;
   // A limit for the size of files (ulimit -f) costs the arena only.
   if (::ftruncate(memory.get(), layout.bytes + slot_count * layout.section_bytes) != 0) made.section_bytes = 0;
@@ -132,6 +136,10 @@ Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int s
                              static_cast<size_t>(chunk_bytes_in(layout.bytes, slot_count)),
                              {layout.bytes, layout.section_bytes}));
   return Status::ok();
+}
+
+Status SharedRegion::allocate_chunks(int fd, int slot) const {
+  return allocate(fd, chunk(slot, 0) - base_, static_cast<int64_t>(slots_each * chunk_bytes_));
 }
 
 SharedRegion::~SharedRegion() {

@@ -87,12 +87,15 @@ class SharedRegion {
   static int64_t fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores);
   // Returns the layout for this many slots. The ranks of a host may share all of its memory as tensors.
   static RegionHeader layout(const Config& config, int slot_count);
-  // Allocates and seals the memory, of which the arena's is allocated later; fails if the operating system refuses it.
+  // Makes and seals the memory; fails if the operating system refuses it. Chunks and arena are allocated later.
   static Status create(const RegionHeader& layout, int slot_count, Descriptor& out);
 
   // Maps the descriptor, or uses an existing mapping.
   static Status open(const Config& config, int fd, uintptr_t address, int slot_count,
                      std::unique_ptr<SharedRegion>& out);
+  // Allocates the chunks of a slot. The rank that writes them calls it, so that on a machine with several memory nodes
+  // (NUMA) they lie on its own.
+  Status allocate_chunks(int fd, int slot) const;
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;

@@ -2,6 +2,8 @@
 // it.
 #include "transport/shared_region.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -17,6 +19,13 @@ size_t chunk_of(const Config& config, int fd, int slots) {
   const Status status = SharedRegion::open(config, fd, 0, slots, region);
   if (!status.is_ok()) check::fail(__FILE__, __LINE__, status.text());
   return region ? region->chunk_bytes() : 0;
+}
+
+// Returns the allocated bytes of some memory.
+int64_t allocated(const Descriptor& memory) {
+  struct stat facts{};
+  if (::fstat(memory.get(), &facts) != 0) check::fail(__FILE__, __LINE__, "fstat");
+  return int64_t{facts.st_blocks} * 512;
 }
 
 }  // namespace
@@ -63,6 +72,26 @@ TEST(too_little_memory_is_refused) {
   std::unique_ptr<SharedRegion> region;
   CHECK(!SharedRegion::open(config, memory.get(), 0, 2, region).is_ok());
   CHECK(!SharedRegion::open(Config(), memory.get(), 0, 64, region).is_ok());
+}
+
+TEST(each_rank_allocates_the_chunks_that_it_writes) {
+  Config config;
+  constexpr int slots = 3;
+  Descriptor memory;
+  REQUIRE(config.set("chunk_bytes", "64K").is_ok());
+  REQUIRE(SharedRegion::create(SharedRegion::layout(config, slots), slots, memory).is_ok());
+  std::unique_ptr<SharedRegion> region;
+  REQUIRE(SharedRegion::open(config, memory.get(), 0, slots, region).is_ok());
+  constexpr int64_t chunks = SharedRegion::slots_each * 64 * KiB;
+  const int64_t before = allocated(memory);
+  REQUIRE(region->allocate_chunks(memory.get(), 1).is_ok());
+  CHECK_EQUAL(allocated(memory) - before, chunks);
+  const int64_t begin = SharedRegion::bytes_needed(config, slots) - 2 * chunks;
+  REQUIRE(::fallocate(memory.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, chunks) == 0);
+  CHECK_EQUAL(allocated(memory), before);  // they were those of slot 1
+  for (int slot = 0; slot < slots; ++slot) REQUIRE(region->allocate_chunks(memory.get(), slot).is_ok());
+  CHECK_EQUAL(allocated(memory) - before, slots * chunks);
+  CHECK(!region->allocate_chunks(-1, 2).is_ok());
 }
 
 CHECK_MAIN()
