@@ -21,10 +21,16 @@ class Stepper(NamedTuple):
     Attributes:
         name: tells the optimizers of a process apart.
         hands_over: whether the setting hand_over concerns it.
+        operations: the number of those that it submits in each step; 0: unknown.
+        bytes: of these, where gradients are not compressed; those absent on all ranks included.
+        parts: in which gradients are submitted at most, when they are handed over early; 0: unknown.
     """
 
     name: str
     hands_over: bool = False
+    operations: int = 0
+    bytes: int = 0
+    parts: int = 0
 
 
 class ExposedTime:

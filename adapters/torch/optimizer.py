@@ -13,7 +13,6 @@ from torch import Tensor
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
-from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.deadlines import Deadline
 from sirtaki.common.groups import Groups
 from sirtaki.common.ops import Adasum, Average, gradient_reduction
@@ -314,7 +313,7 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
     if partition is not None:
         distributed._adopt_slices(partition, scope, settings.names)
     if scope.process_set is global_process_set:
-        distributed._stepper = Stepper(str(scope.name), hands_over=True)
+        distributed._stepper = settings.stepper(distributed)
     distributed._hooks = [
         distributed.register_step_pre_hook(_before_step),
         distributed.register_step_post_hook(_after_step),

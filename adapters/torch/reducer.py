@@ -34,7 +34,7 @@ from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.wrapping import Wrapped
 
-_EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
+EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
 _NEVER = 1 << 62
 _NONE = -1
 
@@ -243,7 +243,7 @@ class GradientReducer:
             self._bytes_until_submit -= size
             if self._bytes_until_submit <= 0:
                 self._submit_fired()
-                self._bytes_until_submit = _EARLY_BYTES
+                self._bytes_until_submit = EARLY_BYTES
 
         with trainable(parameter):
             return parameter.register_post_accumulate_grad_hook(fired)
@@ -268,7 +268,7 @@ class GradientReducer:
         self._stream = _NONE
         self._overlap.begin()
         self._bytes_until_submit = (
-            _EARLY_BYTES if self._may_submit_early and not self._skips_exchange() else _NEVER
+            EARLY_BYTES if self._may_submit_early and not self._skips_exchange() else _NEVER
         )
 
     def _change_stream(self, stream: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from sirtaki.bindings.context import Context
+from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.groups import Groups
 from sirtaki.common.shares import current_share
@@ -14,10 +15,12 @@ from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
 from sirtaki.torch.parameters import exchanged
-from sirtaki.torch.reducer import GradientReducer, Nesting
+from sirtaki.torch.reducer import EARLY_BYTES, GradientReducer, Nesting
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer
+
+_NEWS_BYTES = 128  # for each gradient, and for a round, at the most
 
 
 @dataclass
@@ -51,6 +54,23 @@ class ReducerSettings:
         if share := current_share():
             reducer.count_by_rows(share)
         return reducer
+
+    def stepper(self, optimizer: Optimizer) -> Stepper:
+        """Returns the optimizer, as autotune knows it: with all gradients, and the news that go with them.
+
+        News are those of sparse gradients, and the numbers of `RoundChecks`, unless these are off.
+        """
+        scope = self.exchange_options.scope
+        found = [one.parameter for one in exchanged(optimizer, self.names, self.groups, f"{scope.name}.")]
+        size = sum(one.numel() * one.element_size() for one in found)
+        has_checks = scope.context.setting("check_parameters") != "0"
+        return Stepper(
+            str(scope.name),
+            hands_over=True,
+            operations=len(found) + 1 + has_checks,
+            bytes=size + _NEWS_BYTES * (len(found) + 1),
+            parts=size // EARLY_BYTES + 1,
+        )
 
     def move_to(self, context: Context) -> None:
         """Changes the world for which the next reducer is made."""

@@ -16,7 +16,8 @@ from sirtaki.common.autotune.candidates import TUNED
 
 pytest.importorskip("torch")
 
-# A rank pauses while chunks are tiny: what these cost by themselves depends on whatever else the cores do.
+# A rank pauses while chunks are tiny, as if the exchange took longer: what they cost by themselves depends on
+# whatever else the cores do.
 # Without a number of steps, training ends when autotune does.
 TRAINING = """
 import hashlib, sys, time
@@ -37,7 +38,8 @@ while not is_over:
     optimizer.zero_grad()
     sum((one * (hvd.rank() + 1.5)).sum() for one in layers.values()).backward()
     if live_settings.in_use(current(), "chunk_bytes") == "4096":
-        time.sleep(0.04)
+        with current().steps.exposed:
+            time.sleep(0.04)
     optimizer.step()
     steps += 1
     is_over = steps == int(most_steps)
@@ -131,6 +133,15 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+# The four gradients of TRAINING have 256 KiB.
+LEFT_OUT = [
+    "hand_over=early: the gradients of a step are too few to be handed over in parts",
+    "hand_over=late: the gradients of a step are too few to be handed over in parts",
+    "fusion_threshold=4194304: a step has fewer bytes than both values",
+    "report_bytes=16777216: a step has fewer bytes than both values",
+]
+
+
 def test_a_job_with_tiny_chunks_ends_with_larger_ones(tmp_path: Path) -> None:
     log = tmp_path / "tuning.csv"
     options = ("--chunk-bytes", "4K", "--autotune", "--autotune-log", str(log))
@@ -141,6 +152,13 @@ def test_a_job_with_tiny_chunks_ends_with_larger_ones(tmp_path: Path) -> None:
     rows = rows_of(log)
     assert list(rows[0]) == ["step", "purpose", *TUNED, "step_seconds", "verdict"]
     assert rows[0]["chunk_bytes"] == "4096"
+    assert rows[0]["step"] == "10"
+    assert rows[0]["purpose"].startswith("model: 256 KiB in ")
+    assert f"The first steps exchanged {rows[0]['purpose'].removeprefix('model: ')}. " in said
+    left_out = [row for row in rows if row["verdict"] == "left out"]
+    assert [row["purpose"] for row in left_out] == LEFT_OUT
+    assert f"{len(LEFT_OUT)} changes were left out: " in said
+    rows = [row for row in rows if row not in left_out]
     assert {name: rows[-1][name] for name in TUNED} == in_use
     for name, value in in_use.items():
         before = rows[0][name] if name != "hand_over" else "auto"
@@ -154,6 +172,13 @@ def test_a_job_with_tiny_chunks_ends_with_larger_ones(tmp_path: Path) -> None:
     assert "autotune" not in again[3]
 
 
+def test_without_checks_of_parameters_the_model_is_the_same(tmp_path: Path) -> None:
+    log = tmp_path / "tuning.csv"
+    options = ("--check-parameters", "0", "--chunk-bytes", "128K", "--autotune", "--autotune-log", str(log))
+    train(tmp_path, STEPS, *options)
+    assert [row["purpose"] for row in rows_of(log) if row["verdict"] == "left out"] == LEFT_OUT
+
+
 @pytest.mark.parametrize(("module", "program"), [("optax", JAX), ("keras", KERAS)])
 def test_eager_steps_of_other_frameworks_are_measured(module: str, program: str, tmp_path: Path) -> None:
     pytest.importorskip(module)
@@ -162,9 +187,9 @@ def test_eager_steps_of_other_frameworks_are_measured(module: str, program: str,
     done = run(tmp_path, *options, sys.executable, "-c", program, KERAS_BACKEND="torch")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "autotune has tried" in " ".join(done.stderr.split())
-    rows = rows_of(log)
-    assert [row["step"] for row in rows] == ["16", "22", "24"]
-    assert [row["verdict"] for row in rows] == ["", "", "kept"]
+    rows = [row for row in rows_of(log) if row["verdict"] != "left out"]
+    assert [row["step"] for row in rows] == ["10", "16", "22", "24"]
+    assert [row["verdict"] for row in rows] == ["", "", "", "kept"]
     assert {row["hand_over"] for row in rows} == {rows[0]["hand_over"]}  # it has no meaning there
 
 

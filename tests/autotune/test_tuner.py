@@ -3,76 +3,21 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tuned_world import EAGER, START, World, make, replace_core
 
-from sirtaki.bindings import live_settings
-from sirtaki.bindings.step_counters import StepCounters, Stepper
+from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.autotune import tuner_of
 from sirtaki.common.autotune.candidates import TUNED
-from sirtaki.common.autotune.tuner import Tuner
-
-START = {
-    "hand_over": "auto",
-    "chunk_bytes": "4096",
-    "fusion_threshold": "67108864",
-    "report_bytes": "1048576",
-    "report_window": "0.0003",
-    "spin": "0.0002",
-}
-
-
-TORCH, EAGER = Stepper("gradient", hands_over=True), Stepper("gradients")
-
-
-@dataclass(eq=False)
-class World:
-    """Rank 0 of a world in which only large chunks, and late hand-over, are fast."""
-
-    log: str = ""
-    rank: int = 0
-    size: int = 2
-    autotune: str = "1"
-    survivors: Any = None
-    in_use: dict[str, str] = field(default_factory=lambda: dict(START))
-    shutdown_callbacks: list[Any] = field(default_factory=list)
-    counters: StepCounters = field(default_factory=StepCounters)
-    time: float = 0.0
-    taken: int = 0
-
-    @property
-    def steps(self) -> StepCounters:
-        return self.counters
-
-    def setting(self, name: str) -> str:
-        return {"autotune": self.autotune, "autotune_log": self.log, "chunk_bytes": "0"}[name]
-
-    def step(self, optimizer: Stepper = TORCH) -> None:
-        """Takes a step; every tenth one includes an evaluation."""
-        self.taken += 1
-        self.time += 0.010 if self.in_use["chunk_bytes"] == "4096" else 0.004
-        self.time += 0.002 if self.in_use["hand_over"] != "late" else 0
-        self.time += 1.0 if self.taken % 10 == 0 else 0
-        self.counters.end(by=optimizer)
-
-    def clock(self) -> float:
-        return self.time
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
-    monkeypatch.setattr(live_settings, "in_use", lambda context, name: context.in_use[name])
-    monkeypatch.setattr(
-        live_settings, "change", lambda context, name, value: context.in_use.update({name: value})
-    )
+    replace_core(monkeypatch)
     return World(log=str(tmp_path / "log.csv"))
-
-
-def make(world: World) -> Tuner:
-    return Tuner(world, world.clock)  # type: ignore[arg-type]
 
 
 def test_it_ends_with_the_fastest_settings_in_use(world: World, capfd: pytest.CaptureFixture[str]) -> None:

@@ -33,9 +33,10 @@ def candidates(start: Mapping[str, str], hands_over: bool = True) -> list[Change
         for value in values
         if name != "chunk_bytes" or start[name] != "0"
         if name != "hand_over" or hands_over
-        if _number(name, value) != _number(name, start[name])
+        if number_of(name, value) != number_of(name, start[name])
     ]
 
 
-def _number(name: str, value: str) -> int:
+def number_of(name: str, value: str) -> int:
+    """Returns a setting's value as a number: of bytes, of nanoseconds, or of the choice."""
     return Config({name: value}).integer(name)

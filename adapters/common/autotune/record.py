@@ -1,7 +1,8 @@
 """The record of a search: a CSV file, and a paragraph that explains the result.
 
-The file has a line for each block of steps, with the settings and the time of a step. The last line has the
-verdict "kept", and the settings that were kept: `hvdrun --autotune-load` reads these.
+The file has a line for what the first steps have exchanged, one for each change that is left out, and one for
+each block of steps, with the settings and the time of a step. The last line has the verdict "kept", and the
+settings that were kept: `hvdrun --autotune-load` reads these.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO
 
-from sirtaki.common.autotune.search import MARGIN, PROOF_PAIRS, PROOF_WINS, Block, Findings, Settings
+from sirtaki.common.autotune.search import MARGIN, PROOF_PAIRS, PROOF_WINS, Block, Findings, LeftOut, Settings
 
-KEPT = "kept"
+KEPT, LEFT_OUT = "kept", "left out"  # verdicts
 _begun: set[str] = set()  # the files that this process has written: another world of it appends
 
 
@@ -51,6 +52,17 @@ class Log:
             with suppress(OSError):  # a full disk is no reason to end a training
                 self._lines.writerow([step, block.purpose, *block.settings.values(), f"{seconds:.6f}", ""])
 
+    def model(self, step: int, findings: Findings, seconds: float) -> None:
+        """Records what the steps before `step` have exchanged, and each change that is left out."""
+        if self._file is None:
+            return
+        with suppress(OSError):
+            purpose = f"model: {findings.measured}"
+            self._lines.writerow([step, purpose, *findings.start.values(), f"{seconds:.6f}", ""])
+            for one in findings.left_out:
+                settings = one.change.of(findings.start).values()
+                self._lines.writerow([step, f"{one.change}: {one.reason}", *settings, "", LEFT_OUT])
+
     def close(self, step: int, kept: Settings | None) -> None:
         """Records the result, if there is one, and completes the file."""
         if self._file is None:
@@ -64,11 +76,11 @@ class Log:
 
 def paragraph(findings: Findings, steps: int) -> str:
     """Explains a search: what was tried, what was kept, and why."""
-    state = "" if findings.is_finished else ", and the training ended before all were compared"
-    sentences = [
-        f"autotune has tried {findings.tried} changes of settings in {steps} steps, in turns with the "
-        f"settings without them{state}"
-    ]
+    sentences = [_extent(findings, steps)]
+    if findings.measured:
+        sentences.append(f"The first steps exchanged {findings.measured}")
+    if findings.left_out:
+        sentences.append(_omissions(findings.left_out, len(findings.left_out) + findings.tried))
     kept = {change.setting for change in findings.changes}
     for verdict in findings.verdicts:
         change, share = verdict.change, f"{verdict.ratio:.0%} of the time of those without it"
@@ -84,8 +96,34 @@ def paragraph(findings: Findings, steps: int) -> str:
             )
     if findings.whole_ratio is not None:
         sentences.append(f"With all changes, steps took {findings.whole_ratio:.0%} of the time of the start")
-    sentences.append(_advice(findings.start, findings.kept))
+    if findings.tried or not findings.left_out:
+        sentences.append(_advice(findings.start, findings.kept))
     return ". ".join(sentences) + "."
+
+
+def _extent(findings: Findings, steps: int) -> str:
+    if findings.left_out and not findings.tried:
+        return (
+            f"autotune has tried no change of settings, because the first {steps} steps have shown that none "
+            f"can make steps faster by {MARGIN:.0%}"
+        )
+    state = "" if findings.is_finished else ", and the training ended before all were compared"
+    return (
+        f"autotune has tried {findings.tried} changes of settings in {steps} steps, in turns with the "
+        f"settings without them{state}"
+    )
+
+
+def _omissions(left_out: Sequence[LeftOut], most: int) -> str:
+    """Says which changes were left out of `most`, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for one in left_out:
+        by_reason.setdefault(one.reason, []).append(str(one.change))
+    clauses = [
+        f"{', '.join(changes) if len(changes) < most else 'all'}, because {reason}"
+        for reason, changes in by_reason.items()
+    ]
+    return f"{len(left_out)} changes were left out: {'; '.join(clauses)}"
 
 
 def _advice(start: Settings, kept: Settings) -> str:

@@ -60,12 +60,25 @@ class Verdict:
     is_kept: bool
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A change that is not tried, and why, as a clause."""
+
+    change: Change
+    reason: str
+
+
 @dataclass
 class Findings:
-    """The state of a search. A search that is cut short keeps what is proven until then."""
+    """The state of a search. A search that is cut short keeps what is proven until then.
+
+    `measured`: what the first steps have exchanged, as text; "": not known.
+    """
 
     start: Settings
     kept: Settings
+    measured: str = ""
+    left_out: Sequence[LeftOut] = ()
     tried: int = 0
     verdicts: list[Verdict] = field(default_factory=list)
     whole_ratio: float | None = None  # of all kept changes together

@@ -9,18 +9,21 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from statistics import median
 
 from sirtaki.bindings import live_settings
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.step_counters import Stepper
+from sirtaki.common.autotune import first_steps
 from sirtaki.common.autotune.candidates import TUNED, candidates
+from sirtaki.common.autotune.model import Counts, describe, judge, measure
 from sirtaki.common.autotune.record import Log, paragraph
-from sirtaki.common.autotune.search import Findings, Settings, search
+from sirtaki.common.autotune.search import Change, Findings, LeftOut, Settings, search
 
-_FIRST_STEPS = 10  # that are not measured: programs and caches warm up
+_FIRST_STEPS = 10  # that are in no block: programs and caches warm up
+_UNUSUAL_STEPS = 3  # of these: they also compare parameters, and the model does not know them
 _BLOCK_STEPS = 5  # measured in a block; a step with an evaluation or a checkpoint does not move their median
 _UNUSED = (
     "autotune has measured nothing, and changed nothing: no distributed optimizer of all ranks has taken "
@@ -74,12 +77,15 @@ class Tuner:
 
     def _tune(self) -> Generator[None, float, None]:
         """Runs the search. Is sent the duration of each step, in seconds, when it ends."""
-        for _ in range(_FIRST_STEPS):
+        for _ in range(_UNUSUAL_STEPS):
             yield
+        counts, times = [self._counts()], []
+        for _ in range(_FIRST_STEPS - _UNUSUAL_STEPS):
+            times.append((yield))
+            counts.append(self._counts())
         start = self._in_use()
         self.findings = Findings(start, start)
-        hands_over = self._optimizer is not None and self._optimizer.hands_over
-        blocks = search(self.findings, candidates(start, hands_over))
+        blocks = search(self.findings, self._select(self.findings, counts, times))
         with suppress(StopIteration):
             block = next(blocks)
             while True:
@@ -91,6 +97,26 @@ class Tuner:
                 self._log.block(self._steps, block, median(times))
                 block = blocks.send(median(times))
         self._use(self.findings.kept)
+
+    def _select(self, findings: Findings, counts: Sequence[Counts], seconds: Sequence[float]) -> list[Change]:
+        """Returns the changes to be tried, in their order, and records why the others are not."""
+        context, optimizer = self._context(), self._optimizer
+        assert context is not None
+        assert optimizer is not None
+        changes = candidates(findings.start, optimizer.hands_over)
+        job, measures = first_steps.job_of(context, optimizer), measure(counts, seconds)
+        if job is None or measures is None:
+            return changes
+        judgements = judge(measures, job, findings.start, changes)
+        findings.measured = describe(measures)
+        findings.left_out = [LeftOut(one.change, one.reason) for one in judgements if one.reason]
+        self._log.model(self._steps, findings, median(seconds))
+        return [one.change for one in judgements if not one.reason]
+
+    def _counts(self) -> Counts:
+        context = self._context()
+        assert context is not None
+        return first_steps.read(context)
 
     def _in_use(self) -> Settings:
         context = self._context()

@@ -1,0 +1,30 @@
+"""A torch optimizer as autotune knows it: the operations and the bytes of its steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sirtaki.bindings.step_counters import Stepper  # noqa: E402
+from sirtaki.torch.reducer_settings import ReducerSettings  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("elements", "checks", "expected"),
+    [
+        ([100], "-1", Stepper("gradient", True, operations=3, bytes=400 + 2 * 128, parts=1)),
+        ([100], "0", Stepper("gradient", True, operations=2, bytes=400 + 2 * 128, parts=1)),
+        ([1 << 17, (1 << 17) - 1], "3", Stepper("gradient", True, 4, (1 << 20) - 4 + 3 * 128, 1)),
+        ([1 << 17, 1 << 17], "3", Stepper("gradient", True, 4, (1 << 20) + 3 * 128, 2)),
+    ],
+)
+def test_a_step_has_all_gradients_and_their_news(elements: list[int], checks: str, expected: Stepper) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(number)) for number in elements]
+    optimizer = torch.optim.SGD([*parameters, torch.nn.Parameter(torch.zeros(3).int(), requires_grad=False)])
+    context = SimpleNamespace(setting=lambda name: checks if name == "check_parameters" else "")
+    options: Any = SimpleNamespace(scope=SimpleNamespace(name="gradient", context=context))
+    assert ReducerSettings(options, names={}, groups=None, passes=1).stepper(optimizer) == expected

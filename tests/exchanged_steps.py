@@ -1,0 +1,14 @@
+"""Steps as the model of autotune sees them, and a job whose optimizer has made all their operations."""
+
+from __future__ import annotations
+
+from sirtaki.common.autotune.model import Job, Measures, Step
+
+K, M = 1 << 10, 1 << 20
+STEP = Step(seconds=1.0, operations=6, plans=3, bytes=4 * M, waiting=0.25, moving=0.5, exposed=0.125, empty=2)
+ROUTES = frozenset({("all-reduce", "shared memory"), ("all-reduce", "none")})
+JOB = Job(ranks_per_core=1, operations=6, bytes=4 * M, parts=5)
+
+
+def of(*steps: Step, routes: frozenset[tuple[str, str]] = ROUTES) -> Measures:
+    return Measures(steps, routes)
