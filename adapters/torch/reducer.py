@@ -34,7 +34,8 @@ from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.wrapping import Wrapped
 
-EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
+_EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
+_EARLY_URGENT_BYTES = 64 << 10  # the same with overlap_forward: the next pass needs the last gradients first
 _NEVER = 1 << 62
 _NONE = -1
 
@@ -49,6 +50,11 @@ class Nesting(ContextDecorator):
 
     def __exit__(self, *_: object) -> None:
         self.depth -= 1
+
+
+def early_bytes(overlaps_forward: bool) -> int:
+    """Returns how many bytes of gradients are submitted at once during a pass."""
+    return _EARLY_URGENT_BYTES if overlaps_forward else _EARLY_BYTES
 
 
 class GradientReducer:
@@ -83,6 +89,7 @@ class GradientReducer:
         self._passes_done = 0  # since the last round
         self._stream = _NONE  # on a GPU: the CUDA stream in which the pass has made its last gradient
         self.no_sync = Nesting()  # keeps the gradients of passes inside on this rank
+        self._early_bytes = early_bytes(exchange_options.overlaps_forward)
         self._bytes_until_submit = _NEVER  # bytes until gradients are submitted early
         self._may_submit_early = False  # once a whole pass without nested ones has been seen, and it pays off
         self._overlap = overlap_of(exchange_options, named)
@@ -243,7 +250,7 @@ class GradientReducer:
             self._bytes_until_submit -= size
             if self._bytes_until_submit <= 0:
                 self._submit_fired()
-                self._bytes_until_submit = EARLY_BYTES
+                self._bytes_until_submit = self._early_bytes
 
         with trainable(parameter):
             return parameter.register_post_accumulate_grad_hook(fired)
@@ -267,9 +274,8 @@ class GradientReducer:
         self._pass = this_pass
         self._stream = _NONE
         self._overlap.begin()
-        self._bytes_until_submit = (
-            EARLY_BYTES if self._may_submit_early and not self._skips_exchange() else _NEVER
-        )
+        leaves_early = self._may_submit_early and not self._skips_exchange()
+        self._bytes_until_submit = self._early_bytes if leaves_early else _NEVER
 
     def _change_stream(self, stream: int) -> None:
         """Handles a gradient that is made in another stream than the last one.

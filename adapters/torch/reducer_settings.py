@@ -15,7 +15,7 @@ from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
 from sirtaki.torch.parameters import exchanged
-from sirtaki.torch.reducer import EARLY_BYTES, GradientReducer, Nesting
+from sirtaki.torch.reducer import GradientReducer, Nesting, early_bytes
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer
@@ -69,7 +69,7 @@ class ReducerSettings:
             hands_over=True,
             operations=len(found) + 1 + has_checks,
             bytes=size + _NEWS_BYTES * (len(found) + 1),
-            parts=size // EARLY_BYTES + 1,
+            parts=size // early_bytes(self.exchange_options.overlaps_forward) + 1,
         )
 
     def move_to(self, context: Context) -> None:

@@ -248,6 +248,31 @@ def large_parameters_leave_in_parts(leaves_early: bool) -> None:
 
 
 @case()
+def a_gradient_leaves_before_the_next_one_is_made() -> None:
+    def build() -> nn.Module:
+        return fill(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3000), nn.Linear(3000, 3)).double())
+
+    pairs = both(OPTIMIZERS["SGD"], build)
+    for _, optimizer in pairs:
+        leaving_early(optimizer)
+    alike(pairs, plain_step, steps=2)
+    flight = pairs[0][1]._reducer.flight
+    if flight is not None:  # the weights of the last two layers have 72 kB each, the rest less than 64 KiB
+        calls: list[list[int]] = []
+        start = flight._gradients.start
+
+        def record(numbers: list[int], absent: bool) -> None:
+            if numbers:
+                calls.append(list(numbers))
+            start(numbers, absent)
+
+        flight._gradients.start = record  # type: ignore[method-assign]
+        plain_step(*pairs[0], 2)
+        places = [next(place for place, call in enumerate(calls) if weight in call) for weight in (4, 2, 0)]
+        assert places == [0, 1, 2], calls
+
+
+@case()
 def other_ways_to_combine() -> None:
     def once(model: nn.Module, optimizer: Any, step: int) -> None:
         plain_step(model, optimizer, step)
