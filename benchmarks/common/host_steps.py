@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,15 +41,22 @@ def step_options(blocks: int, steps: int) -> list[Option]:
     return [rounds(blocks, "blocks of each"), *HOST_OPTIONS, number("--steps", steps, "steps of a block")]
 
 
-def measure_steps(options: Namespace, worker: str, make_rows: MakeRows) -> Results:
-    """Creates the hosts, with a rank each, and measures all models of a worker in all ways."""
+def measure_steps(
+    options: Namespace, worker: str, make_rows: MakeRows, settings: Mapping[str, str] | None = None
+) -> Results:
+    """Creates the hosts, with a rank each, and measures all models of a worker in all ways.
+
+    `settings` are added to the ranks' environment.
+    """
+    surroundings = {**KEEP_MEMORY, **(settings or {})}
     with hosts_of(options) as (hosts, key):
         launcher = ranks_on(hosts, 1, key, PORT)
-        with Job(launcher, options.hosts, worker, settings=KEEP_MEMORY) as job:
+        with Job(launcher, options.hosts, worker, settings=surroundings) as job:
             versions, choices = job.ask("versions")[0], job.ask("choices")[0]
             rows = [
                 row
                 for model in choices["models"]
+                if model in getattr(options, "models", choices["models"])
                 for row in make_rows(model, _measure_model(job, model, choices["ways"], options))
             ]
     return {"hosts": options.hosts, "rate": options.rate, "versions": versions, "rows": rows}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+_LINK_BYTES = 125e6  # per second: 1 Gbit/s
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,68 @@ def vgg() -> Step:
         return nn.Sequential(*layers, nn.Linear(1024, 10))
 
     return Step(make, torch.randn(32, 3, 32, 32))
+
+
+class _Wait(torch.autograd.Function):
+    """The passes of a layer that is computed elsewhere: this process waits until its results are there."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor, seconds: float) -> Tensor:
+        end = time.perf_counter() + seconds / 3
+        context.save_for_backward(weight, bias)
+        context.seconds = seconds
+        result = x.clone()
+        _sleep_until(end)
+        return result
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        end = time.perf_counter() + context.seconds * 2 / 3
+        results = [one * 0.01 for one in context.saved_tensors]
+        _sleep_until(end)
+        return gradient, *results, None
+
+
+def _sleep_until(end: float) -> None:
+    time.sleep(max(0.0, end - time.perf_counter()))
+
+
+class WaitingLayer(nn.Module):
+    """A layer with the parameters of another one, whose passes take a given time, but not the processor's.
+
+    The forward pass takes a third of `seconds`. The gradients are a hundredth of the parameters.
+    """
+
+    def __init__(self, layer: nn.Conv2d | nn.Linear, seconds: float) -> None:
+        super().__init__()
+        self.weight, self.bias, self.seconds = layer.weight, layer.bias, seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Wait.apply(x, self.weight, self.bias, self.seconds)
+
+
+def waiting_vgg() -> Step:
+    """Returns the parameters of `vgg` in layers that wait, each in proportion to its multiplications.
+
+    Both passes together take as long as the gradients' bytes on a link of 1 Gbit/s: overlap_forward can save
+    the largest share of the step then.
+    """
+
+    def make() -> nn.Module:
+        work: list[tuple[nn.Conv2d | nn.Linear, int]] = []  # layers, and their multiplications per image
+        pixels = 32 * 32
+        for layer in vgg().make_model().children():
+            if isinstance(layer, nn.Conv2d):
+                work.append((layer, layer.weight.numel() * pixels))
+            elif isinstance(layer, nn.Linear):
+                work.append((layer, layer.weight.numel()))
+            elif isinstance(layer, nn.MaxPool2d):
+                pixels //= 4
+        elements = sum(one.numel() for layer, _ in work for one in layer.parameters())
+        second = sum(amount for _, amount in work) / (elements * 4 / _LINK_BYTES)
+        return nn.Sequential(*(WaitingLayer(layer, amount / second) for layer, amount in work))
+
+    return Step(make, torch.ones(1))
 
 
 MODELS: dict[str, Callable[[], Step]] = {

@@ -73,7 +73,11 @@ OVERLAPS = {
     "overlap_forward": ("overlap_forward=True", BLUE),
     "alone": ("without exchange", SKY),
 }
-OVERLAPPED_MODELS = {"vgg": "VGG's proportions, 26 MB of gradients", "transformer": MODELS["transformer"][0]}
+OVERLAPPED_MODELS = {
+    "vgg": "VGG's proportions, 26 MB of gradients",
+    "transformer": MODELS["transformer"][0],
+    "vgg elsewhere": "VGG's parameters, computed elsewhere",
+}
 P3 = {"ResNet-50": (1.25, "--"), "VGG-19": (1.66, ":")}
 
 
