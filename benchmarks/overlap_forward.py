@@ -1,6 +1,6 @@
 """Measures a training step between hosts with and without overlap_forward.
 
-    sudo python benchmarks/overlap_forward.py [--hosts 2] [--rate 1gbit] [--steps 10] [--partition-bytes 256K]
+    sudo python benchmarks/overlap_forward.py [--hosts 2] [--rate 1gbit] [--steps 10] [--partition-bytes 512K]
                                               [--models vgg "vgg elsewhere"] [--json FILE]
 
 The hosts are network namespaces on a bridge, each with one rank and its own link of the given rate (tc tbf;
@@ -98,7 +98,7 @@ def judge(results: Results) -> list[Target]:
 OPTIONS = [
     *step_options(3, 10),
     choice("--models", MODELS, "which models (all)"),
-    Option("--partition-bytes", default="256K", help="largest part of a gradient (256K)"),
+    Option("--partition-bytes", default="512K", help="largest part of a gradient (512K)"),
 ]
 BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)
 

@@ -67,7 +67,7 @@ def small_linear() -> Step:
 
 
 def vgg() -> Step:
-    """Returns a model with VGG's proportions: 6.5 M parameters, most of them in the layers that run last.
+    """Returns a model with VGG's proportions: 6.4 M parameters, most of them in the layers that run last.
 
     (Simonyan and Zisserman, arXiv 1409.1556, for images of 32 by 32 pixels.)
     """
