@@ -15,6 +15,8 @@ from sirtaki.torch.sparse_gradients import ExchangeOptions
 
 # A pass that sleeps for at least half of the time leaves its core free for an exchange.
 _IDLE_SHARE = 0.5
+_EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
+_EARLY_URGENT_BYTES = 64 << 10  # the same with overlap_forward: the next pass needs the last gradients first
 _NANOSECONDS = 1e-9
 _AUTO, _EARLY = "auto", "early"  # choices of the setting hand_over; the other one is "late"
 
@@ -68,6 +70,11 @@ class Overlap:
     def drop(self) -> None:
         """Records that the pass has raised."""
         self._begun = None
+
+
+def early_bytes(overlaps_forward: bool) -> int:
+    """Returns how many bytes of gradients are submitted at once during a pass."""
+    return _EARLY_URGENT_BYTES if overlaps_forward else _EARLY_BYTES
 
 
 def overlap_of(exchange_options: ExchangeOptions, named: Sequence[NamedParameter]) -> Overlap:

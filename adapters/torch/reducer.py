@@ -26,7 +26,7 @@ from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.claims import Claim
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.gradient_memory import gradient_memory_of
-from sirtaki.torch.overlap import overlap_of
+from sirtaki.torch.overlap import early_bytes, overlap_of
 from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, trainable
 from sirtaki.torch.pass_end import PassEnd
@@ -34,8 +34,6 @@ from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.wrapping import Wrapped
 
-_EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
-_EARLY_URGENT_BYTES = 64 << 10  # the same with overlap_forward: the next pass needs the last gradients first
 _NEVER = 1 << 62
 _NONE = -1
 
@@ -50,11 +48,6 @@ class Nesting(ContextDecorator):
 
     def __exit__(self, *_: object) -> None:
         self.depth -= 1
-
-
-def early_bytes(overlaps_forward: bool) -> int:
-    """Returns how many bytes of gradients are submitted at once during a pass."""
-    return _EARLY_URGENT_BYTES if overlaps_forward else _EARLY_BYTES
 
 
 class GradientReducer:

@@ -14,8 +14,9 @@ from sirtaki.common.shares import current_share
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
+from sirtaki.torch.overlap import early_bytes
 from sirtaki.torch.parameters import exchanged
-from sirtaki.torch.reducer import GradientReducer, Nesting, early_bytes
+from sirtaki.torch.reducer import GradientReducer, Nesting
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer
@@ -67,7 +68,7 @@ class ReducerSettings:
         return Stepper(
             str(scope.name),
             hands_over=True,
-            operations=len(found) + 1 + has_checks,
+            operations=len(found) + 1 + has_checks if self.shard is None else 0,
             bytes=size + _NEWS_BYTES * (len(found) + 1),
             parts=size // early_bytes(self.exchange_options.overlaps_forward) + 1,
         )

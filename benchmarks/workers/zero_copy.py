@@ -7,6 +7,7 @@ Usage: python zero_copy.py receive PORT CONNECTIONS
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import select
 import socket
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 PIECE = 1 << 20
+PATIENCE = 10.0  # seconds, for the last notifications
 # Numbers of Linux (socket.h, errqueue.h).
 SO_ZEROCOPY, MSG_ZEROCOPY, CODE_COPIED = 60, 0x4000000, 1
 EXTENDED_ERROR = struct.Struct("=IBBBBII")  # sock_extended_err: errno, origin, type, code, pad, info, data
@@ -43,14 +45,17 @@ def send(connection: socket.socket, counts: Counts, total: int, flags: int) -> N
     while counts.bytes < total:
         try:
             counts.bytes += connection.send(data[: total - counts.bytes], flags)
-        except OSError:  # ENOBUFS: too many calls are not acknowledged
+        except OSError as error:
+            if not flags or error.errno != errno.ENOBUFS:  # too many calls are not acknowledged
+                raise
             awaited -= take_notices(connection, counts, 1.0)
             continue
         counts.calls += 1
-        awaited += bool(flags)
-        awaited -= take_notices(connection, counts, 0.0) if flags else 0
+        if flags:
+            awaited += 1 - take_notices(connection, counts, 0.0)
     connection.shutdown(socket.SHUT_WR)
-    while awaited:
+    until = time.monotonic() + PATIENCE
+    while awaited and time.monotonic() < until:
         awaited -= take_notices(connection, counts, 1.0)
 
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
 
 #include "base/machine.h"
 
@@ -44,7 +45,6 @@ int64_t memory_of_host() { return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf
 
 Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}; }
 
-// Allocates memory before its use: a lack of memory is an error here instead of a SIGBUS during training.
 Status allocate(int fd, int64_t begin, int64_t bytes) {
   const int error = allocate_pages(fd, begin, bytes);
   errno = error;
@@ -89,8 +89,12 @@ Status SharedRegion::create(const RegionHeader& layout, int slot_count, Descript
   // /dev/shm.
   Descriptor memory(static_cast<int>(::syscall(SYS_memfd_create, "sirtaki", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (!memory.is_open()) return refused("memfd_create");
-  if (::ftruncate(memory.get(), layout.bytes) != 0) return refused("sizing shared memory");
-  SIRTAKI_TRY(allocate(memory.get(), 0, std::min(static_cast<int64_t>(chunks_offset(slot_count)), layout.bytes)));
+  // Too little memory is noticed here, where there still is another way, and not by a SIGBUS during training.
+  SIRTAKI_TRY(allocate(memory.get(), 0, layout.bytes));
+  // Gives the chunks back, for their ranks to allocate; if that fails, they stay on this rank's memory node.
+  const auto chunks = static_cast<int64_t>(chunks_offset(slot_count));
+  if (chunks < layout.bytes)
+    std::ignore = ::fallocate(memory.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, chunks, layout.bytes - chunks);
   RegionHeader made = layout;
   // A limit for the size of files (ulimit -f) costs the arena only.
   if (::ftruncate(memory.get(), layout.bytes + slot_count * layout.section_bytes) != 0) made.section_bytes = 0;

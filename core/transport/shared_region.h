@@ -87,7 +87,8 @@ class SharedRegion {
   static int64_t fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores);
   // Returns the layout for this many slots. The ranks of a host may share all of its memory as tensors.
   static RegionHeader layout(const Config& config, int slot_count);
-  // Makes and seals the memory; fails if the operating system refuses it. Chunks and arena are allocated later.
+  // Makes and seals the memory; fails if the operating system refuses it. Its chunks are given back, and allocated
+  // again by their ranks; the arena is allocated later.
   static Status create(const RegionHeader& layout, int slot_count, Descriptor& out);
 
   // Maps the descriptor, or uses an existing mapping.

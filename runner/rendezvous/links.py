@@ -85,8 +85,10 @@ def connect_to(
             "port: is there a firewall? SIRTAKI_NETWORK_INTERFACES=eth0, for example, selects the network to "
             "use"
         ) from None
-    except OSError as error:
+    except ConnectionError as error:
         raise RendezvousError(f"{endpoint.name} is gone: {error.strerror or error}", rank) from None
+    except OSError as error:  # no descriptors, for example: the other rank is not to blame
+        raise RendezvousError(f"no connection to {endpoint.name}: {error.strerror or error}") from None
 
 
 def choose(connection: Connection) -> None:

@@ -26,5 +26,11 @@ def test_a_step_has_all_gradients_and_their_news(elements: list[int], checks: st
     parameters = [torch.nn.Parameter(torch.zeros(number)) for number in elements]
     optimizer = torch.optim.SGD([*parameters, torch.nn.Parameter(torch.zeros(3).int(), requires_grad=False)])
     context = SimpleNamespace(setting=lambda name: checks if name == "check_parameters" else "")
-    options: Any = SimpleNamespace(scope=SimpleNamespace(name="gradient", context=context))
-    assert ReducerSettings(options, names={}, groups=None, passes=1).stepper(optimizer) == expected
+    scope = SimpleNamespace(name="gradient", context=context)
+    options: Any = SimpleNamespace(scope=scope, overlaps_forward=False)
+    settings = ReducerSettings(options, names={}, groups=None, passes=1)
+    assert settings.stepper(optimizer) == expected
+    options.overlaps_forward = True
+    assert settings.stepper(optimizer).parts == sum(elements) * 4 // (64 << 10) + 1
+    settings.shard = "gradients"  # other operations, of unknown number
+    assert settings.stepper(optimizer).operations == 0

@@ -35,7 +35,10 @@ def first_rank(is_listening: bool) -> Iterator[tuple[str, socket.socket]]:
 
 
 @pytest.mark.parametrize("is_listening", [True, False], ids=["answers late", "listens late"])
-def test_a_rank_is_accepted_while_another_one_is_awaited(is_listening: bool) -> None:
+def test_a_rank_is_accepted_while_another_one_is_awaited(
+    is_listening: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sirtaki.runner.rendezvous.connect.HANDSHAKE_SECONDS", FAILSAFE_SECONDS)
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(2))
         address, first = stack.enter_context(first_rank(is_listening))
