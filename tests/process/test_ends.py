@@ -46,9 +46,10 @@ def test_an_exception_reaches_the_other_ranks(run: Run) -> None:
     ended = run(
         """
         hvd.init()
+        outlive_the_first_failure()
+        hvd.barrier()
         if hvd.rank() == 1:
             raise ValueError("no such file")
-        outlive_the_first_failure()
         try:
             hvd.allreduce(1.0)
         except hvd.HorovodInternalError as error:
@@ -65,10 +66,10 @@ def test_a_killed_rank_is_named(run: Run) -> None:
     ended = run(
         """
         hvd.init()
+        outlive_the_first_failure()
         hvd.barrier()
         if hvd.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        outlive_the_first_failure()
         try:
             hvd.allreduce(np.ones(10), name="loss")
         except hvd.PeerLostError as error:
@@ -178,6 +179,8 @@ def test_a_forked_child_does_not_hide_its_parents_death(run: Run) -> None:
     ended = run(
         """
         hvd.init()
+        if hvd.rank() == 0:
+            outlive_the_first_failure()
         hvd.barrier()
         if hvd.rank() == 1:
             child = os.fork()
@@ -188,7 +191,6 @@ def test_a_forked_child_does_not_hide_its_parents_death(run: Run) -> None:
             with open("child", "w") as file:
                 file.write(str(child))
             os.kill(os.getpid(), signal.SIGKILL)
-        outlive_the_first_failure()
         try:
             hvd.barrier()
         except hvd.PeerLostError:
