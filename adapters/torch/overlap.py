@@ -16,7 +16,8 @@ from sirtaki.torch.sparse_gradients import ExchangeOptions
 # A pass that sleeps for at least half of the time leaves its core free for an exchange.
 _IDLE_SHARE = 0.5
 _EARLY_BYTES = 1 << 20  # submitted at once during a pass; submitting less costs more than the overlap saves
-_EARLY_URGENT_BYTES = 64 << 10  # the same with overlap_forward: the next pass needs the last gradients first
+# The same with overlap_forward, if the pass leaves its core free: the next one needs the last ones first.
+_EARLY_URGENT_BYTES = 64 << 10
 _NANOSECONDS = 1e-9
 _AUTO, _EARLY = "auto", "early"  # choices of the setting hand_over; the other one is "late"
 
@@ -33,6 +34,7 @@ class Overlap:
         self,
         *,
         has_spare_core: bool,
+        is_urgent: bool = False,
         clocks: Callable[[], tuple[float, float]] | None = None,
         wish: Callable[[], str] = lambda: _AUTO,
     ) -> None:
@@ -40,14 +42,15 @@ class Overlap:
 
         Args:
             has_spare_core: whether there is a core that no backward pass needs.
+            is_urgent: whether the next forward pass begins while gradients are exchanged.
             clocks: returns seconds: elapsed, and those in which this thread was runnable.
             wish: returns the setting hand_over: "early", "late", or "auto", which leaves the decision here.
         """
         self._wish = wish
-        self._has_spare_core = has_spare_core
+        self._has_spare_core, self._is_urgent = has_spare_core, is_urgent
         self._clocks = clocks or _clocks
         self._begun: tuple[float, float] | None = None
-        self._is_worth_it = has_spare_core
+        self._is_worth_it, self._is_idle = has_spare_core, False
 
     @property
     def is_worth_it(self) -> bool:
@@ -55,9 +58,14 @@ class Overlap:
         wish = self._wish()
         return self._is_worth_it if wish == _AUTO else wish == _EARLY
 
+    @property
+    def early_bytes(self) -> int:
+        """Returns how many bytes of gradients the next pass submits at once, if it submits them early."""
+        return least_early_bytes(self._is_urgent and self._is_idle)
+
     def begin(self) -> None:
         """Records that a pass has made its first gradient, in this thread."""
-        if self._begun is None and not self._has_spare_core:
+        if self._begun is None and (self._is_urgent or not self._has_spare_core):
             self._begun = self._clocks()
 
     def end(self) -> None:
@@ -65,15 +73,16 @@ class Overlap:
         if self._begun is not None:
             (begun, runnable_before), self._begun = self._begun, None
             now, runnable = self._clocks()
-            self._is_worth_it = runnable - runnable_before < (1 - _IDLE_SHARE) * (now - begun)
+            self._is_idle = runnable - runnable_before < (1 - _IDLE_SHARE) * (now - begun)
+            self._is_worth_it = self._has_spare_core or self._is_idle
 
     def drop(self) -> None:
         """Records that the pass has raised."""
         self._begun = None
 
 
-def early_bytes(overlaps_forward: bool) -> int:
-    """Returns how many bytes of gradients are submitted at once during a pass."""
+def least_early_bytes(overlaps_forward: bool) -> int:
+    """Returns how many bytes of gradients are submitted at once during a pass, at least."""
     return _EARLY_URGENT_BYTES if overlaps_forward else _EARLY_BYTES
 
 
@@ -82,7 +91,8 @@ def overlap_of(exchange_options: ExchangeOptions, named: Sequence[NamedParameter
     context = exchange_options.scope.context
     is_on_gpu = any(device.ordinal(parameter) != core.CPU for _, parameter, _ in named)
     has_spare_core = is_on_gpu or context.topology.local_size < usable_cores()
-    return Overlap(has_spare_core=has_spare_core, wish=_wish_in(context))
+    is_urgent = exchange_options.overlaps_forward
+    return Overlap(has_spare_core=has_spare_core, is_urgent=is_urgent, wish=_wish_in(context))
 
 
 def _wish_in(context: Context) -> Callable[[], str]:

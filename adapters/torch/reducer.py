@@ -26,7 +26,7 @@ from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.claims import Claim
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.gradient_memory import gradient_memory_of
-from sirtaki.torch.overlap import early_bytes, overlap_of
+from sirtaki.torch.overlap import overlap_of
 from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, trainable
 from sirtaki.torch.pass_end import PassEnd
@@ -82,7 +82,6 @@ class GradientReducer:
         self._passes_done = 0  # since the last round
         self._stream = _NONE  # on a GPU: the CUDA stream in which the pass has made its last gradient
         self.no_sync = Nesting()  # keeps the gradients of passes inside on this rank
-        self._early_bytes = early_bytes(exchange_options.overlaps_forward)
         self._bytes_until_submit = _NEVER  # bytes until gradients are submitted early
         self._may_submit_early = False  # once a whole pass without nested ones has been seen, and it pays off
         self._overlap = overlap_of(exchange_options, named)
@@ -243,7 +242,7 @@ class GradientReducer:
             self._bytes_until_submit -= size
             if self._bytes_until_submit <= 0:
                 self._submit_fired()
-                self._bytes_until_submit = self._early_bytes
+                self._bytes_until_submit = self._overlap.early_bytes
 
         with trainable(parameter):
             return parameter.register_post_accumulate_grad_hook(fired)
@@ -268,7 +267,7 @@ class GradientReducer:
         self._stream = _NONE
         self._overlap.begin()
         leaves_early = self._may_submit_early and not self._skips_exchange()
-        self._bytes_until_submit = self._early_bytes if leaves_early else _NEVER
+        self._bytes_until_submit = self._overlap.early_bytes if leaves_early else _NEVER
 
     def _change_stream(self, stream: int) -> None:
         """Handles a gradient that is made in another stream than the last one.

@@ -14,7 +14,7 @@ from sirtaki.common.shares import current_share
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
-from sirtaki.torch.overlap import early_bytes
+from sirtaki.torch.overlap import least_early_bytes
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.reducer import GradientReducer, Nesting
 from sirtaki.torch.sparse_gradients import ExchangeOptions
@@ -70,7 +70,7 @@ class ReducerSettings:
             hands_over=True,
             operations=len(found) + 1 + has_checks if self.shard is None else 0,
             bytes=size + _NEWS_BYTES * (len(found) + 1),
-            parts=size // early_bytes(self.exchange_options.overlaps_forward) + 1,
+            parts=size // least_early_bytes(self.exchange_options.overlaps_forward) + 1,
         )
 
     def move_to(self, context: Context) -> None:

@@ -74,9 +74,9 @@ OVERLAPS = {
     "alone": ("without exchange", SKY),
 }
 OVERLAPPED_MODELS = {
-    "vgg": "VGG's proportions, 26 MB of gradients",
-    "transformer": MODELS["transformer"][0],
-    "vgg elsewhere": "VGG's parameters, computed elsewhere",
+    "vgg": "VGG's proportions,\n26 MB of gradients",
+    "transformer": "transformer,\n38 MB of gradients",
+    "vgg elsewhere": "VGG's parameters,\ncomputed elsewhere",
 }
 P3 = {"ResNet-50": (1.25, "--"), "VGG-19": (1.66, ":")}
 
