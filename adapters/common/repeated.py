@@ -41,6 +41,7 @@ def run_repeated(context: Context, key: Hashable, address: int, tensor: Any) -> 
 
 def cache_described(key: Hashable, batch: Batch) -> None:
     """Keeps the description of an operation that has just succeeded, for the calls that repeat it."""
-    if len(_cache) >= _MAX_CACHED:
-        _cache.pop(next(iter(_cache), None), None)
+    while len(_cache) >= _MAX_CACHED:
+        for oldest in list(_cache)[:1]:  # an atomic copy: other threads change the cache meanwhile
+            _cache.pop(oldest, None)
     _cache[key] = batch
