@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from exchanged_steps import JOB, STEP, K, M, of
+from exchanged_steps import JOB, START, STEP, K, M, of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,14 +15,6 @@ from sirtaki.common.autotune.candidates import TUNED, candidates, number_of
 from sirtaki.common.autotune.model import Job, Judgement, Measures, Step, judge
 from sirtaki.common.autotune.search import MARGIN, Change
 
-START = {
-    "hand_over": "auto",
-    "chunk_bytes": "4096",
-    "fusion_threshold": "0",
-    "report_bytes": "1",
-    "report_window": "0.0003",
-    "spin": "0.0002",
-}
 CHANGES = candidates(START)
 
 

@@ -9,20 +9,13 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import pytest
+from exchanged_steps import START
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sirtaki.common.autotune.candidates import TUNED, candidates
 from sirtaki.common.autotune.search import MARGIN, Block, Change, Findings, is_proven, search
 
-START = {
-    "hand_over": "auto",
-    "chunk_bytes": "4096",
-    "fusion_threshold": "0",
-    "report_bytes": "1",
-    "report_window": "0.0003",
-    "spin": "0.0002",
-}
 Factors = Mapping[Change, float]
 
 

@@ -14,9 +14,7 @@ _MOST_SETS = 64  # numbers of process sets that are looked up
 def read(context: Context) -> Counts:
     """Returns the counters now. Other ranks need not call it."""
     counted = statistics(context)
-    routes: dict[tuple[str, str], int] = {}
-    for row in counted["by_backend"]:
-        routes[row["kind"], row["backend"]] = row["operations"]
+    routes = {(row["kind"], row["backend"]): row["operations"] for row in counted["by_backend"]}
     return Counts(
         steps=counted["steps"]["count"],
         operations=counted["operations"],
