@@ -99,7 +99,7 @@ class LinkedWorld {
     NegotiationEvents events;
     const Status status = rank.negotiation->advance(turn.at, events);
     must(status.is_ok(), status.text());
-    for (int32_t lost : events.lost) suspect(turn, lost);
+    for (const LostPeer& lost : events.lost) suspect(turn, lost.rank);
     Nanoseconds took = wake_;
     if (events.abort) took = pass_on(*events.abort, turn, took);
     else if (turn.at >= rank.suspect_until) took = announce(turn, took);

@@ -28,6 +28,9 @@ srt_status srt_link_tls(srt_context* c, int32_t peer, int32_t fd, srt_tls_sessio
 srt_status srt_link_memory(srt_context* c, const srt_memory* memory, srt_error* error) {
   return guarded(error, [&] { return c->context->link_memory(*memory); });
 }
+srt_status srt_link_mpi(srt_context* c, const int32_t* peers, int32_t count, const srt_mpi* mpi, srt_error* error) {
+  return guarded(error, [&] { return c->context->link_mpi(*mpi, {peers, static_cast<size_t>(count)}); });
+}
 
 srt_status srt_wait_link_requests(srt_context* c, int32_t* out, int32_t capacity, int32_t* count, int32_t timeout_ms) {
   return guarded(nullptr,

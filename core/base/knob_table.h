@@ -28,8 +28,9 @@
        "beyond these, the other ranks wait for it")                                                                    \
   KNOB(late_report, "integer", "4", "", own, 1, 1e6,                                                                   \
        "report a rank that is late for a deadline this many times in a row, and again after twice as many")            \
-  KNOB(transport, "choice", "auto", "auto|shm|socket", agreed, 0, 0,                                                   \
-       "data transport between ranks of one host: shared memory or sockets")                                           \
+  KNOB(transport, "choice", "auto", "auto|shm|socket|mpi", agreed, 0, 0,                                               \
+       "data transport between ranks of one host: shared memory or sockets; mpi: MPI, which has started the ranks, "   \
+       "moves the data between hosts")                                                                                 \
   KNOB(shared_tensors, "boolean", "1", "", agreed, 0, 1,                                                               \
        "let the ranks of a host share memory for tensors, which all-reduces then change where they are")               \
   KNOB(cpu_algorithm, "choice", "auto", "auto|direct|ring|recursive_doubling|hierarchical", agreed, 0, 0,              \

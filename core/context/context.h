@@ -28,6 +28,7 @@ class Context {
   Status link_socket(int32_t peer, int fd);
   Status link_tls(int32_t peer, int fd, std::unique_ptr<TlsSession>& session);  // takes ownership of both on success
   Status link_memory(const srt_memory& memory);
+  Status link_mpi(const srt_mpi& mpi, std::span<const int32_t> peers);
   void add_backend(std::unique_ptr<Backend> backend) { extra_backends_.push_back(std::move(backend)); }
   Status watch_stack(const srt_stack_source& source);
   // Returns the peers to which start() needs links; others may be added later, if requests for them are allowed.

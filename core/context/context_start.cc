@@ -85,6 +85,20 @@ Status Context::link_memory(const srt_memory& memory) {
   return Status::ok();
 }
 
+Status Context::link_mpi(const srt_mpi& mpi, std::span<const int32_t> peers) {
+  if (is_started()) return {SRT_INVALID_ARGUMENT, "links over MPI are added before srt_start"};
+  const bool is_complete = mpi.struct_size >= sizeof(srt_mpi) && mpi.issend && mpi.iprobe && mpi.irecv && mpi.test &&
+                           mpi.get_count && mpi.tag >= 0;
+  if (!is_complete) return {SRT_INVALID_ARGUMENT, "srt_mpi is incomplete"};
+  for (int32_t peer : peers)
+    if (peer < 0 || peer >= size_ || host_of_[static_cast<size_t>(peer)] == host_of_[static_cast<size_t>(rank_)])
+      return {SRT_INVALID_ARGUMENT, format("MPI links ranks of different hosts only, not rank %d", peer)};
+  if (!peers.empty() && config_.integer(Knob::encrypt))
+    return {SRT_INVALID_ARGUMENT, "links over MPI are not encrypted, and links between hosts should be"};
+  links_.use_mpi(mpi, peers);
+  return Status::ok();
+}
+
 Status Context::allocate_shared(int64_t bytes, std::unique_ptr<SharedBuffer>& out) {
   if (forked_) return {SRT_FORKED, "a forked child has no ranks to share memory with"};
   if (bytes < 0) return {SRT_INVALID_ARGUMENT, "memory has at least 0 bytes"};
@@ -184,7 +198,7 @@ void Context::add_backends() {
       read(std::vector<int32_t>(), [](CallerState& state) { return state.sets.find(world_set)->members; });
   const std::vector<int> ranks_per_host = count_members(world_members, host_of_);
   if (rank_ == coordinator_rank && ranks_per_host.size() > 1)
-    log_.line(describe_algorithm(wish, ranks_per_host, config_.text(Knob::transport) != "socket"));
+    log_.line(describe_algorithm(wish, ranks_per_host, config_.text(Knob::transport)));
 }
 
 }  // namespace sirtaki

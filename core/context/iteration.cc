@@ -6,7 +6,8 @@
 namespace sirtaki {
 namespace {
 
-constexpr Nanoseconds shortest_look = microseconds(50), longest_look = milliseconds(1);  // between polls of a GPU
+constexpr Nanoseconds shortest_look = microseconds(50),
+                      longest_look = milliseconds(1);  // between polls of a GPU or MPI
 
 }  // namespace
 
@@ -36,6 +37,7 @@ bool Iteration::run_parts(Nanoseconds now) {
   moved |= parts_.peer_monitor.check(now);
   if (failure.has_happened()) {
     parts_.link_intake.close();
+    parts_.links.give_up_polled();
     failure.end_all_when_quiet();
     parts_.negotiation.flush_links(now);
   }
@@ -73,7 +75,8 @@ void Iteration::act_on_events(Nanoseconds now) {
     parts_.intake.close({SRT_PEER_FINISHED, who + " has finished and cannot take part"});
   }
   if (events_.abort) parts_.pending_abort.receive(*events_.abort, now);
-  for (int32_t rank : events_.lost) parts_.peer_monitor.lose(rank, now);
+  for (const LostPeer& lost : events_.lost)
+    parts_.peer_monitor.lose(lost.rank, now, lost.because.empty() ? PeerMonitor::process_ended : lost.because);
 }
 
 void Iteration::observe(Nanoseconds now) {
@@ -156,8 +159,9 @@ bool Iteration::must_run_again() {
 }
 
 bool Iteration::has_work_left(Nanoseconds now) const {
-  return is_busy() || parts_.negotiation.negotiator().report_due() <= now || parts_.links.has_inbound() ||
-         parts_.links.has_outbound() || parts_.link_intake.has_news() || parts_.intake.has_work();
+  return is_busy() || polls_links() || parts_.negotiation.negotiator().report_due() <= now ||
+         parts_.links.has_inbound() || parts_.links.has_outbound() || parts_.link_intake.has_news() ||
+         parts_.intake.has_work();
 }
 
 Nanoseconds Iteration::device_awaited_for(Nanoseconds now) const {
@@ -165,12 +169,17 @@ Nanoseconds Iteration::device_awaited_for(Nanoseconds now) const {
   return is_awaited ? now - moved_at_ : -1;
 }
 
+// Returns whether a link has to be polled. After a failure nobody waits for its bytes any more.
+bool Iteration::polls_links() const {
+  return !parts_.failure.has_happened() && parts_.links.must_poll(is_in_operation());
+}
+
 Nanoseconds Iteration::next_due(Nanoseconds now) const {
   Nanoseconds due = std::min({parts_.negotiation.next_due(), parts_.peer_monitor.next_due(),
                               parts_.pending_abort.next_due(), now + longest_sleep});
-  // A device is polled after a sixteenth of the time waited so far.
-  if (const Nanoseconds waited = device_awaited_for(now); waited >= 0)
-    due = std::min(due, now + std::clamp(waited / 16, shortest_look, longest_look));
+  // A device, or a link over MPI, is polled after a sixteenth of the time waited so far.
+  if (device_awaited_for(now) >= 0 || polls_links())
+    due = std::min(due, now + std::clamp((now - moved_at_) / 16, shortest_look, longest_look));
   // A full ring does not signal when it has room again; a socket does.
   if (parts_.links.rings_have_outbound()) due = std::min(due, now + milliseconds(1));
   return due;

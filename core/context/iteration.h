@@ -50,6 +50,7 @@ class Iteration {
 
  private:
   bool run_parts(Nanoseconds now) REQUIRES(driving);
+  bool polls_links() const REQUIRES(driving);
   void take_links(Nanoseconds now) REQUIRES(driving);  // those that the program has made since the last run
   bool negotiate(Nanoseconds now) REQUIRES(driving);
   void act_on_events(Nanoseconds now) REQUIRES(driving);

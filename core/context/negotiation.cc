@@ -95,9 +95,11 @@ Status Negotiation::take_frames(const Links::PeerLink& entry, Nanoseconds now, N
     events.moved = true;
   }
   const auto index = static_cast<size_t>(entry.peer);
-  if (link.is_ended() && !has_finished(entry.peer) && !lost_[index]) {
+  if (!link.is_ended() || lost_[index]) return Status::ok();
+  const bool is_polite = has_finished(entry.peer) || (finished_[index] && !link.is_polled());
+  if (!is_polite) {
     lost_[index] = true;
-    events.lost.push_back(entry.peer);
+    events.lost.push_back({entry.peer, link.trouble()});
   }
   return Status::ok();
 }
@@ -105,6 +107,7 @@ Status Negotiation::take_frames(const Links::PeerLink& entry, Nanoseconds now, N
 Status Negotiation::take_frame(const Links::PeerLink& entry, const Frame& frame, Nanoseconds now,
                                NegotiationEvents& events) {
   const int32_t peer = entry.peer;
+  if (entry.link->is_polled()) return {SRT_PROTOCOL, format("rank %d sent a frame over MPI that is no data", peer)};
   const bool is_parent = entry.link.get() == parent_;
   switch (frame.header.kind) {
     case FrameKind::report:
@@ -120,7 +123,7 @@ Status Negotiation::take_frame(const Links::PeerLink& entry, const Frame& frame,
         return Status::ok();
       }
       break;
-    case FrameKind::goodbye: take_goodbye(entry, events); return Status::ok();
+    case FrameKind::goodbye: return take_goodbye(entry, frame, events);
     case FrameKind::cut_off:
       if (!is_parent || frame.body.size() != sizeof(int32_t)) break;
       events.finished_above = Reader(frame.body).get<int32_t>();
@@ -159,15 +162,22 @@ Status Negotiation::take_decision(std::span<const uint8_t> decision, Nanoseconds
 }
 
 // Handles a goodbye. It counts on the link whose last frame it is: that of the peer's data for operations, which may be
-// on its way, that to the parent for Decisions.
-void Negotiation::take_goodbye(const Links::PeerLink& entry, NegotiationEvents& events) {
+// on its way, that to the parent for Decisions. If MPI moves the data, it says how many frames MPI has moved.
+Status Negotiation::take_goodbye(const Links::PeerLink& entry, const Frame& frame, NegotiationEvents& events) {
+  if (links_.is_over_mpi(entry.peer)) {
+    Reader reader(frame.body);
+    links_.note_last_frame(entry.peer, reader.get<uint64_t>());
+    if (!reader.ok())
+      return {SRT_PROTOCOL, format("rank %d said goodbye without the number of its frames", entry.peer)};
+  }
   if (!entry.is_ring || !(links_.data(entry.peer) || links_.awaits(entry.peer)))
     finished_[static_cast<size_t>(entry.peer)] = true;
-  if (entry.link.get() != parent_) return;
+  if (entry.link.get() != parent_) return Status::ok();
   events.finished_above = entry.peer;
   scratch_.clear();
   Writer(scratch_).put(entry.peer);
   send_to_children(FrameKind::cut_off, scratch_);
+  return Status::ok();
 }
 
 void Negotiation::send_to_children(FrameKind kind, std::span<const uint8_t> body) {
@@ -227,7 +237,7 @@ void Negotiation::flush_links(Nanoseconds now) {
 }
 
 bool Negotiation::has_finished(int32_t rank) const {
-  if (finished_[static_cast<size_t>(rank)]) return true;
+  if (finished_[static_cast<size_t>(rank)]) return links_.has_all_frames(rank);
   if (links_.data(rank) || links_.awaits(rank)) return false;  // its last bytes may be on their way
   const int slot = local_peers_ ? local_peers_->slot_of(rank) : -1;
   return slot >= 0 && local_peers_->has_finished(slot);
@@ -258,7 +268,12 @@ void Negotiation::say_goodbye(Nanoseconds now) {
     NegotiationEvents unused;
     relay(now, unused);
   }
-  for (const Links::PeerLink& entry : links_.all()) entry.link->send({.kind = FrameKind::goodbye}, {});
+  for (const Links::PeerLink& entry : links_.all()) {
+    if (entry.link->is_polled()) continue;
+    scratch_.clear();
+    if (links_.is_over_mpi(entry.peer)) Writer(scratch_).put(links_.frames_over_mpi(entry.peer));
+    entry.link->send({.kind = FrameKind::goodbye}, scratch_);
+  }
   flush_links(now);
 }
 
@@ -273,7 +288,8 @@ void Negotiation::pass_on(const AbortNotice& notice, Nanoseconds now) {
 void Negotiation::send_abort_over(size_t links, const AbortNotice& notice, Nanoseconds now) {
   scratch_.clear();
   encode_abort(notice, scratch_);
-  for (size_t i = 0; i < links; ++i) links_.all()[i].link->send({.kind = FrameKind::abort}, scratch_);
+  for (size_t i = 0; i < links; ++i)
+    if (Link& link = *links_.all()[i].link; !link.is_polled()) link.send({.kind = FrameKind::abort}, scratch_);
   flush_links(now);
 }
 

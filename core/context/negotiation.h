@@ -26,11 +26,16 @@ struct AbortNotice {
   uint64_t decision = 0;  // the abort takes effect after this Decision, whose refusals may be its cause
 };
 
+struct LostPeer {
+  int32_t rank;
+  std::string because;  // empty: its link ended
+};
+
 // The results of one call of advance().
 struct NegotiationEvents {
   Outcome outcome;
   std::optional<AbortNotice> abort;
-  std::vector<int32_t> lost;  // ranks whose link ended without a goodbye
+  std::vector<LostPeer> lost;  // whose link ended without a goodbye
   int32_t finished_above = -1;  // the coordinator, or a rank on the path to it, that has left; -1: none
   bool has_reported = false;  // Negotiator::reported() has the details
   bool has_decided = false;  // a Decision was applied
@@ -102,7 +107,7 @@ class Negotiation {
   Status take_frame(const Links::PeerLink& entry, const Frame& frame, Nanoseconds now, NegotiationEvents& events);
   Status take_report(int32_t peer, const Frame& frame, Nanoseconds now);
   Status take_decision(std::span<const uint8_t> decision, Nanoseconds now, NegotiationEvents& events);
-  void take_goodbye(const Links::PeerLink& entry, NegotiationEvents& events);
+  Status take_goodbye(const Links::PeerLink& entry, const Frame& frame, NegotiationEvents& events);
   Status report(Nanoseconds now, NegotiationEvents& events);
   void relay(Nanoseconds now, NegotiationEvents& events);
   Status decide(Nanoseconds now, NegotiationEvents& events);

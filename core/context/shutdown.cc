@@ -56,6 +56,7 @@ void Shutdown::end_all(Nanoseconds deadline) {
   EngineFailure& failure = parts_.failure;
   LocalPeers* local_peers = parts_.own.local_peers;
   if (!failure.has_happened()) serve_others(deadline);
+  if (!failure.has_happened()) deliver_polled(std::max(deadline, now() + shortest_delivery));
   const Nanoseconds last_call = std::max(deadline, now() + shortest_delivery);
   // A failure is sent quickly or not at all: the failed machine may accept no more bytes.
   const Nanoseconds end_of_words = failure.has_happened() ? std::min(last_call, now() + longest_delivery) : last_call;
@@ -86,6 +87,16 @@ void Shutdown::close() {
   parts_.role.close();
   if (parts_.own.local_peers) parts_.own.local_peers->close();
   parts_.links.close();
+}
+
+// Waits until peers have received what MPI moves, which it does only while this rank calls it. A peer takes a goodbye
+// as the end of the bytes that it may wait for.
+void Shutdown::deliver_polled(Nanoseconds deadline) {
+  while (!parts_.failure.has_happened() && parts_.links.must_poll(false) && now() < deadline) {
+    const bool moved = parts_.iteration.run(now());
+    if (parts_.own.local_peers) parts_.own.local_peers->ring_all();
+    if (!moved) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 }
 
 // Waits for delivery: closing a connection with unread bytes discards sent bytes that have not arrived yet.

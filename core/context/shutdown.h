@@ -30,6 +30,7 @@ class Shutdown {
   void drain(Nanoseconds deadline, Ticket all_here);
   void end_all(Nanoseconds deadline) REQUIRES(driving);
   void serve_others(Nanoseconds deadline) REQUIRES(driving);
+  void deliver_polled(Nanoseconds deadline) REQUIRES(driving);
   std::vector<int32_t> others_below();
   void deliver(Nanoseconds deadline) REQUIRES(driving);
   void close() REQUIRES(driving);

@@ -33,17 +33,19 @@ std::vector<int> count_members(const std::vector<int32_t>& members, const std::v
   return numbers;
 }
 
-std::string describe_algorithm(std::string_view wish, const std::vector<int>& ranks_per_host, bool has_shared_memory) {
+std::string describe_algorithm(std::string_view wish, const std::vector<int>& ranks_per_host,
+                               std::string_view transport) {
   int ranks = 0;
   for (int count : ranks_per_host) ranks += count;
+  const char* network = transport == "mpi" ? "MPI" : "TCP";
   std::string way;
   switch (choose_algorithm(wish, ranks_per_host, INT64_MAX)) {
-    case Algorithm::direct: way = "over TCP between hosts (direct)"; break;
-    case Algorithm::ring: way = "over TCP between hosts (ring)"; break;
-    case Algorithm::recursive_doubling: way = "over TCP between hosts (recursive_doubling)"; break;
+    case Algorithm::direct: way = format("over %s between hosts (direct)", network); break;
+    case Algorithm::ring: way = format("over %s between hosts (ring)", network); break;
+    case Algorithm::recursive_doubling: way = format("over %s between hosts (recursive_doubling)", network); break;
     case Algorithm::hierarchical:
-      way = format("through %s inside a host and over TCP between hosts (hierarchical)",
-                   has_shared_memory ? "shared memory" : "Unix sockets");
+      way = format("through %s inside a host and over %s between hosts (hierarchical)",
+                   transport == "socket" ? "Unix sockets" : "shared memory", network);
   }
   return format("%d ranks on %zu hosts: all-reduce goes %s; SIRTAKI_CPU_ALGORITHM changes that", ranks,
                 ranks_per_host.size(), way.c_str());

@@ -23,7 +23,8 @@ Algorithm choose_algorithm(std::string_view wish, const std::vector<int>& member
 // Counts the members of a transfer on each host that has any. `host_of`: by rank of the world.
 std::vector<int> count_members(const std::vector<int32_t>& members, const std::vector<int32_t>& host_of);
 
-// Describes the algorithm of a world of several hosts, for the log.
-std::string describe_algorithm(std::string_view wish, const std::vector<int>& ranks_per_host, bool has_shared_memory);
+// Describes the algorithm of a world of several hosts, for the log. `transport`: the setting.
+std::string describe_algorithm(std::string_view wish, const std::vector<int>& ranks_per_host,
+                               std::string_view transport);
 
 }  // namespace sirtaki

@@ -51,10 +51,8 @@ bool LinkOperation::has_links() {
   for (size_t member = 0; member < member_count(); ++member) {
     if (member == transfer_->own || !exchanges_with(member)) continue;
     const int32_t rank = transfer_->members[member];
-    links_[member] = setting_.links.data(rank);
-    if (links_[member]) continue;
-    setting_.links.request(rank);
-    awaited_.push_back(rank);
+    links_[member] = setting_.links.obtain(rank);
+    if (!links_[member]) awaited_.push_back(rank);
   }
   return is_linked_ = awaited_.empty();
 }

@@ -125,6 +125,21 @@ typedef struct srt_topology {
   const srt_peer *peers; /* `size` entries, by rank */
 } srt_topology;
 
+/* The MPI library of the program: its functions, and a communicator of sirtaki's own, in which ranks are those of the
+ * world and errors are returned. A handle is passed as it is, whether it is a pointer or an int: on x86-64 and arm64
+ * both arrive in one register of 64 bits. Requests (8 bytes) and statuses (64) are aligned memory of the core. */
+typedef struct srt_mpi {
+  uint32_t struct_size;
+  int32_t tag; /* of all messages of this world: a communicator may serve several worlds in turn */
+  intptr_t comm;
+  intptr_t byte_type; /* MPI_BYTE */
+  int (*issend)(const void *from, int count, intptr_t type, int rank, int tag, intptr_t comm, void *request);
+  int (*iprobe)(int rank, int tag, intptr_t comm, int *flag, void *status);
+  int (*irecv)(void *to, int count, intptr_t type, int rank, int tag, intptr_t comm, void *request);
+  int (*test)(void *request, int *flag, void *status);
+  int (*get_count)(const void *status, intptr_t type, int *count);
+} srt_mpi;
+
 /* Resources shared by the ranks of one host. Descriptors are duplicated: the caller may close its own. */
 typedef struct srt_memory {
   uint32_t struct_size;
@@ -242,6 +257,10 @@ srt_status srt_create(const srt_config *, const srt_topology *, srt_context **ou
 srt_status srt_link_socket(srt_context *, int32_t peer, int32_t fd, srt_error *); /* takes ownership of fd on success */
 srt_status srt_link_tls(srt_context *, int32_t peer, int32_t fd, srt_tls_session *, srt_error *); /* takes over both */
 srt_status srt_link_memory(srt_context *, const srt_memory *, srt_error *);
+/* Has MPI move the data to and from `count` peers on other hosts. They need the links of srt_first_links as well, which
+ * then carry control frames only. Needs MPI_THREAD_MULTIPLE: the thread that drives the context calls MPI. The
+ * communicator must exist for as long as the context, and longer if a rank fails. */
+srt_status srt_link_mpi(srt_context *, const int32_t *peers, int32_t count, const srt_mpi *, srt_error *);
 /* Writes the peers to which srt_start needs a link, ascending, at most `capacity`; returns their count. Ranks that
  * share memory need no other link. All others are needed as well, unless srt_allow_link_requests is called before
  * srt_start: then operations ask for links that are missing, on both ranks of each. A link is complete when the

@@ -25,6 +25,7 @@ void Link::send(FrameHeader header, std::span<const uint8_t> body) {
 
 void Link::begin(FrameHeader header) {
   std::memcpy(out_.extend(sizeof header).data(), &header, sizeof header);
+  ++frames_queued_;
   missing_ = header.length;
   padding_ = padded(header.length) - header.length;
 }
@@ -125,6 +126,7 @@ Status Link::front(const Frame*& out) {
 }
 
 void Link::pop() {
+  ++frames_taken_;
   if (!is_placing_) in_.consume(sizeof(FrameHeader) + padded(frame_.header.length));
   has_frame_ = is_placing_ = false;
   place_ = {};

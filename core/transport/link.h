@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -32,6 +33,14 @@ class BytePipe {
   virtual void end_writing() {}                                 // the other end then reads end-of-stream
   virtual bool is_delivered() const { return true; }            // everything written has reached the other machine
   virtual Nanoseconds silence() const { return 0; }             // how long that machine has owed an answer
+  virtual bool is_polled() const { return false; }  // nothing wakes a rank for it: neither descriptor nor doorbell
+
+  // Pipes that are polled: advance what is in flight, and return whether that is still possible; send nothing more;
+  // move nothing more.
+  virtual bool progress() { return true; }
+  virtual void stop_sending() {}
+  virtual void give_up() {}
+  virtual std::string trouble() const { return {}; }  // why nothing can be moved any more
 };
 
 class Link {
@@ -51,8 +60,17 @@ class Link {
   void add_elsewhere(std::span<const uint8_t> bytes);
 
   size_t unsent() const { return out_.size(); }
+  uint64_t frames_queued() const { return frames_queued_; }  // since the link exists
+  uint64_t frames_taken() const { return frames_taken_; }    // likewise
   bool readable() const { return pipe_->readable(); }
   bool holds_inbound() const { return pipe_->holds_inbound(); }
+  bool is_polled() const { return pipe_->is_polled(); }
+  void progress() {
+    if (!pipe_->progress()) ended_ = true;
+  }
+  void stop_sending() { pipe_->stop_sending(); }
+  void give_up() { pipe_->give_up(); }
+  std::string trouble() const { return pipe_->trouble(); }
   std::vector<int> descriptors() const { return pipe_->descriptors(); }
   bool is_ended() const { return ended_; }  // the other end is gone, and everything that it sent has been read
 
@@ -93,6 +111,7 @@ class Link {
   Frame frame_;
   bool has_frame_ = false;
   bool ended_ = false, unwritable_ = false;
+  uint64_t frames_queued_ = 0, frames_taken_ = 0;
 
   // The destination of the next frame's body, if the frame has this header.
   FrameHeader placed_header_;

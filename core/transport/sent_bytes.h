@@ -10,8 +10,8 @@
 
 namespace sirtaki {
 
-enum class Transport : uint8_t { ring, unix_socket, tcp, tls };
-constexpr std::array<const char*, 4> transport_names = {"ring", "unix", "tcp", "tls"};  // by transport
+enum class Transport : uint8_t { ring, unix_socket, tcp, tls, mpi };
+constexpr std::array<const char*, 5> transport_names = {"ring", "unix", "tcp", "tls", "mpi"};  // by transport
 
 // A counter to which one thread at a time adds, the driver, and which any thread may read.
 class SentCounter {

@@ -74,11 +74,14 @@ TEST(members_are_counted_by_host) {
 }
 
 TEST(a_world_says_what_it_uses) {
-  CHECK_EQUAL(describe_algorithm("auto", {4, 4}, true),
+  CHECK_EQUAL(describe_algorithm("auto", {4, 4}, "auto"),
               "8 ranks on 2 hosts: all-reduce goes through shared memory inside a host and over TCP between hosts "
               "(hierarchical); SIRTAKI_CPU_ALGORITHM changes that");
-  CHECK_EQUAL(describe_algorithm("ring", {4, 4}, true),
+  CHECK_EQUAL(describe_algorithm("ring", {4, 4}, "auto"),
               "8 ranks on 2 hosts: all-reduce goes over TCP between hosts (ring); SIRTAKI_CPU_ALGORITHM changes that");
+  CHECK_EQUAL(
+      describe_algorithm("direct", {1, 1}, "mpi"),
+      "2 ranks on 2 hosts: all-reduce goes over MPI between hosts (direct); SIRTAKI_CPU_ALGORITHM changes that");
 }
 
 TEST(all_ranks_get_the_same_bits_in_each_run) {

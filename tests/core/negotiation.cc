@@ -149,7 +149,7 @@ TEST(a_goodbye_counts_on_the_link_of_the_data) {
     const auto ring = std::make_shared<Bytes>(), socket = std::make_shared<Bytes>(), back = std::make_shared<Bytes>();
     Links links(2);
     links.add_ring(1, std::make_unique<Pipe>(back, ring));
-    if (comes_late) links.request(1);
+    if (comes_late) links.obtain(1);
     else links.add_socket(1, std::make_unique<Pipe>(back, socket));
     const RankNames names{"rank 0", "rank 1"};
     Negotiation negotiation({0, names, ControlTree({0, 0}, 16), links, nullptr}, Config());
