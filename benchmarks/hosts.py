@@ -94,6 +94,11 @@ def start(hosts: list[Host], options: Namespace, key: Path) -> Iterator[tuple[st
         yield "gloo", Job(ranks_on(hosts, each, key, PORT), size, WORKER, "gloo")
         if (mpi := mpirun_on(hosts, each)) is not None:
             yield "mpi", Job(mpi, size, WORKER, "mpi")
+    if options.over_mpi:
+        settings = {"SIRTAKI_TRANSPORT": "mpi"}
+        if (mpi := mpirun_on(hosts, each, *settings)) is None:
+            raise SystemExit("--over-mpi needs Open MPI's mpirun")
+        yield "sirtaki, over mpi", Job(mpi, size, WORKER, "sirtaki", settings=settings)
     addresses = {"STREAM_ADDRESSES": ",".join(host.address for host in hosts)}
     launcher = ranks_on(hosts, 1, key, PORT)
     yield "stream", Job(launcher, len(hosts), WORKER, "stream", settings=addresses)
@@ -149,6 +154,7 @@ OPTIONS = [
     choice("--algorithms", ALGORITHMS, "sirtaki's (all)"),
     Option("--collective", default="allreduce", choices=BETWEEN_HOSTS, help="which (allreduce)"),
     Option("--encrypted", action="store_true", help="also sirtaki with --encrypt"),
+    Option("--over-mpi", action="store_true", help="also sirtaki with SIRTAKI_TRANSPORT=mpi, under mpirun"),
     Option("--no-peers", dest="peers", action="store_false", help="neither gloo nor Open MPI"),
 ]
 BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)

@@ -39,12 +39,16 @@ def hosts_of(options: Namespace) -> Iterator[tuple[list[Host], Path]]:
         yield network.hosts, make_key(Path(folder))
 
 
-def mpirun_on(hosts: Sequence[Host], ranks_each: int) -> list[str] | None:
-    """Returns the start of Open MPI's command over the hosts' own ssh servers; None without Open MPI."""
+def mpirun_on(hosts: Sequence[Host], ranks_each: int, *variables: str) -> list[str] | None:
+    """Returns the start of Open MPI's command over the hosts' own ssh servers; None without Open MPI.
+
+    It passes these variables on to the ranks, and those of every benchmark.
+    """
     command = mpirun(len(hosts) * ranks_each)
     if command is None:
         return None
     network = ["--mca", "btl_tcp_if_include", "10.77.0.0/24", "--mca", "oob_tcp_if_include", "10.77.0.0/24"]
     slots = ",".join(f"{host.address}:{ranks_each}" for host in hosts)
-    passed = [word for name in ("PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS") for word in ("-x", name)]
+    names = ("PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", *variables)
+    passed = [word for name in names for word in ("-x", name)]
     return [*hosts[0].command(*command), "--mca", "plm_rsh_agent", "ssh", *network, *passed, "-H", slots]

@@ -62,11 +62,15 @@ class Stream(Peer):
 def make_peer(who: str, folder: Path) -> Peer:
     if who == "mpi":
         return OpenMPI()
+    if who == "sirtaki":
+        return started_sirtaki()
     rank, size = int(os.environ["SIRTAKI_RANK"]), int(os.environ["SIRTAKI_SIZE"])
     if who == "gloo":
         return TorchDistributed("gloo", rank, size, folder)
-    if who == "stream":
-        return Stream(rank, size, folder)
+    return Stream(rank, size, folder)
+
+
+def started_sirtaki() -> Peer:
     import sirtaki.numpy as hvd
 
     hvd.init()

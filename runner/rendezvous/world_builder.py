@@ -16,6 +16,7 @@ from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import knobs
 from sirtaki.bindings.link_requests import first_links
+from sirtaki.runner.rendezvous import mpi_links
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.identity import (
     Offer,
@@ -75,7 +76,9 @@ class WorldBuilder:
             members = self._exchange_descriptions(listener.name)
             try:
                 context, late_links = self._link(members, listener, cleanup)
-                self.client.all_gather(b"")  # no rank starts before all have their links
+                # No rank starts before all have their links.
+                states = self.client.all_gather(mpi_links.state(self.config, self.world))
+                self._link_over_mpi(context, members, states)
             except Exception as error:
                 shown = RendezvousError(_describe_os_error(error)) if isinstance(error, OSError) else error
                 first = self._first_failure(shown)
@@ -108,6 +111,7 @@ class WorldBuilder:
         context = Context(topology_of(world.rank, members), self.config)
         if len(members) == 1:
             return context, None
+        mpi_links.check(self.config, world)
         local_ranks = ranks_of_host(world.rank, members)
         memory, no_memory = self._memory(local_ranks)
         cleanup.callback(_close, memory)
@@ -145,6 +149,15 @@ class WorldBuilder:
         patience = _LINK_PATIENCE * float(self.config.get("progress_deadline"))
         neighbourhood = Neighbourhood(endpoints, needed, patience)
         return context, LateLinks(context, neighbourhood, replace(handshakes, rendezvous=None))
+
+    def _link_over_mpi(
+        self, context: Context, members: Sequence[RankDescription], states: Sequence[bytes]
+    ) -> None:
+        """Has MPI move the data between hosts, if it is to. It waits for all ranks: none may have failed."""
+        here = members[self.world.rank].host
+        others = [rank for rank, member in enumerate(members) if member.host != here]
+        if others and self.config.get("transport") == "mpi":
+            mpi_links.link(context, self.world, states, others)
 
     def _exchange_descriptions(self, listens_at: str) -> list[RankDescription]:
         agreed = {knob.name: self.config.get(knob.name) for knob in knobs() if knob.agreed}

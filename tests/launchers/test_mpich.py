@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from .test_launchers import PATIENCE, THREE, WORLD
+from .test_mpi_transport import EXACT, TWO_HOSTS
 
 pytestmark = pytest.mark.full
 
@@ -50,16 +51,30 @@ def test_mpiexec_of_mpich_without_mpi4py(mpiexec: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [THREE, THREE]
 
 
-def test_mpiexec_of_mpich_with_mpi4py(mpiexec: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def over_mpich(mpiexec: Path) -> dict[str, str]:
+    """Returns the variables with which mpi4py uses MPICH."""
     pytest.importorskip("mpi4py")
     folder = mpiexec.parents[1] / "lib"
     if not (folder / "libmpi.so.12").exists():
         pytest.skip(f"there is no {folder}/libmpi.so.12, which mpi4py needs: `make test-full` installs it")
+    return {"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(folder)}
+
+
+def test_mpiexec_of_mpich_with_mpi4py(mpiexec: Path, over_mpich: dict[str, str], tmp_path: Path) -> None:
     used = "from mpi4py import MPI; assert 'MPICH' in MPI.Get_library_version()\n"
-    variables = {"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(folder)}
-    done = run(mpiexec, 3, tmp_path / "world.py", WORLD + used, **variables)
+    done = run(mpiexec, 3, tmp_path / "world.py", WORLD + used, **over_mpich)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [THREE, THREE]
+
+
+def test_mpich_moves_the_data_between_hosts(
+    mpiexec: Path, over_mpich: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "world.py"
+    done = run(mpiexec, 4, script, TWO_HOSTS + EXACT, SIRTAKI_TRANSPORT="mpi", **over_mpich)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1:] for line in done.stdout.splitlines()] == [["True", "True"]] * 2
 
 
 def test_a_failed_rank_ends_the_job(mpiexec: Path, tmp_path: Path) -> None:

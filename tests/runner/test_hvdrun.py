@@ -208,7 +208,7 @@ def test_settings_of_the_core_are_options(hvdrun: Run) -> None:
     assert result.stdout == "[0] 8M socket\n"
     text = hvdrun("--help").stdout
     assert "--fusion-threshold BYTES" in text
-    assert "--transport auto|shm|socket" in text
+    assert "--transport auto|shm|socket|mpi" in text
     assert "--encrypt encrypt connections between hosts with TLS 1.3" in " ".join(text.split())
 
 

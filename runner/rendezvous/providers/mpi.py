@@ -1,7 +1,7 @@
 """Ranks that MPI has started, or that belong to one of its communicators, found with mpi4py.
 
 MPI supplies the ranks and their number, and its own channel passes the key and the address of the rendezvous.
-The data uses sirtaki's own links.
+The data uses sirtaki's own links, or, with transport=mpi, the communicator (`rendezvous/mpi_links.py`).
 """
 
 from __future__ import annotations
@@ -75,4 +75,6 @@ def of_communicator(comm: Any, environment: Mapping[str, str]) -> World:
     def announce(address: str) -> str:
         return str(comm.bcast(address, root=0))
 
-    return World(rank, job, "*:0", start_timeout(environment), serves=rank == 0, announce=announce)
+    return World(
+        rank, job, "*:0", start_timeout(environment), serves=rank == 0, announce=announce, communicator=comm
+    )

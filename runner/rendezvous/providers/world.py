@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
@@ -28,6 +29,7 @@ class World:
         folder: a folder on this host, private to the job, if its launcher has made one; else "".
         on_no_link: if this rank cannot link to the others, it is called with the addresses of those on other
             hosts that it had to connect to, by rank.
+        communicator: mpi4py's, of these ranks in this order, if MPI knows them.
     """
 
     rank: int
@@ -38,6 +40,7 @@ class World:
     announce: Callable[[str], str] | None = None
     folder: str = ""
     on_no_link: Callable[[Mapping[int, Sequence[str]]], None] | None = None
+    communicator: Any = None
 
 
 def single_rank_world() -> World:
