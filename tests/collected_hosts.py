@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from launching import FAILSAFE_SECONDS
@@ -31,13 +31,17 @@ def collector_of(
 
 
 class CollectedHosts:
-    """A running server, and running collectors of all hosts but the first, whose ranks connect directly."""
+    """A running server, and running collectors of all hosts but the first, whose ranks connect directly.
+
+    `via` returns the address at which collectors reach that of the server.
+    """
 
     def __init__(
         self,
         job: Job = JOB,
         start_timeout: float = FAILSAFE_SECONDS,
         server: str = "127.0.0.1:0",
+        via: Callable[[str], str] = str,
         **callbacks: object,
     ) -> None:
         self.job = job
@@ -49,7 +53,7 @@ class CollectedHosts:
         self.lines: list[list[str]] = []
         self.collectors: list[RendezvousCollector] = []
         for _ in range(job.size // EACH - 1):
-            collector, lines = collector_of(self.server.address, job)
+            collector, lines = collector_of(via(self.server.address), job, start_timeout)
             self.collectors.append(collector.start())
             self.lines.append(lines)
         self.clients: list[RendezvousClient] = []

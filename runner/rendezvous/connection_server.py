@@ -118,6 +118,10 @@ class ConnectionServer(ABC):
     def _next_deadline(self) -> float | None:
         """Returns when (time.monotonic()) something is due."""
 
+    @abstractmethod
+    def _finish(self) -> None:
+        """Does what has to be done last on the thread."""
+
     def _call_soon(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
         with contextlib.suppress(BlockingIOError):  # enough wake-ups are pending
@@ -135,6 +139,7 @@ class ConnectionServer(ABC):
     def _serve(self) -> None:
         while self._running:
             self.poll(self.time_to_next_deadline())
+        self._finish()
 
     def poll(self, timeout: float | None = 0.0) -> None:
         """Serves what has happened. An owner without the server's thread calls it when `fileno()` is

@@ -30,8 +30,16 @@ FAILED = b"F"
 ARRIVED, PASSED, LEFT = b"+", b">", b"-"
 # To a collector: numbers, and the message for all of them; the number of a connection that it is to close.
 DELIVER, CLOSE = b"<", b"-"
+# Between the two: a request to continue on a new connection, with the token of the interrupted one and the
+# number of messages received there; the answer, with that of the other side; during a connection, the same
+# number, so that the other side keeps no longer what has arrived. Such messages are not counted.
+RESUME, RESUMED, CONFIRM = b"~", b"~", b"="
+# The end of a connection that is not to be continued; not counted.
+GOODBYE = b"."
 
 NUMBER = struct.Struct("!I")
+COUNT = struct.Struct("!Q")
+TOKEN_BYTES = 16
 _IDENTITY = struct.Struct("!iiH")  # rank, generation, channel
 SESSION_BYTES = 16
 PAYLOAD_LIMIT = 64 * 1024
@@ -140,6 +148,30 @@ def unpack_welcome(body: bytes) -> tuple[bytes, Route | None]:
     except ValueError:
         raise RendezvousError("the collector of this host sent a malformed answer") from None
     return session, Route(rest[0] != 0, addresses)
+
+
+def pack_collector_join(size: int, token: bytes) -> bytes:
+    """Packs a collector's first message: a rank's, and the token with which it may continue later."""
+    return JOIN + NUMBER.pack(size) + token
+
+
+def pack_resumption(token: bytes, received: int) -> bytes:
+    """Packs a collector's first message on a connection that continues another one."""
+    return RESUME + token + COUNT.pack(received)
+
+
+def unpack_resumption(body: bytes) -> tuple[bytes, int]:
+    """Returns the token and the number of received messages. Raises RendezvousError."""
+    if len(body) != TOKEN_BYTES + COUNT.size:
+        raise RendezvousError(_MALFORMED)
+    return body[:TOKEN_BYTES], COUNT.unpack_from(body, TOKEN_BYTES)[0]
+
+
+def unpack_count(body: bytes) -> int:
+    """Returns a number of received messages. Raises RendezvousError if these bytes are malformed."""
+    if len(body) != COUNT.size:
+        raise RendezvousError(_MALFORMED)
+    return int(COUNT.unpack(body)[0])
 
 
 def pack_arrival(number: int, identity: Identity) -> bytes:

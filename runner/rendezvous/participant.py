@@ -9,6 +9,7 @@ from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.job import CALLS, Identity
 
 if TYPE_CHECKING:
+    from sirtaki.runner.rendezvous.collector_sessions import CollectorSession
     from sirtaki.runner.rendezvous.connection_server import ServedConnection
 
 _CALLS_GENERATION = -1  # of connections for calls, which belong to none
@@ -18,7 +19,7 @@ _CALLS_GENERATION = -1  # of connections for calls, which belong to none
 class Participant:
     """One client of the rendezvous, over a connection of its own or that of its host's collector."""
 
-    connection: ServedConnection
+    line: ServedConnection | CollectorSession
     identity: Identity
     number: int | None = None  # the collector's, for this client; None: the connection is its own
     joined: bool = False

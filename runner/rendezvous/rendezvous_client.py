@@ -52,23 +52,44 @@ class RendezvousClient:
 
     @classmethod
     def connect(
-        cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0
+        cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0, request: bytes = b""
     ) -> RendezvousClient:
         """Connects to one of the addresses, proves that this is rank `mine.rank` of `job`, and joins;
-        `start_timeout` is in seconds.
+        `start_timeout` is in seconds, and a collector has a `request` of its own.
 
         Raises RendezvousError with the server's reason if it rejects this rank, RendezvousTimeout if no
         server answers in time. Behind a collector, the first all-gather raises the server's reason.
         """
-        deadline = time.monotonic() + start_timeout
-        client = cls(_connect(split_addresses(address), job, mine, deadline), job, mine.rank, start_timeout)
+        request = request or messages.JOIN + NUMBER.pack(job.size)
+        client, answer = cls._open(address, job, mine, start_timeout, request, messages.WELCOME)
         try:
-            client._request(messages.JOIN + NUMBER.pack(job.size), deadline)
-            client._take_welcome(client._receive(messages.WELCOME, deadline, messages.REQUEST_LIMIT))
+            client._take_welcome(answer)
         except BaseException:
             client.close()
             raise
         return client
+
+    @classmethod
+    def resume(
+        cls, address: str, job: Job, mine: Identity, seconds: float, request: bytes
+    ) -> tuple[RendezvousClient, bytes]:
+        """Connects to continue an interrupted connection; returns the server's answer, too. Raises as
+        `connect`.
+        """
+        return cls._open(address, job, mine, seconds, request, messages.RESUMED)
+
+    @classmethod
+    def _open(
+        cls, address: str, job: Job, mine: Identity, seconds: float, request: bytes, wanted: bytes
+    ) -> tuple[RendezvousClient, bytes]:
+        deadline = time.monotonic() + seconds
+        client = cls(_connect(split_addresses(address), job, mine, deadline), job, mine.rank, seconds)
+        try:
+            client._request(request, deadline)
+            return client, client._receive(wanted, deadline, messages.REQUEST_LIMIT)
+        except BaseException:
+            client.close()
+            raise
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Contributes `payload` (at most 64 KiB) and returns the payloads of all ranks, by rank. Every rank
@@ -137,9 +158,14 @@ class RendezvousClient:
         self._request(messages.CALL + request, deadline)
         return self._receive(messages.CALL, deadline, messages.CALL_LIMIT)
 
-    def keep_alive(self) -> None:
-        """Has the kernel probe the connection while nothing is sent: networks cut those that look unused."""
+    def keep_alive(self, lost_seconds: int = 0) -> None:
+        """Has the kernel probe the connection while nothing is sent: networks cut those that look unused.
+
+        It ends the connection when the other side has not acknowledged what was sent for `lost_seconds`, if
+        that is not 0.
+        """
         if self._socket.family != socket.AF_UNIX:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * lost_seconds)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)

@@ -6,9 +6,7 @@ instead of once for each rank.
 
 from __future__ import annotations
 
-import contextlib
 import selectors
-import socket
 import time
 from collections.abc import Callable
 
@@ -16,19 +14,12 @@ from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.address import split_addresses
 from sirtaki.runner.rendezvous.connect import ClosedEarlyError
 from sirtaki.runner.rendezvous.connection_server import ConnectionServer, ServedConnection
-from sirtaki.runner.rendezvous.job import (
-    CALLS,
-    COLLECTOR_RANK,
-    Identity,
-    Job,
-    RendezvousError,
-    RendezvousTimeout,
-)
-from sirtaki.runner.rendezvous.messages import NUMBER, Route
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousGoneError
-from sirtaki.runner.rendezvous.send_queue import SendQueue
+from sirtaki.runner.rendezvous.job import CALLS, HandshakeError, Job, RendezvousError, RendezvousTimeout
+from sirtaki.runner.rendezvous.messages import NUMBER
+from sirtaki.runner.rendezvous.rendezvous_client import RendezvousGoneError
+from sirtaki.runner.rendezvous.server_link import ServerLink
 from sirtaki.runner.rendezvous.unauthenticated import RejectionLog
-from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
+from sirtaki.runner.rendezvous.wire import pack_frame, printable
 
 # Longest time, in seconds, for which a contribution waits for those of the other ranks of the host. It delays
 # nothing: an all-gather cannot end without them.
@@ -36,9 +27,9 @@ HOLD_SECONDS = 0.1
 _ATTEMPT_SECONDS = 10.0  # to connect to the server, before the thread looks whether it has to end
 _PAUSE_SECONDS = 0.1  # between attempts
 _CLOSE_SECONDS = 1.0  # for which `close` waits for the thread
+_RESUME_SECONDS = 60.0  # for a broken connection to be replaced: less than the server waits for that
 _PATIENCE = 0.9  # part of the start timeout: a rank that waits for the collector receives the reason in time
 _REFUSAL_SECONDS = 10.0  # during which further ranks receive the same reason
-_READ_BYTES = 64 * 1024
 _HELD = (messages.JOIN, messages.GATHER)
 
 
@@ -47,9 +38,11 @@ class RendezvousCollector(ConnectionServer):
     messages on to the rendezvous of `job` at `server`, in as few writes as possible.
 
     Ranks authenticate to the collector as to the server, and the collector authenticates to the server. The
-    collector connects when it is started. If it loses the server, its ranks lose their connections, and the
-    next rank that joins makes it connect again. `say` is called from its thread, with a line about a rejected
-    connection. Raises RendezvousError if it cannot listen, ValueError if `server` is no address.
+    collector connects when it is started. If that connection breaks, it connects again, and both sides send
+    what the other one has not received; meanwhile ranks send into the buffers of their sockets. If the server
+    has ended, or cannot be reached, its ranks lose their connections, and the next rank that joins makes it
+    connect again. `say` is called from its thread, with a line about a rejected connection, or about a server
+    that cannot be reached. Raises RendezvousError if it cannot listen, ValueError if `server` is no address.
     """
 
     def __init__(
@@ -64,13 +57,13 @@ class RendezvousCollector(ConnectionServer):
         super().__init__("sirtaki collector", address, job)
         split_addresses(server)  # raises ValueError here instead of in the thread
         self._server_address = server
+        self._say = say
         self._count = ranks
         self._start_timeout = start_timeout
         self._rejection_log = RejectionLog(
             lambda text: say(f"the rendezvous on this host reports that it refused a client: {text}")
         )
-        self._server: _ServerConnection | None = None
-        self._welcome = b""  # for ranks, once there is a connection to the server
+        self._server: ServerLink | None = None
         self._refusal = b"", 0.0  # the message for ranks if there is none, and until when it is used
         self._next_number = 0
         self._numbers: dict[ServedConnection, int] = {}
@@ -103,35 +96,69 @@ class RendezvousCollector(ConnectionServer):
         self._connect()
         super()._serve()
 
-    def _connect(self) -> None:
-        """Connects to the server; otherwise sets the refusal for ranks.
+    def _finish(self) -> None:
+        """Tells the server that this collector ends, and its ranks with it."""
+        self._release()
+        if self._server is not None:
+            self._server.say_goodbye()
 
-        Only a refusal with a reason, such as another key, is final before the deadline.
-        """
-        deadline = time.monotonic() + _PATIENCE * self._start_timeout
-        kind, reason = messages.TIMED_OUT, ""
-        while self._running and (left := deadline - time.monotonic()) > 0:
-            try:
-                self._open(min(left, _ATTEMPT_SECONDS))
-                return
-            except (RendezvousTimeout, ClosedEarlyError, RendezvousGoneError, OSError) as error:
-                reason = str(error)
-            except RendezvousError as error:
-                kind, reason = messages.REFUSED, str(error)
-                break
-            self._run_tasks()  # it may have been told to end
-            time.sleep(_PAUSE_SECONDS)
+    def _connect(self) -> None:
+        """Connects to the server; otherwise sets the refusal for ranks."""
+        found: list[ServerLink] = []
+        kind, reason = self._attempt(
+            lambda seconds: found.append(ServerLink(self._server_address, self.job, seconds)),
+            _PATIENCE * self._start_timeout,
+        )
+        if found:
+            self._server = found[0]
+            self._selector.register(self._server, selectors.EVENT_READ, self._serve_server)
+            return
         text = f"the agent of this host cannot reach the rendezvous: {reason}"
         self._refusal = kind + text.encode(errors="replace"), time.monotonic() + _REFUSAL_SECONDS
 
-    def _open(self, seconds: float) -> None:
-        mine = Identity(COLLECTOR_RANK)
-        client = RendezvousClient.connect(self._server_address, self.job, mine, seconds)
-        client.keep_alive()
-        route = Route(self.job.encrypt, client.own_addresses())
-        self._welcome = messages.pack_welcome(client.session, route)
-        self._server = _ServerConnection(client)
-        self._selector.register(self._server, selectors.EVENT_READ, self._serve_server)
+    def _resume(self, server: ServerLink) -> None:
+        """Connects again after the connection broke; otherwise loses the server.
+
+        The thread does nothing else meanwhile, so that what ranks report waits in their sockets.
+        """
+        if server is not self._server:
+            return
+        self._selector.unregister(server)
+        server.close()
+        seconds = min(_RESUME_SECONDS, _PATIENCE * self._start_timeout)
+        kind, reason = self._attempt(server.resume, seconds, HandshakeError)
+        if kind:
+            self._lose(server, f"it could not be replaced within {seconds:g} s: {reason}")
+            return
+        self._held.clear()  # it has been sent with all that the server had not received
+        self._contributors.clear()
+        self._held_until = None
+        self._selector.register(server, server.interest, self._serve_server)
+
+    def _attempt(
+        self,
+        attempt: Callable[[float], None],
+        seconds: float,
+        retried: type[RendezvousError] = ClosedEarlyError,
+    ) -> tuple[bytes, str]:
+        """Repeats an attempt to connect, with the seconds that it may take; returns b"" once it succeeds.
+
+        Otherwise returns the kind of the refusal for ranks, and the reason. Before the deadline, only a
+        refusal with a reason is final, or a failed handshake that is not `retried`.
+        """
+        deadline = time.monotonic() + seconds
+        reason = ""
+        while self._running and (left := deadline - time.monotonic()) > 0:
+            try:
+                attempt(min(left, _ATTEMPT_SECONDS))
+                return b"", ""
+            except (RendezvousTimeout, RendezvousGoneError, OSError, retried) as error:
+                reason = str(error)
+            except RendezvousError as error:
+                return messages.REFUSED, str(error)
+            self._run_tasks()  # it may have been told to end
+            time.sleep(_PAUSE_SECONDS)
+        return messages.TIMED_OUT, reason
 
     def _limit_of(self, connection: ServedConnection) -> int:
         is_call = connection.peer is not None and connection.peer.channel == CALLS
@@ -141,7 +168,7 @@ class RendezvousCollector(ConnectionServer):
         if connection not in self._numbers and not self._admit(connection, message):
             return
         number, kind = self._numbers[connection], message[:1]
-        self._hold(messages.PASSED + NUMBER.pack(number) + message)
+        self._hold(messages.PASSED + NUMBER.pack(number) + message, number)
         if kind == messages.GATHER:
             self._contributors.add(number)
         if kind not in _HELD or len(self._contributors) >= self._count:
@@ -161,12 +188,17 @@ class RendezvousCollector(ConnectionServer):
         self._unauthenticated.discard(connection)
         number, self._next_number = self._next_number, self._next_number + 1
         self._numbers[connection], self._clients[number] = number, connection
-        connection.outgoing += pack_frame(self._welcome)
-        self._hold(messages.pack_arrival(number, connection.peer))
+        connection.outgoing += pack_frame(self._server.welcome)
+        self._hold(messages.pack_arrival(number, connection.peer), number)
         return True
 
-    def _hold(self, message: bytes) -> None:
-        self._held.append(pack_frame(message))
+    def _hold(self, message: bytes, number: int) -> None:
+        """Queues a message about a client, which leaves with the next `_release`."""
+        if self._server is None:
+            return
+        frame = pack_frame(message)
+        self._server.keep(frame, number)
+        self._held.append(frame)
         if self._held_until is None:
             self._held_until = time.monotonic() + HOLD_SECONDS
 
@@ -177,7 +209,7 @@ class RendezvousCollector(ConnectionServer):
         self._contributors.clear()
         self._held_until = None
         if self._server is not None:
-            self._server.outgoing += data
+            self._server.send(data)
             self._flush_server(self._server)
 
     def _expire(self, now: float) -> None:
@@ -191,17 +223,22 @@ class RendezvousCollector(ConnectionServer):
         server = self._server
         if server is None:
             return
+        connection, is_open = server.connection, True
         try:
             is_open = server.receive()
-            limit = messages.delivered_limit(self.job.size)
-            while (message := take_frame(server.incoming, limit)) is not None:
-                self._take_from_server(message)
-        except (OSError, RendezvousError):
+        except OSError:
             is_open = False
+        try:
+            for message in server.messages():
+                self._take_from_server(message)
+        except RendezvousError as error:
+            self._lose(server, str(error))
+        if server.connection is not connection:  # replaced meanwhile
+            return
         if is_open:
             self._flush_server(server)
         else:
-            self._lose(server)
+            self._resume(server)
 
     def _take_from_server(self, message: bytes) -> None:
         kind, body = message[:1], message[1:]
@@ -216,25 +253,39 @@ class RendezvousCollector(ConnectionServer):
                 del self._numbers[refused]
                 self._end_soon(refused)
                 self._flush_or_drop(refused)
+        elif message == messages.GOODBYE and self._server is not None:
+            self._lose(self._server)
+        elif kind == messages.REFUSED:
+            raise RendezvousError(printable(body.decode(errors="replace")))
         else:
             raise RendezvousError("the rendezvous sent a malformed answer")
 
-    def _flush_server(self, server: _ServerConnection) -> None:
-        try:
-            server.outgoing.send(server.connection)
-        except OSError:
-            self._lose(server)
-            return
-        if server is self._server:
-            self._selector.modify(server, server.interest, self._serve_server)
-
-    def _lose(self, server: _ServerConnection) -> None:
-        """Ends the connections of all ranks: the server is gone, and so it would be for each of them."""
+    def _flush_server(self, server: ServerLink) -> None:
         if server is not self._server:
             return
+        try:
+            server.flush()
+        except OSError:
+            self._resume(server)
+            return
+        self._selector.modify(server, server.interest, self._serve_server)
+
+    def _lose(self, server: ServerLink, reason: str = "") -> None:
+        """Ends the connections of all ranks: the server is gone, and so it would be for each of them.
+
+        Says so if it has not ended in order.
+        """
+        if server is not self._server:
+            return
+        if reason and self._running:
+            self._say(
+                "the connection from this host to the rendezvous has ended, and reports of its ranks may be "
+                f"lost until their next hvd.init(): {reason}"
+            )
         self._server = None
-        self._selector.unregister(server)
-        server.close()
+        if server.fileno() >= 0:
+            self._selector.unregister(server)
+            server.close()
         self._held.clear()
         self._release()
         for client in list(self._numbers):
@@ -246,39 +297,8 @@ class RendezvousCollector(ConnectionServer):
             return
         del self._clients[number]
         if self._server is not None:
-            self._hold(messages.LEFT + NUMBER.pack(number))
+            self._hold(messages.LEFT + NUMBER.pack(number), number)
             self._release()
 
     def _note_rejection(self, connection: ServedConnection, text: str) -> None:
         self._rejection_log.add(text)
-
-
-class _ServerConnection:
-    """The connection to the server, which does not block."""
-
-    def __init__(self, client: RendezvousClient) -> None:
-        self.connection = client.connection
-        self.connection.settimeout(0)
-        self.incoming = bytearray()
-        self.outgoing = SendQueue()
-
-    @property
-    def interest(self) -> int:
-        """Returns the events to wait for, as a selector's mask."""
-        tls = None if isinstance(self.connection, socket.socket) else self.connection
-        is_writing = self.outgoing or (tls is not None and tls.wants_write)
-        return selectors.EVENT_READ | (selectors.EVENT_WRITE if is_writing else 0)
-
-    def receive(self) -> bool:
-        """Reads what has arrived; returns False at the end of the stream. Raises OSError if it breaks."""
-        with contextlib.suppress(BlockingIOError):
-            while data := self.connection.recv(_READ_BYTES):
-                self.incoming += data
-            return False
-        return True
-
-    def fileno(self) -> int:
-        return self.connection.fileno()
-
-    def close(self) -> None:
-        self.connection.close()

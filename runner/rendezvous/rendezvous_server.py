@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from sirtaki.runner.rendezvous import messages
+from sirtaki.runner.rendezvous.collector_sessions import CollectorSession, CollectorSessions
 from sirtaki.runner.rendezvous.connection_server import ConnectionServer, ServedConnection
 from sirtaki.runner.rendezvous.job import COLLECTOR_RANK, RENDEZVOUS_RANK, Job, RendezvousError, name_of
 from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
@@ -16,7 +17,6 @@ from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState
 from sirtaki.runner.rendezvous.unauthenticated import RejectionLog
 from sirtaki.runner.rendezvous.wire import frame_header, pack_frame, printable
 
-_OWN = -1  # the number of a client with a connection of its own; collectors count from 0
 _PER_RANK = 4  # connections behind a collector: for a world, for calls, and those that end meanwhile
 _UNKNOWN = "the rendezvous does not understand this message"
 _GONE = "has gone (its process ended, or its init failed)"
@@ -27,7 +27,8 @@ class RendezvousServer(ConnectionServer):
     """Serves the all-gathers of `job`, as a `ConnectionServer`.
 
     A client is a rank, or the collector of a host: a connection on which the messages of several ranks come,
-    and to which an answer for several of them goes once.
+    and to which an answer for several of them goes once. A collector whose connection breaks may continue on
+    another one (`resumable`); until then its ranks are still there.
 
     `on_event` is called from the server's thread. An all-gather fails `start_timeout` seconds after its first
     rank arrived. `on_message`, called from that thread with a rank and bytes, receives what clients send with
@@ -56,7 +57,8 @@ class RendezvousServer(ConnectionServer):
         self._rejection_log = RejectionLog(
             lambda text: on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, text))
         )
-        self._clients: dict[ServedConnection, dict[int, Participant]] = {}  # by the collector's number
+        self._clients: dict[ServedConnection, Participant] = {}  # with connections of their own
+        self._collectors = CollectorSessions(job.size)
         self._ranks: dict[tuple[int, int], Participant] = {}  # that have joined, by generation and rank
 
     def start(self) -> RendezvousServer:
@@ -86,56 +88,79 @@ class RendezvousServer(ConnectionServer):
 
     def _expire(self, now: float) -> None:
         self._send_answers(self._state.expire(now))
+        for session in self._collectors.overdue(now):
+            self._end_session(session)
 
     def _next_deadline(self) -> float | None:
-        return self._state.next_deadline()
+        deadlines = (self._state.next_deadline(), self._collectors.next_deadline())
+        return min((one for one in deadlines if one is not None), default=None)
+
+    def _finish(self) -> None:
+        for session in self._collectors.all():
+            if session.served is not None:
+                session.served.outgoing += pack_frame(messages.GOODBYE)
+                self._flush_or_drop(session.served)
 
     def _limit_of(self, connection: ServedConnection) -> int:
-        if connection not in self._clients:
-            return messages.REQUEST_LIMIT
-        own = self._clients[connection].get(_OWN)
-        if own is None and _is_collector(connection):
+        if self._collectors.of(connection) is not None:
             return messages.COLLECTED_LIMIT
+        own = self._clients.get(connection)
         return messages.REQUEST_LIMIT if own is None else own.limit
 
     def _take(self, connection: ServedConnection, message: bytes) -> None:
         if _is_collector(connection):
             try:
-                self._take_collected(connection, message)
+                self._take_from_collector(connection, message)
             except RendezvousError as error:
+                if (session := self._collectors.of(connection)) is not None:
+                    self._end_session(session)
                 self._close_with(connection, messages.REFUSED + str(error).encode())
                 self._on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, str(error)))
             return
         peer = connection.peer
         assert peer is not None
-        clients = self._clients.setdefault(connection, {})
-        self._handle(clients.setdefault(_OWN, Participant(connection, peer)), message)
+        self._handle(self._clients.setdefault(connection, Participant(connection, peer)), message)
 
-    def _take_collected(self, connection: ServedConnection, message: bytes) -> None:
-        """Handles a message of a host's collector. One from a client that was refused is dropped."""
-        kind, number, body = messages.unpack_collected(message)
-        clients = self._clients.get(connection)
+    def _take_from_collector(self, connection: ServedConnection, message: bytes) -> None:
+        """Handles a message on a collector's connection. Raises RendezvousError."""
+        session, kind = self._collectors.of(connection), message[:1]
         if not self._accepts_collectors:
             raise RendezvousError(
                 "the agent of a host connected, but ranks connect to this rendezvous directly"
             )
-        if clients is None and kind == messages.JOIN and number == self.job.size and not body:
-            self._clients[connection] = {}
+        if session is None:
+            replaced = self._collectors.open(connection, message, self._session)
             self._unauthenticated.discard(connection)
-            connection.outgoing += pack_frame(messages.pack_welcome(self._session))
-        elif clients is None:
-            raise RendezvousError(_UNKNOWN)
-        elif kind == messages.ARRIVED and number not in clients:
-            if len(clients) >= _PER_RANK * self.job.size:
-                raise RendezvousError(f"more than {len(clients)} processes of a host have connected")
-            clients[number] = Participant(connection, messages.unpack_identity(body), number)
+            if replaced is not None:
+                self._drop(replaced)
+        elif kind == messages.CONFIRM:
+            session.confirm(messages.unpack_count(message[1:]))
+        elif message == messages.GOODBYE:
+            self._end_session(session)
+            self._end_soon(connection)
+        else:
+            confirmation = session.frames.note_received(len(message))
+            self._take_collected(session, message)
+            connection.outgoing += confirmation
+
+    def _take_collected(self, session: CollectorSession, message: bytes) -> None:
+        """Handles a message about a rank behind a collector. One from a client that was refused is dropped.
+
+        Raises RendezvousError.
+        """
+        kind, number, body = messages.unpack_collected(message)
+        ranks = session.ranks
+        if kind == messages.ARRIVED and number not in ranks:
+            if len(ranks) >= _PER_RANK * self.job.size:
+                raise RendezvousError(f"more than {len(ranks)} processes of a host have connected")
+            ranks[number] = Participant(session, messages.unpack_identity(body), number)
         elif kind == messages.PASSED:
-            if (one := clients.get(number)) and len(body) > one.limit:
+            if (one := ranks.get(number)) and len(body) > one.limit:
                 raise RendezvousError(f"{name_of(one.rank)} sent a message of {len(body)} bytes: too many")
             if one:
                 self._handle(one, body)
         elif kind == messages.LEFT:
-            if one := clients.pop(number, None):
+            if one := ranks.pop(number, None):
                 self._depart(one, _GONE)
         else:
             raise RendezvousError(_UNKNOWN)
@@ -168,7 +193,7 @@ class RendezvousServer(ConnectionServer):
         if kind != messages.CALL or not one.joined or self._on_call is None:
             raise RendezvousError(_UNKNOWN)
         answer = self._on_call(one.rank, request)
-        _append(one.connection, one.numbers, messages.CALL + answer)
+        self._deliver([one], messages.CALL + answer)
 
     def _join(self, one: Participant, size: int) -> None:
         rank, generation = one.rank, one.generation
@@ -186,9 +211,9 @@ class RendezvousServer(ConnectionServer):
             )
         one.joined = True
         self._ranks[generation, rank] = one
-        if one.number is None:  # a collector welcomes its clients itself
-            self._unauthenticated.discard(one.connection)
-            one.connection.outgoing += pack_frame(messages.pack_welcome(self._session))
+        if isinstance(one.line, ServedConnection):  # a collector welcomes its clients itself
+            self._unauthenticated.discard(one.line)
+            one.line.outgoing += pack_frame(messages.pack_welcome(self._session))
 
     def _gather(self, one: Participant, number: int, payload: bytes) -> None:
         rank, generation = one.rank, one.generation
@@ -243,24 +268,31 @@ class RendezvousServer(ConnectionServer):
 
     def _deliver(self, recipients: Iterable[Participant], message: bytes) -> None:
         """Sends a message once on each connection of the recipients. All queues share its bytes."""
-        numbers: dict[ServedConnection, list[int]] = {}
+        numbers: dict[ServedConnection | CollectorSession, list[int]] = {}
         for one in recipients:
-            numbers.setdefault(one.connection, []).extend(one.numbers)
-        for connection, of_collector in numbers.items():
-            if connection.is_open:
-                _append(connection, of_collector, message)
+            numbers.setdefault(one.line, []).extend(one.numbers)
+        for line, of_collector in numbers.items():
+            if isinstance(line, CollectorSession):
+                line.send(messages.pack_delivery(of_collector), message)
+                connection = line.served
+            else:
+                connection = line
+                connection.outgoing += frame_header(len(message))
+                connection.outgoing += message
+            if connection is not None and connection.is_open:
                 self._flush_or_drop(connection)
 
     def _refuse(self, one: Participant, reason: str) -> None:
         """Ends the connection of an authenticated client, and sends it the reason."""
         refusal = messages.REFUSED + reason.encode()
         self._on_event(RankEvent("refused", one.rank, one.generation, reason))
-        if one.number is None:
-            self._close_with(one.connection, refusal)
+        if isinstance(one.line, ServedConnection):
+            self._close_with(one.line, refusal)
             return
-        _append(one.connection, one.numbers, refusal)
-        one.connection.outgoing += pack_frame(messages.CLOSE + NUMBER.pack(one.number))
-        self._clients.get(one.connection, {}).pop(one.number, None)
+        assert one.number is not None
+        one.line.send(messages.pack_delivery([one.number]), refusal)
+        one.line.send(messages.CLOSE + NUMBER.pack(one.number))
+        one.line.ranks.pop(one.number, None)
         self._depart(one, _GONE)
 
     def _note_rejection(self, connection: ServedConnection, text: str) -> None:
@@ -273,9 +305,16 @@ class RendezvousServer(ConnectionServer):
             self._on_event(RankEvent("refused", one.rank, one.generation, text))
 
     def _note_end(self, connection: ServedConnection) -> None:
-        reason = _HOST_GONE if _is_collector(connection) else _GONE
-        for one in self._clients.pop(connection, {}).values():
-            self._depart(one, reason)
+        self._collectors.lose(connection, time.monotonic())
+        if (one := self._clients.pop(connection, None)) is not None:
+            self._depart(one, _GONE)
+
+    def _end_session(self, session: CollectorSession) -> None:
+        """Takes all ranks of a host as gone: its collector has ended, or was not heard of for too long."""
+        self._collectors.end(session)
+        for one in list(session.ranks.values()):
+            self._depart(one, _HOST_GONE)
+        session.ranks.clear()
 
     def _depart(self, one: Participant, reason: str) -> None:
         """Handles the end of a client's connection."""
@@ -294,13 +333,6 @@ class RendezvousServer(ConnectionServer):
 
 def _is_collector(connection: ServedConnection) -> bool:
     return connection.peer is not None and connection.peer.rank == COLLECTOR_RANK
-
-
-def _append(connection: ServedConnection, numbers: Sequence[int], message: bytes) -> None:
-    """Queues a message for the connection's own client, or for those of a collector with these numbers."""
-    before = messages.pack_delivery(numbers) if numbers else b""
-    connection.outgoing += frame_header(len(before) + len(message)) + before
-    connection.outgoing += message
 
 
 def _message_of(answer: Answer) -> bytes:

@@ -16,11 +16,13 @@ class SendQueue:
 
     def __init__(self) -> None:
         self._parts: deque[bytearray | memoryview] = deque()
+        self.size = 0  # bytes that wait
 
     def __bool__(self) -> bool:
         return bool(self._parts)
 
     def __iadd__(self, data: bytes) -> SendQueue:
+        self.size += len(data)
         if len(data) >= SHARED_BYTES:
             self._parts.append(memoryview(data))
         elif data and self._parts and isinstance(last := self._parts[-1], bytearray):
@@ -37,8 +39,13 @@ class SendQueue:
                 sent = connection.send(part)
             except BlockingIOError:
                 return
+            self.size -= sent
             if sent == len(part):
                 self._parts.popleft()
                 continue
             self._parts[0] = part[sent:]
             return
+
+    def clear(self) -> None:
+        self._parts.clear()
+        self.size = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import struct
 import threading
@@ -14,7 +15,7 @@ import pytest
 from handshakes import run_handshake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launching import FAILSAFE_SECONDS
+from launching import FAILSAFE_SECONDS, wait_until
 
 from sirtaki.runner.rendezvous.address import split_address
 from sirtaki.runner.rendezvous.job import CALLS, COLLECTOR_RANK, Identity, Job, LinkKind, Role
@@ -22,17 +23,24 @@ from sirtaki.runner.rendezvous.messages import (
     ARRIVED,
     CALL_LIMIT,
     COLLECTED_LIMIT,
+    CONFIRM,
+    COUNT,
     JOIN,
     LEFT,
     MESSAGE,
     NUMBER,
     PASSED,
     REQUEST_LIMIT,
+    RESUME,
     RankEvent,
     Route,
     pack_arrival,
+    pack_collector_join,
     pack_delivery,
+    pack_failure,
     pack_payloads,
+    pack_report,
+    pack_resumption,
     pack_welcome,
     unpack_delivery,
     unpack_welcome,
@@ -42,6 +50,8 @@ from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
+TOKEN = b"a" * 16
+FIRST = pack_collector_join(JOB.size, TOKEN)  # a collector's first message
 LIMIT = 10_000_000
 _generations = itertools.count(100)
 
@@ -55,8 +65,8 @@ class Collector:
         mine = Identity(COLLECTOR_RANK)
         run_handshake(self.line, JOB, mine, LinkKind.RENDEZVOUS, Role.CONNECTS, deadline())
 
-    def join(self) -> Collector:
-        self.send(JOIN + NUMBER.pack(JOB.size))
+    def join(self, token: bytes = b"") -> Collector:
+        self.send(pack_collector_join(JOB.size, token or os.urandom(16)))
         assert self.next()[:1] == b"W"
         return self
 
@@ -182,13 +192,16 @@ def test_a_rank_that_is_refused_is_closed_alone(
 @pytest.mark.parametrize(
     "messages",
     [
-        [JOIN + NUMBER.pack(4)],
+        [pack_collector_join(4, TOKEN)],
+        [JOIN + NUMBER.pack(3)],  # without a token
+        [RESUME],
         [pack_arrival(0, Identity(0, 1))],  # before it has joined
-        [JOIN + NUMBER.pack(3), JOIN + NUMBER.pack(3)],
-        [JOIN + NUMBER.pack(3), pack_arrival(0, Identity(0, 1)), pack_arrival(0, Identity(1, 1))],
-        [JOIN + NUMBER.pack(3), ARRIVED + NUMBER.pack(0) + b"short"],
-        [JOIN + NUMBER.pack(3), b"?" + NUMBER.pack(0)],
-        [JOIN + NUMBER.pack(3), b">\0"],
+        [FIRST, FIRST],
+        [FIRST, CONFIRM],
+        [FIRST, pack_arrival(0, Identity(0, 1)), pack_arrival(0, Identity(1, 1))],
+        [FIRST, ARRIVED + NUMBER.pack(0) + b"short"],
+        [FIRST, b"?" + NUMBER.pack(0)],
+        [FIRST, b">\0"],
     ],
 )
 def test_a_collector_that_does_not_follow_the_protocol_is_refused(
@@ -242,7 +255,7 @@ def test_a_collector_is_refused_where_ranks_connect_directly() -> None:
     with RendezvousServer("127.0.0.1:0", JOB, FAILSAFE_SECONDS) as server:
         collector = Collector(server)
         with collector.line:
-            collector.send(JOIN + NUMBER.pack(JOB.size))
+            collector.send(FIRST)
             refusal = b"the agent of a host connected, but ranks connect to this rendezvous directly"
             assert collector.next() == b"X" + refusal
         assert works(server)
@@ -281,3 +294,60 @@ def test_a_welcome_of_a_collector_has_its_route() -> None:
 def test_a_delivery_survives_the_wire(numbers: list[int], message: bytes) -> None:
     found, delivered = unpack_delivery((pack_delivery(numbers) + message)[1:])
     assert (list(found), delivered) == (numbers, message)
+
+
+def test_a_collector_continues_on_another_connection(
+    collect: Callable[[], Collector], server: RendezvousServer, events: list[RankEvent]
+) -> None:
+    """The server still takes the first connection as open. The answer on it has been lost."""
+    first, other = collect().join(TOKEN), collect().join()
+    first.arrive(7, 0)
+    first.arrive(9, 2)
+    other.arrive(0, 1)
+    answer = (
+        b"<" + struct.pack("!III", 2, 7, 9) + pack_payloads(tuple(b"payload of %d" % r for r in range(3)))
+    )
+    assert first.next() == answer
+    second = collect()
+    second.send(pack_resumption(TOKEN, 0), passed(7, pack_report("finished", "")))
+    assert second.next() == b"~" + COUNT.pack(6)  # the messages of two ranks that arrive
+    assert second.next() == answer
+    with pytest.raises(EOFError):
+        first.next()
+    wait_until(lambda: any(event.kind == "finished" for event in events), "the report has come")
+    third = collect()
+    third.send(pack_resumption(TOKEN, 1))
+    assert third.next() == b"~" + COUNT.pack(7)
+    third.send(LEFT + NUMBER.pack(9))
+    other.next()
+    assert other.next() == b"<" + struct.pack("!II", 1, 0) + pack_failure(
+        2, "rank 2 has gone (its process ended, or its init failed)"
+    )
+    assert [event for event in events if event.kind != "arrived"] == [RankEvent("finished", 0, 1)]
+    assert works(server)
+
+
+def test_a_collector_that_says_goodbye_has_ended(collect: Callable[[], Collector]) -> None:
+    first, other = collect().join(TOKEN), collect().join()
+    first.arrive(7, 0)
+    first.arrive(9, 2)
+    other.arrive(0, 1)
+    other.next()
+    first.send(b".")
+    text = "rank 0 has gone (the connection to the agent of its host ended)"
+    assert other.next() == b"<" + struct.pack("!II", 1, 0) + pack_failure(0, text)
+    second = collect()
+    second.send(pack_resumption(TOKEN, 0))
+    refusal = b"its connection was interrupted for too long, or belonged to another rendezvous"
+    assert second.next() == b"X" + refusal
+
+
+@pytest.mark.parametrize("received", [4, 2**64 - 1])
+def test_a_collector_cannot_have_received_more_than_was_sent(
+    collect: Callable[[], Collector], server: RendezvousServer, received: int
+) -> None:
+    collect().join(TOKEN)
+    second = collect()
+    second.send(pack_resumption(TOKEN, received))
+    assert second.next() == b"Xthe other side has confirmed messages that were not sent"
+    assert works(server)

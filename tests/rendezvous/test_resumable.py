@@ -1,0 +1,34 @@
+"""Frames are kept until the other side has confirmed them, which it does now and then."""
+
+from __future__ import annotations
+
+import pytest
+
+from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.runner.rendezvous.messages import COUNT
+from sirtaki.runner.rendezvous.resumable import CONFIRM_BYTES, ResumableFrames
+from sirtaki.runner.rendezvous.wire import pack_frame
+
+
+def test_frames_are_kept_until_they_are_confirmed() -> None:
+    frames = ResumableFrames()
+    for owner, parts in ((1, (b"a", b"bc")), (2, (b"d",)), (1, (b"e",))):
+        frames.keep(owner, *parts)
+    assert list(frames.unconfirmed()) == [b"a", b"bc", b"d", b"e"]
+    assert list(frames.confirm(0)) == []
+    assert list(frames.confirm(2)) == [(1, 3), (2, 1)]
+    assert list(frames.unconfirmed()) == [b"e"]
+    for count in (1, 4):
+        with pytest.raises(RendezvousError, match="has confirmed messages that were not sent"):
+            list(frames.confirm(count))
+    assert list(frames.confirm(3)) == [(1, 1)]
+    assert list(frames.unconfirmed()) == []
+
+
+def test_what_is_received_is_confirmed_now_and_then() -> None:
+    frames = ResumableFrames()
+    assert frames.note_received(CONFIRM_BYTES - 4 - 1) == b""
+    for _ in range(2):  # the header of an empty frame has four bytes
+        assert frames.note_received(0) == pack_frame(b"=" + COUNT.pack(frames.received))
+        assert frames.note_received(CONFIRM_BYTES - 4 - 4) == b""
+    assert frames.received == 5
