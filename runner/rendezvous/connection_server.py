@@ -24,6 +24,8 @@ from sirtaki.runner.rendezvous.unauthenticated import (
 from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
 
 _WAKE_READ_BYTES = 64 * 1024
+# Bytes that wait for a client before nothing more is read from it: one that asks without reading the answers.
+QUEUE_LIMIT = 16 * 1024 * 1024
 CLOSING_SECONDS = 10.0  # for a client to read the last message before its connection is closed
 
 
@@ -31,10 +33,15 @@ class ServedConnection(HandshakeConnection):
     """One client, which sends frames once it has authenticated."""
 
     closing = False  # close once everything is sent, and read nothing more
+    has_ended = False  # all that the client has sent is in `incoming`
+    is_broken = False  # nothing can be sent any more, but what the client has sent before may still be read
+    is_watched = True  # whether the server's selector knows it
 
     @property
     def interest(self) -> int:
-        return selectors.EVENT_WRITE if self.closing else super().interest
+        if self.closing:
+            return selectors.EVENT_WRITE
+        return selectors.EVENT_READ if self.is_broken else super().interest
 
     @property
     def is_open(self) -> bool:
@@ -69,6 +76,8 @@ class ConnectionServer(ABC):
         self.address = ",".join(dict.fromkeys(reachable))
         self._unauthenticated = UnauthenticatedConnections[ServedConnection](self._reject)  # yet to join
         self._closing: dict[ServedConnection, float] = {}  # to be closed at these moments at the latest
+        self._paused: dict[ServedConnection, None] = {}  # from which nothing is read at the moment
+        self._ready: dict[ServedConnection, None] = {}  # that are no longer paused, and may have messages
         self._tasks: deque[Callable[[], None]] = deque()  # queued by other threads
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -87,6 +96,8 @@ class ConnectionServer(ABC):
             self._call_soon(self._stop)
             self._thread.join()
         close_selector(self._selector)
+        for connection in self._paused:
+            connection.socket.close()
         self._wake_sender.close()
 
     def __exit__(self, *exception: object) -> None:
@@ -122,6 +133,10 @@ class ConnectionServer(ABC):
     def _finish(self) -> None:
         """Does what has to be done last on the thread."""
 
+    def _is_paused(self, connection: ServedConnection) -> bool:
+        """Returns whether to read and handle no message of a client at the moment."""
+        return connection.outgoing.size > QUEUE_LIMIT
+
     def _call_soon(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
         with contextlib.suppress(BlockingIOError):  # enough wake-ups are pending
@@ -150,6 +165,9 @@ class ConnectionServer(ABC):
                 self._serve_client(key.data, events)
             else:
                 key.data()
+        ready, self._ready = self._ready, {}
+        for connection in ready:
+            self._serve_client(connection, selectors.EVENT_READ)
         now = time.monotonic()
         self._expire(now)
         self._end_overdue(now)
@@ -161,6 +179,8 @@ class ConnectionServer(ABC):
 
     def time_to_next_deadline(self) -> float | None:
         """Returns the seconds until `poll` has to be called, whatever happens; None if nothing is due."""
+        if self._ready:
+            return 0.0
         moments = (self._unauthenticated.next_deadline, self._next_deadline(), *self._closing.values())
         deadlines = [moment for moment in moments if moment is not None]
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
@@ -179,42 +199,79 @@ class ConnectionServer(ABC):
         if not connection.is_open:  # closed by an earlier event
             return
         try:
-            alive = True
             if events & selectors.EVENT_READ and not connection.closing:
-                alive = connection.receive_available()
-                connection.authenticate()
+                self._receive(connection)
                 while (message := self._next_message(connection)) is not None:
                     self._take(connection, message)
-            if not alive:
+            if connection.has_ended and not self._is_paused(connection):
                 self._drop(connection)
-            else:
-                self._flush(connection)
         except HandshakeError as error:
             connection.flush_hello()
             self._reject(connection, str(error))
+        else:
+            self._flush_or_drop(connection)
+
+    def _receive(self, connection: ServedConnection) -> None:
+        """Reads what has arrived, unless the client is paused. Raises HandshakeError."""
+        if self._is_paused(connection) or connection.has_ended:
+            return
+        try:
+            connection.has_ended = not connection.receive_available()
         except OSError:
-            self._drop(connection)
+            connection.has_ended = True
+        connection.authenticate()
 
     def _next_message(self, connection: ServedConnection) -> bytes | None:
         if connection.closing or not connection.is_open or not connection.is_established:
             return None
+        if self._is_paused(connection):
+            return None
         return take_frame(connection.incoming, self._limit_of(connection))
 
-    def _flush(self, connection: ServedConnection) -> None:
+    def _flush_or_drop(self, connection: ServedConnection) -> None:
+        """Sends what is queued for a client, which may be another one than is being served.
+
+        If that fails, a client that has authenticated is dropped once all is read that it has sent: its last
+        report may be among it.
+        """
         if not connection.is_open:  # closed while its message was handled
             return
-        connection.send()
+        try:
+            if not connection.is_broken:
+                connection.send()
+        except HandshakeError as error:
+            self._reject(connection, str(error))
+            return
+        except OSError:
+            connection.is_broken = True
+        if connection.is_broken and (connection.closing or not connection.is_established):
+            self._drop(connection)
+            return
+        if connection.is_broken:
+            connection.outgoing.clear()
         if connection.closing and not connection.outgoing:
             self._drop(connection)
             return
-        self._selector.modify(connection.socket, connection.interest, connection)
+        self._watch(connection)
 
-    def _flush_or_drop(self, connection: ServedConnection) -> None:
-        """Sends what is queued for a client that may be another one than is being served."""
-        try:
-            self._flush(connection)
-        except OSError:
-            self._drop(connection)
+    def _watch(self, connection: ServedConnection) -> None:
+        """Has the selector report what the server waits for: of a client that is paused, at most that it
+        takes more bytes. Without such events the selector does not know it: it would report its end for ever.
+        """
+        interest = connection.interest
+        if self._is_paused(connection):
+            interest &= ~selectors.EVENT_READ
+            self._paused[connection] = None
+        elif connection in self._paused:
+            del self._paused[connection]
+            self._ready[connection] = None
+        if connection.is_watched and interest:
+            self._selector.modify(connection.socket, interest, connection)
+        elif connection.is_watched:
+            self._selector.unregister(connection.socket)
+        elif interest:
+            self._selector.register(connection.socket, interest, connection)
+        connection.is_watched = interest != 0
 
     def _close_with(self, connection: ServedConnection, message: bytes) -> None:
         """Ends the connection of an authenticated client, whose last message is this one."""
@@ -239,8 +296,11 @@ class ConnectionServer(ABC):
     def _drop(self, connection: ServedConnection) -> None:
         if not connection.is_open:
             return
-        self._selector.unregister(connection.socket)
+        if connection.is_watched:
+            self._selector.unregister(connection.socket)
         connection.socket.close()
+        self._paused.pop(connection, None)
+        self._ready.pop(connection, None)
         self._closing.pop(connection, None)
         self._unauthenticated.discard(connection)
         self._note_end(connection)

@@ -25,6 +25,7 @@ class Participant:
     joined: bool = False
     initialised: bool = False
     rounds: int = 0  # the number of all-gathers that it has taken part in
+    reports: int = 0  # that it has sent
     end_report: str = ""  # its report of its own end
 
     @property

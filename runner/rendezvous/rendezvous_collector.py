@@ -30,6 +30,9 @@ _CLOSE_SECONDS = 1.0  # for which `close` waits for the thread
 _RESUME_SECONDS = 60.0  # for a broken connection to be replaced: less than the server waits for that
 _PATIENCE = 0.9  # part of the start timeout: a rank that waits for the collector receives the reason in time
 _REFUSAL_SECONDS = 10.0  # during which further ranks receive the same reason
+# Bytes of one rank that the server has not confirmed, before nothing more is read from the rank: more than
+# what the server receives before it confirms. Each rank has its own share, so none waits for another one's.
+RANK_LIMIT = 128 * 1024
 _HELD = (messages.JOIN, messages.GATHER)
 
 
@@ -71,6 +74,7 @@ class RendezvousCollector(ConnectionServer):
         self._held: list[bytes] = []  # frames for the server
         self._held_until: float | None = None
         self._contributors: set[int] = set()  # clients whose contribution is held
+        self._calling: set[int] = set()  # clients whose last request the server has yet to answer
 
     def start(self) -> RendezvousCollector:
         self._thread.start()
@@ -134,6 +138,7 @@ class RendezvousCollector(ConnectionServer):
         self._contributors.clear()
         self._held_until = None
         self._selector.register(server, server.interest, self._serve_server)
+        self._continue_paused()
 
     def _attempt(
         self,
@@ -164,11 +169,20 @@ class RendezvousCollector(ConnectionServer):
         is_call = connection.peer is not None and connection.peer.channel == CALLS
         return messages.CALL_LIMIT if is_call and connection in self._numbers else messages.REQUEST_LIMIT
 
+    def _is_paused(self, connection: ServedConnection) -> bool:
+        number = self._numbers.get(connection)
+        if number is None or self._server is None:
+            return super()._is_paused(connection)
+        has_much = self._server.unconfirmed[number] >= RANK_LIMIT
+        return has_much or number in self._calling or super()._is_paused(connection)
+
     def _take(self, connection: ServedConnection, message: bytes) -> None:
         if connection not in self._numbers and not self._admit(connection, message):
             return
         number, kind = self._numbers[connection], message[:1]
         self._hold(messages.PASSED + NUMBER.pack(number) + message, number)
+        if kind == messages.CALL:
+            self._calling.add(number)
         if kind == messages.GATHER:
             self._contributors.add(number)
         if kind not in _HELD or len(self._contributors) >= self._count:
@@ -242,15 +256,18 @@ class RendezvousCollector(ConnectionServer):
 
     def _take_from_server(self, message: bytes) -> None:
         kind, body = message[:1], message[1:]
-        if kind == messages.DELIVER:
+        if kind == messages.CONFIRM:
+            self._continue_paused()
+        elif kind == messages.DELIVER:
             numbers, delivered = messages.unpack_delivery(body)
             frame = pack_frame(delivered)
+            self._calling.difference_update(numbers)
             for client in [self._clients[number] for number in numbers if number in self._clients]:
                 client.outgoing += frame
                 self._flush_or_drop(client)
         elif kind == messages.CLOSE and len(body) == NUMBER.size:
             if (refused := self._clients.pop(NUMBER.unpack(body)[0], None)) is not None:
-                del self._numbers[refused]
+                self._calling.discard(self._numbers.pop(refused))
                 self._end_soon(refused)
                 self._flush_or_drop(refused)
         elif message == messages.GOODBYE and self._server is not None:
@@ -259,6 +276,11 @@ class RendezvousCollector(ConnectionServer):
             raise RendezvousError(printable(body.decode(errors="replace")))
         else:
             raise RendezvousError("the rendezvous sent a malformed answer")
+
+    def _continue_paused(self) -> None:
+        """Reads on from ranks that have been paused, unless they still have to wait."""
+        for client in list(self._paused):
+            self._watch(client)
 
     def _flush_server(self, server: ServerLink) -> None:
         if server is not self._server:
@@ -296,6 +318,7 @@ class RendezvousCollector(ConnectionServer):
         if number is None:
             return
         del self._clients[number]
+        self._calling.discard(number)
         if self._server is not None:
             self._hold(messages.LEFT + NUMBER.pack(number), number)
             self._release()

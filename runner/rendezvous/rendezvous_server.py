@@ -18,6 +18,7 @@ from sirtaki.runner.rendezvous.unauthenticated import RejectionLog
 from sirtaki.runner.rendezvous.wire import frame_header, pack_frame, printable
 
 _PER_RANK = 4  # connections behind a collector: for a world, for calls, and those that end meanwhile
+_MAX_REPORTS = 8  # of a client: each init() has another one, with two or three reports
 _UNKNOWN = "the rendezvous does not understand this message"
 _GONE = "has gone (its process ended, or its init failed)"
 _HOST_GONE = "has gone (the connection to the agent of its host ended)"
@@ -232,6 +233,9 @@ class RendezvousServer(ConnectionServer):
     def _note_report(self, one: Participant, event: str, text: str) -> None:
         if event not in messages.REPORTS:
             raise RendezvousError("the rendezvous does not know this event")
+        one.reports += 1
+        if one.reports > _MAX_REPORTS:
+            raise RendezvousError(f"rank {one.rank} has sent more than {_MAX_REPORTS} reports")
         one.initialised = True
         if event == "finished":
             one.end_report = "has finished"

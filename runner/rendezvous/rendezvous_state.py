@@ -48,11 +48,14 @@ class RendezvousState:
         """Takes a rank's payload; returns answers if the all-gather is now complete or can no longer
         complete.
 
-        Raises RendezvousError if the rank has already contributed.
+        Raises RendezvousError if the rank has already contributed, or has not waited for the answer to its
+        last contribution.
         """
         generation = key[0]
         if generation in self._failed:
             return [Answer(key, (rank,), error=f"the other ranks gave up before: {self._failed[generation]}")]
+        if (before := self._open.get((generation, key[1] - 1))) and rank in before.payloads:
+            raise RendezvousError(f"rank {rank} has not waited for the others")
         current = self._open.setdefault(key, _Round(now + self._timeout))
         if rank in current.payloads:
             raise RendezvousError(

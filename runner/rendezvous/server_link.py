@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import socket
+from collections import Counter
 from collections.abc import Iterator
 
 from sirtaki.runner.rendezvous import messages
@@ -34,6 +35,7 @@ class ServerLink:
         self._job = job
         self._token = os.urandom(messages.TOKEN_BYTES)
         self._frames = ResumableFrames()
+        self.unconfirmed = Counter[int]()  # bytes of frames that the server has not confirmed, by their owner
         request = messages.pack_collector_join(job.size, self._token)
         client = RendezvousClient.connect(address, job, _COLLECTOR, seconds, request)
         self.welcome = messages.pack_welcome(client.session, Route(job.encrypt, client.own_addresses()))
@@ -44,7 +46,7 @@ class ServerLink:
         request = messages.pack_resumption(self._token, self._frames.received)
         client, answer = RendezvousClient.resume(self._address, self._job, _COLLECTOR, seconds, request)
         try:
-            list(self.confirm(messages.unpack_count(answer)))
+            self._confirm(messages.unpack_count(answer))
         except BaseException:
             client.close()
             raise
@@ -78,22 +80,27 @@ class ServerLink:
         return True
 
     def messages(self) -> Iterator[bytes]:
-        """Yields the messages for the collector that have arrived. Raises RendezvousError."""
+        """Yields the messages for the collector that have arrived, also those that confirm others. Raises
+        RendezvousError.
+        """
         limit = messages.delivered_limit(self._job.size)
         while (message := take_frame(self._incoming, limit)) is not None:
             if message[:1] == messages.CONFIRM:
-                list(self.confirm(messages.unpack_count(message[1:])))
-                continue
-            if message != messages.GOODBYE:
+                self._confirm(messages.unpack_count(message[1:]))
+            elif message != messages.GOODBYE:
                 self._outgoing += self._frames.note_received(len(message))
             yield message
 
-    def confirm(self, count: int) -> Iterator[tuple[int, int]]:
-        return self._frames.confirm(count)
+    def _confirm(self, count: int) -> None:
+        for owner, size in self._frames.confirm(count):
+            self.unconfirmed[owner] -= size
+            if not self.unconfirmed[owner]:
+                del self.unconfirmed[owner]
 
-    def keep(self, frames: bytes, owner: int) -> None:
+    def keep(self, frame: bytes, owner: int) -> None:
         """Notes a frame that is to be sent now, or soon."""
-        self._frames.keep(owner, frames)
+        self._frames.keep(owner, frame)
+        self.unconfirmed[owner] += len(frame)
 
     def send(self, data: bytes) -> None:
         """Queues frames that are kept."""

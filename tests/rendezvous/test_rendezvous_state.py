@@ -40,7 +40,11 @@ def test_everyone_who_gives_is_answered_exactly_once(steps: list[tuple[str, int,
                 assert answer.payloads == tuple(b"%d" % rank for rank in range(SIZE))
 
     for what, number, generation, round_number in steps:
-        if what == "give" and (generation, round_number, number) not in given_by:
+        before = generation, round_number - 1, number
+        if what == "give" and before in given_by and before not in answered:
+            with pytest.raises(RendezvousError, match=f"rank {number} has not waited for the others"):
+                rounds.contribute((generation, round_number), number, b"", now)
+        elif what == "give" and (generation, round_number, number) not in given_by:
             given_by.add((generation, round_number, number))
             take(rounds.contribute((generation, round_number), number, b"%d" % number, now))
         elif what == "note_departure":
@@ -59,7 +63,7 @@ def test_the_deadline_starts_with_the_first_rank_of_each_all_gather() -> None:
     rounds = RendezvousState(2, timeout=10.0)
     assert rounds.next_deadline() is None
     rounds.contribute((1, 0), 0, b"", 100.0)
-    rounds.contribute((1, 1), 0, b"", 105.0)
+    rounds.contribute((2, 0), 0, b"", 105.0)
     assert rounds.next_deadline() == 110.0
     rounds.contribute((1, 0), 1, b"", 109.0)
     assert rounds.next_deadline() == 115.0

@@ -28,9 +28,12 @@ def test_a_slow_reader_receives_all_bytes_in_order(sizes: list[int]) -> None:
         assert not queue
         for part in parts:
             queue += part
+        assert queue.size == sum(sizes)
         while queue:
             queue.send(sender)
+            assert queue.size >= 0
             received += receiver.recv(100_000) if sum(sizes) > len(received) else b""
+        assert queue.size == 0
         sender.close()
         while data := receiver.recv(100_000):
             received += data
@@ -48,4 +51,7 @@ def test_queues_share_the_bytes_of_a_large_message() -> None:
         assert tracemalloc.get_traced_memory()[1] < len(message) // 4
     finally:
         tracemalloc.stop()
-    assert all(queues)
+    assert {queue.size for queue in queues} == {len(b"header") + len(message)}
+    for queue in queues:
+        queue.clear()
+        assert (bool(queue), queue.size) == (False, 0)
