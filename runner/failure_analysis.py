@@ -191,6 +191,13 @@ class FailureAnalyzer:
             return JobFailure(1, self._describe_absence(self._absent), self._absent.missing[0])
         return self._failure_by_loss()
 
+    def with_late_reason(self, failure: JobFailure) -> JobFailure:
+        """Returns a failure with the exception of the rank that caused it, if that has come since."""
+        status = self._statuses.get(failure.rank) if failure.rank is not None else None
+        if status is None or failure.culprit != failure.rank or self._abort is None:
+            return failure
+        return self._failure_of(status) if self._abort.rank == failure.rank else failure
+
     def _failure_of(self, status: ExitStatus) -> JobFailure:
         reason = self._reasons.get(status.rank, "")
         explained = None if reason else status.rank

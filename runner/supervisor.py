@@ -21,6 +21,7 @@ from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
 from sirtaki.runner.stragglers import Stragglers
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # needed for some jobs only
 
 ANALYSIS_SECONDS = 0.5  # after the first failure, so that the rank that caused it can be identified
 REPORT_POLL_SECONDS = 0.01  # no event announces that a rank has written its report
+DRAIN_SECONDS = 1.0  # for the last reports of ranks to arrive when all have ended
 KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
 INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # events of a `JobFailure`
 READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
@@ -89,6 +91,7 @@ class Supervisor:
         wakeup.unblock_signals()
         self._handle_wakeup(wakeup, mailbox, reaper)
         self._run_until(lambda: all(process.exit_status for process in self._processes))
+        self._drain(wakeup)
         self.server.close()
         if self.servers is not None:
             self.servers.close()
@@ -107,11 +110,33 @@ class Supervisor:
         self._run_until(lambda: self.display.all_shown or self._skips_output)
         return self._failure.exit_code if self._failure else 0
 
+    def _drain(self, wakeup: WakeupPipe) -> None:
+        """Waits for reports that ranks have sent before they ended: those of other hosts may take longer than
+        the news of their ends.
+        """
+        found: list[Sequence[int]] = []
+
+        def note(ranks: Sequence[int]) -> None:
+            found.append(ranks)
+            wakeup.wake()
+
+        self.server.drain(DRAIN_SECONDS, note)
+        self._run_until(lambda: bool(found) or self._skips_output)
+        lost = {one.rank for one in self.ranks if one.exit_status and one.exit_status.lost}
+        missing = [rank for ranks in found for rank in ranks if rank not in lost]
+        if missing:
+            self.display.say(
+                f"the last reports of {name_ranks(missing)} may be missing: the agent of their host has not "
+                f"passed them on within {DRAIN_SECONDS:g} s"
+            )
+
     def _conclude(self, mailbox: Mailbox) -> None:
         for event in mailbox.drain():
             self.analyzer.note_event(event)
         if self._failure is None and self.analyzer.failed:
             self._failure = self._analyze()
+        if self._failure is not None:
+            self._failure = self.analyzer.with_late_reason(self._failure)
         self._decide_at = self._kill_at = None
         self.endpoints.release()
         self.progress.end()

@@ -30,6 +30,7 @@ class CollectorSession:
     ranks: dict[int, Participant] = field(default_factory=dict)
     frames: ResumableFrames = field(default_factory=ResumableFrames)
     deadline: float | None = None  # when it ends, if it has no connection until then
+    is_drained: bool = False  # whether all that its ranks have sent has arrived, and they have gone
 
     def send(self, *parts: bytes) -> None:
         """Queues one message, in parts, of which large ones are not copied."""

@@ -34,6 +34,8 @@ DELIVER, CLOSE = b"<", b"-"
 # number of messages received there; the answer, with that of the other side; during a connection, the same
 # number, so that the other side keeps no longer what has arrived. Such messages are not counted.
 RESUME, RESUMED, CONFIRM = b"~", b"~", b"="
+# To a collector: the request to say when all its ranks have closed their connections; from it: they have.
+DRAIN, DRAINED = b"!", b"!"
 # The end of a connection that is not to be continued; not counted.
 GOODBYE = b"."
 

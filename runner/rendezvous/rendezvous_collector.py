@@ -33,6 +33,7 @@ _REFUSAL_SECONDS = 10.0  # during which further ranks receive the same reason
 # Bytes of one rank that the server has not confirmed, before nothing more is read from the rank: more than
 # what the server receives before it confirms. Each rank has its own share, so none waits for another one's.
 RANK_LIMIT = 128 * 1024
+_NO_RANK = -1  # the owner of the collector's own messages
 _HELD = (messages.JOIN, messages.GATHER)
 
 
@@ -74,6 +75,7 @@ class RendezvousCollector(ConnectionServer):
         self._held: list[bytes] = []  # frames for the server
         self._held_until: float | None = None
         self._contributors: set[int] = set()  # clients whose contribution is held
+        self._is_draining = False  # whether the server waits for the ends of all clients
         self._calling: set[int] = set()  # clients whose last request the server has yet to answer
 
     def start(self) -> RendezvousCollector:
@@ -270,6 +272,9 @@ class RendezvousCollector(ConnectionServer):
                 self._calling.discard(self._numbers.pop(refused))
                 self._end_soon(refused)
                 self._flush_or_drop(refused)
+        elif message == messages.DRAIN:
+            self._is_draining = True
+            self._end_drain()
         elif message == messages.GOODBYE and self._server is not None:
             self._lose(self._server)
         elif kind == messages.REFUSED:
@@ -304,7 +309,7 @@ class RendezvousCollector(ConnectionServer):
                 "the connection from this host to the rendezvous has ended, and reports of its ranks may be "
                 f"lost until their next hvd.init(): {reason}"
             )
-        self._server = None
+        self._server, self._is_draining = None, False
         if server.fileno() >= 0:
             self._selector.unregister(server)
             server.close()
@@ -321,6 +326,14 @@ class RendezvousCollector(ConnectionServer):
         self._calling.discard(number)
         if self._server is not None:
             self._hold(messages.LEFT + NUMBER.pack(number), number)
+            self._release()
+            self._end_drain()
+
+    def _end_drain(self) -> None:
+        """Tells the server, if it waits for that, that all clients have ended, behind all their messages."""
+        if self._is_draining and not self._numbers:
+            self._is_draining = False
+            self._hold(messages.DRAINED, _NO_RANK)
             self._release()
 
     def _note_rejection(self, connection: ServedConnection, text: str) -> None:

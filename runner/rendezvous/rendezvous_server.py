@@ -60,6 +60,7 @@ class RendezvousServer(ConnectionServer):
         )
         self._clients: dict[ServedConnection, Participant] = {}  # with connections of their own
         self._collectors = CollectorSessions(job.size)
+        self._drain: tuple[float, Callable[[Sequence[int]], None]] | None = None  # until when; what then
         self._ranks: dict[tuple[int, int], Participant] = {}  # that have joined, by generation and rank
 
     def start(self) -> RendezvousServer:
@@ -72,6 +73,13 @@ class RendezvousServer(ConnectionServer):
     def rank_ended(self, rank: int, reason: str) -> None:
         """Records that a rank takes part in nothing any more, for example: "it has ended (exit code 0)"."""
         self._call_soon(lambda: self._send_answers(self._state.note_departure(rank, math.inf, reason)))
+
+    def drain(self, seconds: float, then: Callable[[Sequence[int]], None]) -> None:
+        """Waits for what ranks, all of which have ended, have sent before: it may arrive after the news of
+        their ends. Calls `then` from the server's thread, at the latest in so many seconds, with the ranks of
+        other hosts whose last messages may be missing.
+        """
+        self._call_soon(lambda: self._begin_drain(time.monotonic() + seconds, then))
 
     def send_message(self, rank: int, payload: bytes) -> None:
         """Sends bytes to a client, as its next message; drops them if it is not connected."""
@@ -91,9 +99,29 @@ class RendezvousServer(ConnectionServer):
         self._send_answers(self._state.expire(now))
         for session in self._collectors.overdue(now):
             self._end_session(session)
+        self._end_drain(now)
+
+    def _begin_drain(self, deadline: float, then: Callable[[Sequence[int]], None]) -> None:
+        self._drain = deadline, then
+        for session in self._collectors.all():
+            session.is_drained = False
+            session.send(messages.DRAIN)
+            if session.served is not None:
+                self._flush_or_drop(session.served)
+
+    def _end_drain(self, now: float) -> None:
+        if self._drain is None:
+            return
+        deadline, then = self._drain
+        behind = [session for session in self._collectors.all() if not session.is_drained]
+        if now < deadline and (behind or self._ranks):
+            return
+        self._drain = None
+        then(sorted({one.rank for session in behind for one in session.ranks.values()}))
 
     def _next_deadline(self) -> float | None:
-        deadlines = (self._state.next_deadline(), self._collectors.next_deadline())
+        drain = None if self._drain is None else self._drain[0]
+        deadlines = (self._state.next_deadline(), self._collectors.next_deadline(), drain)
         return min((one for one in deadlines if one is not None), default=None)
 
     def _finish(self) -> None:
@@ -141,7 +169,10 @@ class RendezvousServer(ConnectionServer):
             self._end_soon(connection)
         else:
             confirmation = session.frames.note_received(len(message))
-            self._take_collected(session, message)
+            if message == messages.DRAINED:
+                session.is_drained = True
+            else:
+                self._take_collected(session, message)
             connection.outgoing += confirmation
 
     def _take_collected(self, session: CollectorSession, message: bytes) -> None:

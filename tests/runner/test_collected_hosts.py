@@ -4,16 +4,48 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launching import FAILSAFE_SECONDS
 
 from sirtaki.runner.rendezvous.interfaces import local_addresses
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[[str], str]
 Hosts = Callable[..., Path]
+
+
+# hvdrun, whose rendezvous is slow: it looks at the report of a failure after all ranks have ended.
+SLOW = """
+import sys, threading
+from sirtaki.runner.cli import main
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+
+have_ended, waits = threading.Event(), []
+close, drain, note = RendezvousServer.close, RendezvousServer.drain, RendezvousServer._note_report
+
+def drain_late(server, *arguments):
+    waits.append(server)
+    have_ended.set()
+    drain(server, *arguments)
+
+def close_at_once(server):
+    have_ended.set()
+    close(server)
+
+def note_late(server, one, event, text):
+    if event == "aborted":
+        have_ended.wait()
+    if event != "aborted" or waits:  # a server that does not wait would have been closed before
+        note(server, one, event, text)
+
+RendezvousServer.drain, RendezvousServer.close = drain_late, close_at_once
+RendezvousServer._note_report = note_late
+sys.exit(main())
+"""
 
 
 def of_rank(rank: int, result: subprocess.CompletedProcess[str]) -> list[str]:
@@ -76,3 +108,32 @@ def test_a_rank_that_ends_in_init_is_named_on_the_ranks_of_all_hosts(
     for rank in (0, 1, 3, 4):
         (line,) = of_rank(rank, result)
         assert re.search(r"rank 2 has (gone \(its process ended|ended \(exit code 0)", line), line
+
+
+def test_an_exception_that_arrives_after_the_end_of_its_rank_is_shown(
+    environment: dict[str, str], rank_script: Script, hosts: Hosts, tmp_path: Path
+) -> None:
+    hosts(hostB={})
+    program = """
+    client = init()
+    client.all_gather(b"")
+    if rank == 1:
+        client.report("aborted", "ValueError: no data")
+        os._exit(3)
+    time.sleep(600)
+    """.replace("\n    ", "\n")
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW)
+    result = subprocess.run(
+        [sys.executable, slow, "-H", "hostB:2", "python", rank_script(program)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=FAILSAFE_SECONDS,
+    )
+    assert result.returncode == 3
+    assert re.search(
+        r"rank 1 \(pid \d+ on hostB\) failed with exit code 3: ValueError: no data$", result.stderr, re.M
+    )
+    assert "may be missing" not in result.stderr

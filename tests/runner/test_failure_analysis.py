@@ -60,6 +60,25 @@ def test_the_origin_of_an_abort_is_named_even_if_it_does_not_end() -> None:
     assert analyzer.failure().exit_code == 1
 
 
+def test_a_reason_that_comes_after_the_decision_is_added() -> None:
+    analyzer = inquire(ended(1, 3), ended(2, 1))
+    failure = analyzer.failure()
+    assert (failure.text, failure.rank) == ("rank 1 (pid 71) failed with exit code 3", 1)
+    assert analyzer.with_late_reason(failure) == failure
+    analyzer.note_event(told(1, "aborted", "ValueError: no data"))
+    late = analyzer.with_late_reason(failure)
+    assert (late.text, late.rank) == ("rank 1 (pid 71) failed with exit code 3: ValueError: no data", None)
+    assert (late.exit_code, late.culprit) == (3, 1)
+    assert analyzer.with_late_reason(late) == late
+
+
+def test_the_late_reason_of_another_rank_changes_nothing() -> None:
+    analyzer = inquire(ended(1, 3))
+    failure = analyzer.failure()
+    analyzer.note_event(told(2, "aborted", "KeyboardInterrupt"))
+    assert analyzer.with_late_reason(failure) == failure
+
+
 def test_an_abort_that_the_job_got_over_is_forgotten() -> None:
     analyzer = inquire(
         told(1, "aborted"),
