@@ -75,6 +75,7 @@ class Supervisor:
         self._failure: JobFailure | None = None  # set once it is certain that the job has failed
         self._decide_at: float | None = None
         self._kill_at: float | None = None
+        self._drained_at: float | None = None  # when to wait no longer for the last reports
         self._capacity: Capacity | None = None  # for the ranks of this host, while they start
         self._skips_output = False  # whether the user refuses to wait for remaining output
 
@@ -121,7 +122,9 @@ class Supervisor:
             wakeup.wake()
 
         self.server.drain(DRAIN_SECONDS, note)
-        self._run_until(lambda: bool(found) or self._skips_output)
+        deadline = self._drained_at = time.monotonic() + 2 * DRAIN_SECONDS  # even if its thread has ended
+        self._run_until(lambda: bool(found) or self._skips_output or time.monotonic() >= deadline)
+        self._drained_at = None
         lost = {one.rank for one in self.ranks if one.exit_status and one.exit_status.lost}
         missing = [rank for ranks in found for rank in ranks if rank not in lost]
         if missing:
@@ -172,7 +175,13 @@ class Supervisor:
         return self.analyzer.failure()
 
     def _time_to_next_deadline(self) -> float | None:
-        candidates = [self._decide_at, self._kill_at, self.progress.due, self._stragglers.due]
+        candidates = [
+            self._decide_at,
+            self._kill_at,
+            self._drained_at,
+            self.progress.due,
+            self._stragglers.due,
+        ]
         candidates += [host.deadline for host in self.hosts]
         candidates += [self._capacity.due] if self._capacity is not None else []
         candidates += [self.servers.end_due] if self.servers is not None and self._failure is None else []

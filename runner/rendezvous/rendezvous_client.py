@@ -161,14 +161,14 @@ class RendezvousClient:
     def keep_alive(self, lost_seconds: int = 0) -> None:
         """Has the kernel probe the connection while nothing is sent: networks cut those that look unused.
 
-        It ends the connection when the other side has not acknowledged what was sent for `lost_seconds`, if
-        that is not 0.
+        It ends the connection when the other side has not acknowledged what was sent, or a probe, for
+        `lost_seconds`, if that is not 0.
         """
         if self._socket.family != socket.AF_UNIX:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * lost_seconds)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, lost_seconds or _PROBE_SECONDS)
 
     def close(self) -> None:
         """Closes this process's end; in a forked child the parent's connection stays open."""

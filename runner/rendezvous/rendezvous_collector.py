@@ -25,7 +25,7 @@ from sirtaki.runner.rendezvous.wire import pack_frame, printable
 # nothing: an all-gather cannot end without them.
 HOLD_SECONDS = 0.1
 _ATTEMPT_SECONDS = 10.0  # to connect to the server, before the thread looks whether it has to end
-_PAUSE_SECONDS = 0.1  # between attempts
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0  # seconds between attempts
 _CLOSE_SECONDS = 1.0  # for which `close` waits for the thread
 _RESUME_SECONDS = 60.0  # for a broken connection to be replaced: less than the server waits for that
 _PATIENCE = 0.9  # part of the start timeout: a rank that waits for the collector receives the reason in time
@@ -154,7 +154,7 @@ class RendezvousCollector(ConnectionServer):
         refusal with a reason is final, or a failed handshake that is not `retried`.
         """
         deadline = time.monotonic() + seconds
-        reason = ""
+        reason, pause = "", _FIRST_PAUSE
         while self._running and (left := deadline - time.monotonic()) > 0:
             try:
                 attempt(min(left, _ATTEMPT_SECONDS))
@@ -164,7 +164,8 @@ class RendezvousCollector(ConnectionServer):
             except RendezvousError as error:
                 return messages.REFUSED, str(error)
             self._run_tasks()  # it may have been told to end
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
+            pause = min(2 * pause, _LONGEST_PAUSE)
         return messages.TIMED_OUT, reason
 
     def _limit_of(self, connection: ServedConnection) -> int:

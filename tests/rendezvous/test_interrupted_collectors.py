@@ -193,3 +193,4 @@ def test_the_kernel_gives_a_silent_connection_up(start: Start) -> None:
         connection = collector._server.connection
         assert isinstance(connection, socket.socket)
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 20

@@ -48,6 +48,17 @@ sys.exit(main())
 """
 
 
+# hvdrun, whose rendezvous does not answer when all ranks have ended.
+SILENT = """
+import sys
+from sirtaki.runner.cli import main
+from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+
+RendezvousServer.drain = lambda server, seconds, then: print("asked", flush=True)
+sys.exit(main())
+"""
+
+
 def of_rank(rank: int, result: subprocess.CompletedProcess[str]) -> list[str]:
     mark = f"[{rank}] "
     return [line.removeprefix(mark) for line in result.stdout.splitlines() if line.startswith(mark)]
@@ -110,6 +121,29 @@ def test_a_rank_that_ends_in_init_is_named_on_the_ranks_of_all_hosts(
         assert re.search(r"rank 2 has (gone \(its process ended|ended \(exit code 0)", line), line
 
 
+def run_program(
+    program: str, folder: Path, environment: dict[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program that is hvdrun with a change."""
+    file = folder / "changed_hvdrun.py"
+    file.write_text(program)
+    return subprocess.run(
+        [sys.executable, file, *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=FAILSAFE_SECONDS,
+    )
+
+
+def test_a_rendezvous_that_does_not_answer_is_not_awaited_for_ever(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    result = run_program(SILENT, tmp_path, environment, "-np", "1", "true")
+    assert (result.returncode, result.stdout) == (0, "asked\n")
+
+
 def test_an_exception_that_arrives_after_the_end_of_its_rank_is_shown(
     environment: dict[str, str], rank_script: Script, hosts: Hosts, tmp_path: Path
 ) -> None:
@@ -122,16 +156,7 @@ def test_an_exception_that_arrives_after_the_end_of_its_rank_is_shown(
         os._exit(3)
     time.sleep(600)
     """.replace("\n    ", "\n")
-    slow = tmp_path / "slow.py"
-    slow.write_text(SLOW)
-    result = subprocess.run(
-        [sys.executable, slow, "-H", "hostB:2", "python", rank_script(program)],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=FAILSAFE_SECONDS,
-    )
+    result = run_program(SLOW, tmp_path, environment, "-H", "hostB:2", "python", rank_script(program))
     assert result.returncode == 3
     assert re.search(
         r"rank 1 \(pid \d+ on hostB\) failed with exit code 3: ValueError: no data$", result.stderr, re.M
