@@ -64,7 +64,7 @@ class Context:
         self.survivors: Survivors | None = None  # in an elastic job
         self.timeline = TimelineFile()
         self.refused_batches = 0  # number that could not be queued
-        self.compression, self.steps = CompressionCounters(), StepCounters()
+        self.compression = CompressionCounters()
         self.member_sets: dict[tuple[int, ...], Any] = {}  # process sets that only their ranks have added
         self._numbers: Counter[str] = Counter()
         self._progress_callbacks: deque[Callable[[], bool]] = deque()
@@ -82,6 +82,7 @@ class Context:
         call(lib.srt_create, config.pointer, described, out)
         self._native = _Native(out[0])
         self._pointer = out[0]
+        self.steps = StepCounters(self._native)
         self._detached = DetachedOperations(out[0])
         _live.add(self)
 

@@ -9,7 +9,6 @@ from typing import Any, TypedDict
 from sirtaki.bindings.compression_counters import CompressionCounters
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
-from sirtaki.bindings.step_counters import BOUNDS
 from sirtaki.bindings.traffic import OperationCount, SentBytes, operation_counts, sent_bytes
 
 
@@ -143,7 +142,7 @@ class Steps(TypedDict):
     A step lasts from the end of the one before it to its own end.
 
     Attributes:
-        count: their number since init(); 0 also in a program whose steps take place inside compiled ones.
+        count: their number since init().
         number: the same; in an elastic job, with those that this process has committed in earlier
             generations, and without those that a change of the ranks has undone.
         times: how long they took, without the first, whose beginning is not known.
@@ -270,20 +269,19 @@ def _compressed(counted: CompressionCounters) -> Compressed:
 
 
 def _steps(context: Context) -> Steps:
-    counted, survivors = context.steps, context.survivors
+    counted, survivors = context.steps.read(), context.survivors
     is_elastic = survivors is not None and survivors.membership is not None
-    number, productive = counted.count, counted.productive_seconds
+    number, productive = counted.number, counted.productive
     if survivors is not None and is_elastic:
-        number, productive = survivors.committed_steps + counted.uncommitted, survivors.committed_seconds
+        number = survivors.committed_steps + number - context.steps.committed
+        productive = survivors.committed_seconds
     return Steps(
-        count=counted.count,
+        count=counted.number,
         number=number,
-        times=Durations(
-            bounds=list(BOUNDS), counts=list(counted.counts), total_seconds=counted.total_seconds
-        ),
-        last_seconds=counted.last_seconds,
-        age_seconds=counted.age_seconds,
-        exposed_seconds=counted.exposed.seconds,
+        times=_durations(counted),
+        last_seconds=counted.last,
+        age_seconds=counted.age,
+        exposed_seconds=context.steps.exposed.seconds,
         productive_seconds=productive,
     )
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
-_USUAL_STEPS = 15  # whose median is the usual duration
+from sirtaki.bindings.library import ffi, lib
+
 _RECENT_WAITS = 64  # that are remembered with their times
-_LONG = 2.0  # times the usual duration: a longer step contains something else
 
 
 class Stepper(NamedTuple):
@@ -71,42 +68,31 @@ class ExposedTime:
         self._state = (ended, depth - 1, begin)
 
 
-class StepCounters:
-    """The counters of one rank in one world: `sirtaki.bindings.observe.Steps` documents them.
+class NativeContext(Protocol):
+    """The core's context, which exists as long as this object."""
 
-    A step lasts from the end of the one before it to its own end. The first one has no beginning, and is
-    counted, not timed.
+    pointer: Any
+
+
+class StepCounters:
+    """The training steps of one rank in one world: `sirtaki.bindings.observe.Steps` documents the counters.
+
+    The core counts them: in compiled programs, steps end on threads without Python.
 
     Attributes:
         exposed: measures the waits of the program.
         may_be_late: whether an optimizer steps without ranks that are late.
         listener: is called with the optimizer at the end of each step that has one; None: nobody listens.
-        count: the number of steps.
-        counts: the number of timed steps in each range of BOUNDS, and above the last.
-        total_seconds, last_seconds: the duration of all timed steps, and of the last one.
-        productive_seconds: the same total, in which a long step counts as the median of those before it.
+        committed: the number of steps until the last commit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, native: NativeContext) -> None:
         self.exposed = ExposedTime()
         self.may_be_late = False
         self.listener: Callable[[Stepper], None] | None = None
-        self.count = 0
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.total_seconds = self.last_seconds = self.productive_seconds = 0.0
-        self._usual: deque[float] = deque(maxlen=_USUAL_STEPS)
-        self._end: float | None = None
-        self._committed_count, self._committed_seconds = 0, 0.0
-
-    @property
-    def uncommitted(self) -> int:
-        """Returns the number of steps since the last commit."""
-        return self.count - self._committed_count
-
-    @property
-    def age_seconds(self) -> float:
-        """Returns the time since the last step; 0 before the first one."""
-        return time.perf_counter() - self._end if self._end is not None else 0.0
+        self.committed = 0
+        self._committed_seconds = 0.0
+        self._native = native
 
     def end(self, number: int = 1, by: Stepper | None = None) -> None:
         """Counts a step, or as many equal ones, that have just ended.
@@ -117,20 +103,17 @@ class StepCounters:
         """
         if by is not None and self.listener is not None:
             self.listener(by)
-        before, self._end = self._end, time.perf_counter()
-        self.count += number
-        if before is None:
-            return
-        seconds = (self._end - before) / number
-        usual = median(self._usual) if self._usual else seconds
-        self.counts[bisect_left(BOUNDS, seconds)] += number
-        self.total_seconds += number * seconds
-        self.last_seconds = seconds
-        self.productive_seconds += number * (usual if seconds > _LONG * usual else seconds)
-        self._usual.append(seconds)
+        lib.srt_end_steps(self._native.pointer, number)
+
+    def read(self) -> Any:
+        """Returns the counters now: a struct srt_step_counts."""
+        counted = ffi.new("srt_step_counts *", {"struct_size": ffi.sizeof("srt_step_counts")})
+        lib.srt_get_steps(self._native.pointer, counted)
+        return counted
 
     def commit(self) -> tuple[int, float]:
         """Returns the number of the steps, and the productive seconds, since the last commit."""
-        count, seconds = self.uncommitted, self.productive_seconds - self._committed_seconds
-        self._committed_count, self._committed_seconds = self.count, self.productive_seconds
-        return count, seconds
+        counted = self.read()
+        number, seconds = counted.number - self.committed, counted.productive - self._committed_seconds
+        self.committed, self._committed_seconds = counted.number, counted.productive
+        return number, seconds

@@ -262,6 +262,14 @@ srt_status srt_get_activity(srt_context* c, srt_activity* out) {
   return SRT_OK;
 }
 
+void srt_end_steps(srt_context* c, int32_t number) { c->context->end_steps(number); }
+
+srt_status srt_get_steps(srt_context* c, srt_step_counts* out) {
+  if (!out || out->struct_size < sizeof(srt_step_counts)) return SRT_INVALID_ARGUMENT;
+  c->context->steps(*out);
+  return SRT_OK;
+}
+
 int32_t srt_count_operations(srt_context* c, srt_operation_count* out, int32_t capacity) {
   return count_rows([&] { return c->context->count_operations(out, capacity); });
 }

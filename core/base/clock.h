@@ -15,7 +15,7 @@ constexpr Nanoseconds milliseconds(int64_t n) { return n * 1'000'000; }
 constexpr Nanoseconds seconds(int64_t n) { return n * 1'000'000'000; }
 constexpr Nanoseconds never = INT64_MAX;
 
-constexpr double in_seconds(Nanoseconds time) { return static_cast<double>(time) * 1e-9; }
+constexpr double in_seconds(Nanoseconds time) { return static_cast<double>(time) / 1e9; }
 
 inline Nanoseconds now() {
   timespec moment;

@@ -95,6 +95,9 @@ class Context {
   Status write_recorder(const char* path);
   void statistics(srt_statistics& out, srt_lateness* by_rank);
   void activity(srt_activity& out);
+  // Counts training steps that have just ended. Callable from hooks.
+  void end_steps(int64_t number);
+  void steps(srt_step_counts& out);
   // Write the rows that are not 0, at most `capacity`; return their count.
   int32_t count_operations(srt_operation_count* out, int32_t capacity);
   int32_t count_sent_bytes(srt_sent_bytes* out, int32_t capacity) const;

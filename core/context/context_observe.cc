@@ -22,6 +22,18 @@ void Context::activity(srt_activity& out) {
   describe(*state, now(), out);
 }
 
+void Context::end_steps(int64_t number) {
+  if (forked_) return;
+  const Access state(state_);
+  state->observer.steps_ended(now(), number);
+}
+
+void Context::steps(srt_step_counts& out) {
+  if (forked_) return describe(state_.in_forked_child().observer.steps(), now(), out);
+  const Access state(state_);
+  describe(state->observer.steps(), now(), out);
+}
+
 int32_t Context::count_operations(srt_operation_count* out, int32_t capacity) {
   OperationCounts counts;
   if (forked_) counts = state_.in_forked_child().handles.counts();

@@ -7,12 +7,13 @@
 namespace sirtaki {
 namespace {
 
-srt_histogram describe(const Histogram& histogram) {
-  srt_histogram out{.total = in_seconds(histogram.total())};
-  static_assert(std::size(decltype(out.bounds){}) == Histogram::bounds.size());
-  std::transform(Histogram::bounds.begin(), Histogram::bounds.end(), out.bounds, in_seconds);
-  std::copy(histogram.counts().begin(), histogram.counts().end(), out.counts);
-  return out;
+// Writes a histogram into a struct with its fields.
+template <auto longest, typename Out>
+void describe(const Histogram<longest>& histogram, Out& out) {
+  static_assert(std::size(decltype(out.bounds){}) == longest.size());
+  std::ranges::transform(longest, out.bounds, in_seconds);
+  std::ranges::copy(histogram.counts(), out.counts);
+  out.total = in_seconds(histogram.total());
 }
 
 }  // namespace
@@ -32,12 +33,21 @@ void describe(const Statistics& counted, Nanoseconds now, srt_statistics& out, s
          .moving = in_seconds(counted.moving.until(now)),
          .unencoded_bytes = counted.wire_bytes.unencoded,
          .encoded_bytes = counted.wire_bytes.encoded,
-         .wait = describe(counted.wait),
-         .transfer = describe(counted.transfer),
          .stalls = counted.stalls};
+  describe(counted.wait, out.wait);
+  describe(counted.transfer, out.transfer);
   if (!by_rank) return;
   for (const Lateness& late : counted.lateness)
     *by_rank++ = {late.times, in_seconds(late.total), in_seconds(late.longest)};
+}
+
+void describe(const StepCounters& counted, Nanoseconds now, srt_step_counts& out) {
+  out = {.struct_size = out.struct_size,
+         .number = counted.number(),
+         .last = in_seconds(counted.last()),
+         .age = in_seconds(counted.age(now)),
+         .productive = in_seconds(counted.productive())};
+  describe(counted.times(), out);
 }
 
 std::vector<srt_operation_count> describe(const OperationCounts& counts) {

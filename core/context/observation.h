@@ -13,6 +13,9 @@ namespace sirtaki {
 // Describes the totals so far. by_rank: nullptr, or room for one entry per rank.
 void describe(const Statistics& counted, Nanoseconds now, srt_statistics& out, srt_lateness* by_rank);
 
+// Describes the training steps so far.
+void describe(const StepCounters& counted, Nanoseconds now, srt_step_counts& out);
+
 // Describe the counts that are not 0. `locations`: by rank; they must outlive what is returned.
 std::vector<srt_operation_count> describe(const OperationCounts& counts);
 std::vector<srt_sent_bytes> describe(const SentBytes& sent, const std::vector<RankLocation>& locations);

@@ -43,6 +43,21 @@ typedef struct srt_lateness {
  * most twice a second. */
 srt_status srt_stats(srt_context *, srt_statistics *out, srt_lateness *by_rank);
 
+/* The training steps of this rank, as its optimizers count them. A step lasts from the end of the one before it; the
+ * first has no beginning, and is not timed. Durations are in seconds, and counted by range as in srt_histogram. */
+typedef struct srt_step_counts {
+  uint32_t struct_size;
+  int64_t number;
+  double bounds[15], total;
+  int64_t counts[16];
+  double last, age; /* the duration of the last one; the time since it has ended */
+  double productive; /* total, in which one of more than twice the median of the 15 before it counts as that median */
+} srt_step_counts;
+
+/* Counts a step, or as many equal ones, that have just ended. Callable from hooks. */
+void srt_end_steps(srt_context *, int32_t number);
+srt_status srt_get_steps(srt_context *, srt_step_counts *out);
+
 /* The operations of one kind that have ended, by the backend that has moved them. */
 typedef struct srt_operation_count {
   const char *kind; /* such as "all-reduce" */

@@ -1,4 +1,4 @@
-// The records of one rank's operations: the recorder, the statistics and the timeline.
+// The records of one rank's operations: the recorder, the statistics and the timeline; and those of its steps.
 //
 // Every part that advances an operation writes to it. It has no lock of its own: it is part of the CallerState, whose
 // lock those parts take anyway.
@@ -6,6 +6,7 @@
 
 #include "observe/recorder.h"
 #include "observe/statistics.h"
+#include "observe/step_counters.h"
 #include "observe/timeline.h"
 
 namespace sirtaki {
@@ -43,6 +44,10 @@ class Observer {
 
   void set_lateness(int32_t rank, const Lateness& lateness);
 
+  // Counts training steps that end at `moment`.
+  void steps_ended(Nanoseconds moment, int64_t number) { steps_.end(moment, number); }
+
+  const StepCounters& steps() const { return steps_; }
   const Statistics& statistics() const { return statistics_; }
   const Recorder& recorder() const { return recorder_; }
 
@@ -50,6 +55,7 @@ class Observer {
   Recorder recorder_;
   Timeline& timeline_;
   Statistics statistics_;
+  StepCounters steps_;
   Nanoseconds moment_ = 0;
 };
 

@@ -47,7 +47,7 @@ struct Statistics {
   WireBytes wire_bytes;                      // sent in a wire format
   BusyTime waiting;                          // time of waiting for other ranks to submit an operation
   BusyTime moving;                           // time of moving data of agreed operations
-  Histogram wait, transfer;                  // of each ended operation: until it was agreed on, and from then on
+  OperationTimes wait, transfer;             // of each ended operation: until it was agreed on, and from then on
   int64_t stalls = 0;                        // reports of stalls that named this rank as missing
   std::vector<Lateness> lateness;            // by rank, the same on all ranks
 };

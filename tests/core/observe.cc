@@ -159,10 +159,10 @@ TEST(time_that_overlaps_counts_once) {
 }
 
 TEST(durations_are_counted_in_the_range_that_holds_them) {
-  Histogram histogram;
+  OperationTimes histogram;
   for (Nanoseconds duration : {Nanoseconds{-5}, microseconds(10), microseconds(10) + 1, seconds(1), seconds(11)})
     histogram.add(duration);
-  std::vector<int64_t> expected(Histogram::bounds.size() + 1);
+  std::vector<int64_t> expected(OperationTimes::bounds.size() + 1);
   expected[0] = 2;   // none is shorter than 0
   expected[1] = 1;   // above 10 µs
   expected[10] = 1;  // a bound belongs to its range
