@@ -71,7 +71,7 @@ def allreduce(
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
     options = ExchangeOptions(core.ALLREDUCE, (), name, how.op, how.prescale, how.postscale)
-    return _compressed(tensor, options, compression, process_set)
+    return combined(tensor, options, compression, process_set)
 
 
 def grouped_allreduce(
@@ -120,7 +120,7 @@ def reducescatter(
     """
     how = reduction(op, None, prescale_factor, postscale_factor)
     options = ExchangeOptions(core.REDUCESCATTER, (), name, how.op, how.prescale, how.postscale)
-    return _compressed(tensor, options, compression, process_set)
+    return combined(tensor, options, compression, process_set)
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -229,9 +229,10 @@ def _run(tree: Any, options: ExchangeOptions, process_set: ProcessSet) -> Any:
     return structure.unflatten(bind(over, arrays))
 
 
-def _compressed(
+def combined(
     tree: Any, options: ExchangeOptions, compression: type[Compressor], process_set: ProcessSet
 ) -> Any:
+    """Returns the arrays of a tree, combined over the ranks of the set as one operation."""
     if compression is Compression.none:
         return _run(tree, options, process_set)
     leaves, structure = jax.tree_util.tree_flatten(tree)

@@ -21,6 +21,14 @@ _COLLECTIVES = Collectives(adapter)
 
 def run(*arrays: Any, options: ExchangeOptions) -> list[Any]:
     """Returns this rank's results, as arrays. An all-to-all with splits adds the rows from each rank."""
+    if not options.ends_step:
+        return _run(*arrays, options=options)
+    results = _run(*arrays, options=options._replace(ends_step=False, stepper=None))
+    current().steps.end(by=options.stepper)
+    return results
+
+
+def _run(*arrays: Any, options: ExchangeOptions) -> list[Any]:
     arrays = tuple(jax.numpy.asarray(array) for array in arrays)
     names = options.names
     if any(_only_device(array, name).platform != "cpu" for array, name in zip(arrays, names, strict=True)):

@@ -10,6 +10,7 @@ import numpy as np
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.tensor import DTYPE_CODES
 
 KINDS = {
@@ -33,6 +34,9 @@ class ExchangeOptions(NamedTuple):
         process_set: the core's number of the set.
         members: the number of its ranks, if shapes depend on that; else 0.
         splits: of an all-to-all: rows for each member; None for equal parts.
+        ends_step: whether it is what a distributed optimizer exchanges in a step, which counts when it has
+            ended.
+        stepper: this optimizer, if settings may change at the end of its steps.
     """
 
     kind: int
@@ -45,6 +49,8 @@ class ExchangeOptions(NamedTuple):
     process_set: int = 0
     members: int = 0
     splits: tuple[int, ...] | None = None
+    ends_step: bool = False
+    stepper: Stepper | None = None
 
     @property
     def names(self) -> list[str]:
@@ -53,8 +59,9 @@ class ExchangeOptions(NamedTuple):
         return [f"{base}{path}" for path in self.paths]
 
     def of(self, places: Sequence[int]) -> ExchangeOptions:
-        """Returns the options of some of the arrays."""
-        return self._replace(paths=tuple(self.paths[place] for place in places))
+        """Returns the options of some of the arrays, for an exchange of its own, which ends no step."""
+        paths = tuple(self.paths[place] for place in places)
+        return self._replace(paths=paths, ends_step=False, stepper=None)
 
 
 def dtype_code(dtype: Any, name: str) -> int:

@@ -13,14 +13,17 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.averaging import fixed_divisor, gradient_sum
-from sirtaki.common.ops import Adasum, Average, Sum, reduction
+from sirtaki.common.ops import Adasum, Average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.jax.collectives import allreduce
+from sirtaki.jax.collectives import combined
 from sirtaki.jax.compression import Compression, Compressor
-from sirtaki.jax.consistency import BROADCAST, around, is_traced
+from sirtaki.jax.consistency import BROADCAST, around
+from sirtaki.jax.exchange_options import ExchangeOptions
 from sirtaki.jax.weighting import weighted
 from sirtaki.numpy.consistency import EagerChecks
 from sirtaki.numpy.worlds import require_all_ranks
+
+_GRADIENTS = ExchangeOptions(core.ALLREDUCE, ())
 
 
 class AccumulatingState(NamedTuple):
@@ -87,13 +90,13 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     checks = EagerChecks(f"check of {name}", BROADCAST)
 
     is_tuned = process_set is global_process_set and op != Adasum
-    stepper = Stepper(name or "gradients") if is_tuned else None
+    steps = ExchangeOptions(
+        core.ALLREDUCE, (), ends_step=True, stepper=Stepper(name or "gradients") if is_tuned else None
+    )
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         with around(checks, process_set, gradients, {"params": params, "state": state}):
-            reduced = _combined(gradients, name, compression, op, process_set)
-        if not is_traced(gradients):
-            current().steps.end(by=stepper)
+            reduced = _combined(gradients, name, compression, op, process_set, steps)
         return inner.update(reduced, state, params, **extra)
 
     distributed = optax.GradientTransformationExtraArgs(inner.init, update)
@@ -107,13 +110,17 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 
 
 def _combined(
-    gradients: Any, name: str | None, compression: type[Compressor], op: int, process_set: ProcessSet
+    gradients: Any,
+    name: str | None,
+    compression: type[Compressor],
+    op: int,
+    process_set: ProcessSet,
+    options: ExchangeOptions = _GRADIENTS,
 ) -> Any:
     """Returns the gradients, combined over the ranks; in an elastic job divided as the state says."""
     how = gradient_sum(reduction(op, None), fixed_divisor(current()))
-    if how.op == core.SUM and op == Average:
-        return allreduce(gradients, name=name, compression=compression, op=Sum, prescale_factor=how.prescale)
-    return allreduce(gradients, name=name, compression=compression, op=op, process_set=process_set)
+    options = options._replace(name=name, op=how.op, prescale=how.prescale, postscale=how.postscale)
+    return combined(gradients, options, compression, process_set)
 
 
 def _accumulating(optimizer: Any, passes: int) -> Any:

@@ -1,6 +1,6 @@
 // One call of a compiled program, converted to requests from its attributes, operands and results.
 //
-// Attributes: kind, reduce_op, root, process_set, members, number, count and device (integers), prescale and
+// Attributes: kind, reduce_op, root, process_set, members, number, count, device and ends_step (integers), prescale and
 // postscale (floats), names (one line per tensor). The first `count` operands and results are tensors; any further
 // ones only order calls inside the program, and hold no data.
 #pragma once
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "native/call_status.h"
-#include "sirtaki.h"
+#include "sirtaki_observe.h"
 #include "xla/ffi.h"
 
 namespace sirtaki::bindings {
@@ -31,6 +31,11 @@ class XlaCall {
   int64_t members() const { return members_; }
   int32_t process_set() const { return process_set_; }
 
+  // Counts a training step if this is what a distributed optimizer exchanges in one. To be called once it has ended.
+  void count_step(srt_context* context) const {
+    if (ends_step_) srt_end_steps(context, 1);
+  }
+
   const std::vector<XlaResult>& results() const { return results_; }
 
   // Returns one request per tensor. Names and shapes stay owned by this call.
@@ -41,6 +46,7 @@ class XlaCall {
 
   int64_t members_ = 0;
   int32_t process_set_ = 0;
+  bool ends_step_ = false;
   std::vector<std::string> names_;
   std::vector<std::vector<int64_t>> shapes_;
   std::vector<XlaResult> results_;

@@ -62,7 +62,9 @@ CallStatus run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCal
   }
   Launch launch(context, call.requests().size());
   if (CallStatus status = launch.start(call.requests().data()); !status.is_ok()) return status;
-  return launch.wait(reinterpret_cast<uintptr_t>(stream.stream));
+  const CallStatus status = launch.wait(reinterpret_cast<uintptr_t>(stream.stream));
+  if (status.is_ok()) call.count_step(context);
+  return status;
 }
 
 }  // namespace sirtaki::bindings

@@ -63,6 +63,7 @@ void XlaPending::note(const CallStatus& failure) {
 // Completes the future and deletes this object. Code that waits for the future may run inside this function.
 void XlaPending::finish() {
   const std::unique_ptr<XlaPending> self(this);
+  if (failure_.is_ok()) call_.count_step(context_);
   srt_release(context_, handles_.data(), static_cast<int32_t>(handles_.size()));
   if (failure_.is_ok()) {
     XlaFutureSetAvailable available{{sizeof available, nullptr}, future_};

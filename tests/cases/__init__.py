@@ -103,6 +103,7 @@ JAX_MODULES = (
     "jax_periodic",
     "jax_programs",
     "jax_sharding",
+    "jax_steps",
     "jax_training",
     "jax_transforms",
 )

@@ -1,6 +1,7 @@
 // The handler that compiled programs call, with hand-made frames: two ranks of one process, which take turns at being
 // the process's context.
 #include <memory>
+#include <thread>
 
 #include "xla_program.h"
 
@@ -46,6 +47,39 @@ TEST(operands_become_sums_where_they_are) {
     CHECK_EQUAL(first[rank].values, (std::vector<float>{11, 22}));
     CHECK_EQUAL(second[rank].values, (std::vector<float>{12}));
   }
+}
+
+TEST(a_step_is_counted_when_its_exchange_has_ended_well) {
+  Ranks ranks(2);
+  const auto exchange = [&](int64_t ends_step, std::vector<Array> arrays) {
+    std::vector<Step> steps(2, Step(SRT_ALLREDUCE, "gradients.a\ngradients.b"));
+    for (size_t rank = 0; rank < 2; ++rank) {
+      steps[rank].integers["ends_step"] = ends_step;
+      for (int i = 0; i < 2; ++i) steps[rank].add(arrays[2 * rank + i], arrays[2 * rank + i]);
+      ranks.call(static_cast<int>(rank), steps[rank]);
+    }
+    for (Step& step : steps) step.outcome();
+  };
+  exchange(1, std::vector<Array>(4, Array({1, 2})));
+  for (int rank = 0; rank < 2; ++rank) CHECK_EQUAL(steps_of(ranks[rank]), 1);  // however many tensors it has
+  exchange(0, std::vector<Array>(4, Array({1, 2})));
+  exchange(1, {Array({1}), Array({1}), Array({1}), Array({1, 2})});  // fails: the shapes differ
+  for (int rank = 0; rank < 2; ++rank) CHECK_EQUAL(steps_of(ranks[rank]), 1);
+  exchange(1, std::vector<Array>(4, Array({1, 2})));
+  for (int rank = 0; rank < 2; ++rank) CHECK_EQUAL(steps_of(ranks[rank]), 2);
+}
+
+TEST(steps_that_end_on_several_threads_are_all_counted) {
+  Ranks ranks(1);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      for (int step = 0; step < 5'000; ++step) srt_end_steps(ranks[0], 1);
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQUAL(steps_of(ranks[0]), 20'000);
+  srt_step_counts too_small{};
+  CHECK_EQUAL(srt_get_steps(ranks[0], &too_small), SRT_INVALID_ARGUMENT);
 }
 
 TEST(calls_may_start_in_any_order) {

@@ -48,7 +48,9 @@ TEST(arrays_on_gpus_are_summed_and_gathered_in_the_programs_stream) {
       CHECK_EQUAL(run(context, gather, stream), "");
       CHECK_EQUAL(world::values_in<float>(all.bytes()), (std::vector<float>{1, 10, 2, 20}));
       sum.add(buffer(data, two), buffer(data, two));
+      sum.integers["ends_step"] = 1;
       CHECK_EQUAL(run(context, sum, stream), "");
+      CHECK_EQUAL(steps_of(context), 1);
       CHECK_EQUAL(world::values_in<float>(data.bytes()), (std::vector<float>{3, 30}));
     });
 }
@@ -60,8 +62,10 @@ TEST(programs_of_other_shapes_are_told_apart_on_gpus) {
     int64_t count = rank + 1;
     Step sum(SRT_ALLREDUCE, "sum");
     sum.integers["device"] = rank;
+    sum.integers["ends_step"] = 1;
     sum.add(buffer(data, count), buffer(data, count));
     CHECK(run(context, sum, stream).find("ranks disagree about 'sum'") != std::string::npos);
+    CHECK_EQUAL(steps_of(context), 0);
   });
 }
 

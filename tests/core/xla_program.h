@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "sirtaki.h"
+#include "sirtaki_observe.h"
 #include "world.h"
 #include "xla/ffi.h"
 #include "xla/handler.h"
@@ -101,7 +101,8 @@ class Step {
                                       {"members", members},
                                       {"number", 0},
                                       {"count", 0},
-                                      {"device", -1}})
+                                      {"device", -1},
+                                      {"ends_step", 0}})
       integers[name] = value;
     factors_["prescale"] = factors_["postscale"] = 1.0;
   }
@@ -229,5 +230,13 @@ class Ranks {
  private:
   std::vector<srt_context*> contexts_;
 };
+
+// Returns the number of training steps of a rank.
+inline int64_t steps_of(srt_context* context) {
+  srt_step_counts counts{};
+  counts.struct_size = sizeof counts;
+  CHECK_EQUAL(srt_get_steps(context, &counts), SRT_OK);
+  return counts.number;
+}
 
 }  // namespace program

@@ -13,6 +13,8 @@ import optax
 import pytest
 
 import sirtaki.jax as hvd
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.survivors import Membership
 
 jax.config.update("jax_enable_x64", True)
 
@@ -90,6 +92,30 @@ class Jit:
 
 class Eager(Jit):
     is_compiled = False
+
+
+class CountedSteps(Jit):
+    """Steps of a compiled program count when they are committed, in all worlds of a process."""
+
+    committed = 0
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        context, survivors = current(), current().survivors
+        assert survivors is not None
+        survivors.membership = Membership(number + 1, range(sizes[-1]), sizes[0])
+        before = hvd.stats()["steps"]
+        assert (before["count"], before["number"]) == (0, self.committed)
+        for _ in range(STEPS):
+            self.take_step()
+            self.state.step += 1
+            self.state.commit()
+            survivors.commit(context.steps)  # as the loop of an elastic job does
+        self.take_step()  # is undone with its world
+        jax.block_until_ready(self.state.params)
+        after = hvd.stats()["steps"]
+        assert (after["count"], after["number"]) == (STEPS + 1, self.committed + STEPS + 1)
+        self.committed += STEPS
+        self.state.restore()
 
 
 class Gradients(Jit):

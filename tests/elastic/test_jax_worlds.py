@@ -15,6 +15,10 @@ def test_one_rank_two_one_three() -> None:
     run("programs_jax", PROGRAMS)
 
 
+def test_steps_that_are_undone_do_not_count() -> None:
+    run("programs_jax", ("CountedSteps",))
+
+
 def test_numbers_of_the_world_are_no_constants() -> None:
     run("programs_jax", ("Constants",))
 
