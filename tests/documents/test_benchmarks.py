@@ -33,7 +33,7 @@ def run(script: str, *arguments: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_every_collective_is_measured_from_numpy_and_torch_beside_gloo(tmp_path: Path) -> None:
     path = tmp_path / "collectives.json"
     run("collectives.py", "--sizes", "1K", "--rounds", "1", "--json", path)
@@ -203,7 +203,7 @@ def test_local_steps_are_measured_beside_synchronous_ones(tmp_path: Path) -> Non
     assert all(0.49 < row["megabytes"] / plain["megabytes"] < 0.51 for row in others)
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive
 def test_recoveries_are_measured_beside_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "recovery.json"
     kills = ("--kills", "1", "--spare-kills", "1", "--peer-kills", "1", "--torchft-kills", "0")
