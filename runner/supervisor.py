@@ -121,13 +121,12 @@ class Supervisor:
             found.append(ranks)
             wakeup.wake()
 
-        self.server.drain(DRAIN_SECONDS, note)
+        lost = [one.rank for one in self.ranks if one.exit_status and one.exit_status.lost]
+        self.server.drain(DRAIN_SECONDS, note, lost)
         deadline = self._drained_at = time.monotonic() + 2 * DRAIN_SECONDS  # even if its thread has ended
         self._run_until(lambda: bool(found) or self._skips_output or time.monotonic() >= deadline)
         self._drained_at = None
-        lost = {one.rank for one in self.ranks if one.exit_status and one.exit_status.lost}
-        missing = [rank for ranks in found for rank in ranks if rank not in lost]
-        if missing:
+        if missing := [rank for ranks in found for rank in ranks]:
             self.display.say(
                 f"the last reports of {name_ranks(missing)} may be missing: the agent of their host has not "
                 f"passed them on within {DRAIN_SECONDS:g} s"
@@ -176,7 +175,7 @@ class Supervisor:
 
     def _time_to_next_deadline(self) -> float | None:
         candidates = [
-            self._decide_at,
+            self._decide_at if self._drained_at is None else None,
             self._kill_at,
             self._drained_at,
             self.progress.due,
@@ -186,13 +185,14 @@ class Supervisor:
         candidates += [self._capacity.due] if self._capacity is not None else []
         candidates += [self.servers.end_due] if self.servers is not None and self._failure is None else []
         deadlines = [moment for moment in candidates if moment is not None]
-        if self._decide_at is not None and self.analyzer.conclusive:
+        if self._decide_at is not None and self._drained_at is None and self.analyzer.conclusive:
             deadlines.append(time.monotonic() + REPORT_POLL_SECONDS)
         return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
 
     def _handle_deadlines(self) -> None:
         now = time.monotonic()
-        if self._decide_at is not None and (self._decide_at <= now or self._all_is_known()):
+        due = self._decide_at if self._drained_at is None else None  # after the last reports more is known
+        if due is not None and (due <= now or self._all_is_known()):
             self._end(self._analyze(), signal.SIGTERM)
         if self._kill_at is not None and self._kill_at <= now:
             self._kill()

@@ -15,8 +15,9 @@ from sirtaki.runner.rendezvous.wire import frame_header, pack_frame
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.connection_server import ServedConnection
 
-# Longest time, in seconds, for which a broken connection may be replaced; the collector gives up before.
-KEPT_SECONDS = 75.0
+# Longest time, in seconds, for which a broken connection may be replaced. The collector gives up before: it
+# notices the end within 80 s, if nothing is sent, and then tries for 60 s.
+KEPT_SECONDS = 150.0
 _SERVER = 0  # the owner of all frames of the server
 _UNKNOWN = "the rendezvous does not understand this message"
 

@@ -225,6 +225,9 @@ class ConnectionServer(ABC):
         if connection.closing or not connection.is_open or not connection.is_established:
             return None
         if self._is_paused(connection):
+            self._paused[connection] = (
+                None  # the rest is served later, also if the pause ends before it is watched
+            )
             return None
         return take_frame(connection.incoming, self._limit_of(connection))
 

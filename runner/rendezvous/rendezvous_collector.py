@@ -6,6 +6,7 @@ instead of once for each rank.
 
 from __future__ import annotations
 
+import math
 import selectors
 import time
 from collections.abc import Callable
@@ -77,6 +78,10 @@ class RendezvousCollector(ConnectionServer):
         self._contributors: set[int] = set()  # clients whose contribution is held
         self._is_draining = False  # whether the server waits for the ends of all clients
         self._calling: set[int] = set()  # clients whose last request the server has yet to answer
+        self._resumed_at, self._pause = (
+            -math.inf,
+            0.0,
+        )  # when it last did, and the pause before that, in seconds
 
     def start(self) -> RendezvousCollector:
         self._thread.start()
@@ -119,6 +124,9 @@ class RendezvousCollector(ConnectionServer):
             self._server = found[0]
             self._selector.register(self._server, selectors.EVENT_READ, self._serve_server)
             return
+        self._refuse_ranks(kind, reason)
+
+    def _refuse_ranks(self, kind: bytes, reason: str) -> None:
         text = f"the agent of this host cannot reach the rendezvous: {reason}"
         self._refusal = kind + text.encode(errors="replace"), time.monotonic() + _REFUSAL_SECONDS
 
@@ -131,16 +139,27 @@ class RendezvousCollector(ConnectionServer):
             return
         self._selector.unregister(server)
         server.close()
+        self._pause_between_resumptions()
         seconds = min(_RESUME_SECONDS, _PATIENCE * self._start_timeout)
         kind, reason = self._attempt(server.resume, seconds, HandshakeError)
         if kind:
             self._lose(server, f"it could not be replaced within {seconds:g} s: {reason}")
+            self._refuse_ranks(kind, reason)
             return
+        self._resumed_at = time.monotonic()
         self._held.clear()  # it has been sent with all that the server had not received
         self._contributors.clear()
         self._held_until = None
         self._selector.register(server, server.interest, self._serve_server)
         self._continue_paused()
+        # The selector does not report what came with the answer, if it is decrypted already.
+        self._call_soon(self._serve_server)
+
+    def _pause_between_resumptions(self) -> None:
+        """Waits the longer, the more often a connection breaks as soon as it has been made."""
+        is_soon = time.monotonic() - self._resumed_at < 2 * _LONGEST_PAUSE
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE) if is_soon else 0.0
+        time.sleep(self._pause)
 
     def _attempt(
         self,

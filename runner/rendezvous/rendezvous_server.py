@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.collector_sessions import CollectorSession, CollectorSessions
@@ -22,6 +23,22 @@ _MAX_REPORTS = 8  # of a client: each init() has another one, with two or three 
 _UNKNOWN = "the rendezvous does not understand this message"
 _GONE = "has gone (its process ended, or its init failed)"
 _HOST_GONE = "has gone (the connection to the agent of its host ended)"
+
+
+@dataclass(frozen=True)
+class Drain:
+    """A wait for the last messages of ranks: until when, what is called then, and whose are not awaited."""
+
+    deadline: float
+    then: Callable[[Sequence[int]], None]
+    lost: frozenset[int]
+
+    def awaits(self, session: CollectorSession) -> bool:
+        if session.is_drained:
+            return False
+        if not session.ranks:  # without a connection, either, there is nobody to wait for
+            return session.served is not None
+        return any(one.rank not in self.lost for one in session.ranks.values())
 
 
 class RendezvousServer(ConnectionServer):
@@ -60,7 +77,7 @@ class RendezvousServer(ConnectionServer):
         )
         self._clients: dict[ServedConnection, Participant] = {}  # with connections of their own
         self._collectors = CollectorSessions(job.size)
-        self._drain: tuple[float, Callable[[Sequence[int]], None]] | None = None  # until when; what then
+        self._drain: Drain | None = None
         self._ranks: dict[tuple[int, int], Participant] = {}  # that have joined, by generation and rank
 
     def start(self) -> RendezvousServer:
@@ -74,12 +91,16 @@ class RendezvousServer(ConnectionServer):
         """Records that a rank takes part in nothing any more, for example: "it has ended (exit code 0)"."""
         self._call_soon(lambda: self._send_answers(self._state.note_departure(rank, math.inf, reason)))
 
-    def drain(self, seconds: float, then: Callable[[Sequence[int]], None]) -> None:
+    def drain(
+        self, seconds: float, then: Callable[[Sequence[int]], None], lost: Collection[int] = ()
+    ) -> None:
         """Waits for what ranks, all of which have ended, have sent before: it may arrive after the news of
         their ends. Calls `then` from the server's thread, at the latest in so many seconds, with the ranks of
-        other hosts whose last messages may be missing.
+        other hosts whose last messages may be missing. Nothing is awaited of ranks that are `lost` with their
+        host.
         """
-        self._call_soon(lambda: self._begin_drain(time.monotonic() + seconds, then))
+        drain = Drain(time.monotonic() + seconds, then, frozenset(lost))
+        self._call_soon(lambda: self._begin_drain(drain))
 
     def send_message(self, rank: int, payload: bytes) -> None:
         """Sends bytes to a client, as its next message; drops them if it is not connected."""
@@ -101,8 +122,8 @@ class RendezvousServer(ConnectionServer):
             self._end_session(session)
         self._end_drain(now)
 
-    def _begin_drain(self, deadline: float, then: Callable[[Sequence[int]], None]) -> None:
-        self._drain = deadline, then
+    def _begin_drain(self, drain: Drain) -> None:
+        self._drain = drain
         for session in self._collectors.all():
             session.is_drained = False
             session.send(messages.DRAIN)
@@ -110,17 +131,18 @@ class RendezvousServer(ConnectionServer):
                 self._flush_or_drop(session.served)
 
     def _end_drain(self, now: float) -> None:
-        if self._drain is None:
+        if (drain := self._drain) is None:
             return
-        deadline, then = self._drain
-        behind = [session for session in self._collectors.all() if not session.is_drained]
-        if now < deadline and (behind or self._ranks):
+        behind = [session for session in self._collectors.all() if drain.awaits(session)]
+        connected = {rank for _, rank in self._ranks} - drain.lost
+        if now < drain.deadline and (behind or connected):
             return
         self._drain = None
-        then(sorted({one.rank for session in behind for one in session.ranks.values()}))
+        missing = {one.rank for session in behind for one in session.ranks.values()}
+        drain.then(sorted(missing - drain.lost))
 
     def _next_deadline(self) -> float | None:
-        drain = None if self._drain is None else self._drain[0]
+        drain = None if self._drain is None else self._drain.deadline
         deadlines = (self._state.next_deadline(), self._collectors.next_deadline(), drain)
         return min((one for one in deadlines if one is not None), default=None)
 

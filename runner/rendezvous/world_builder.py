@@ -158,6 +158,7 @@ class WorldBuilder:
         others = [rank for rank, member in enumerate(members) if member.host != here]
         if others and self.config.get("transport") == "mpi":
             mpi_links.link(context, self.world, states, others)
+            self.client.all_gather(b"")
 
     def _exchange_descriptions(self, listens_at: str) -> list[RankDescription]:
         agreed = {knob.name: self.config.get(knob.name) for knob in knobs() if knob.agreed}

@@ -22,12 +22,14 @@ def hosts() -> Iterator[CollectedHosts]:
 class Drain:
     """One wait, and the events that the server had reported when it ended."""
 
-    def __init__(self, hosts: CollectedHosts, seconds: float = FAILSAFE_SECONDS) -> None:
+    def __init__(
+        self, hosts: CollectedHosts, seconds: float = FAILSAFE_SECONDS, lost: Sequence[int] = ()
+    ) -> None:
         self._hosts = hosts
         self._ended = threading.Event()
         self.missing: Sequence[int] = ()
         self.events: list[RankEvent] = []
-        hosts.server.drain(seconds, self._end)
+        hosts.server.drain(seconds, self._end, lost)
 
     def _end(self, missing: Sequence[int]) -> None:
         self.missing, self.events = missing, list(self._hosts.events)
@@ -79,9 +81,21 @@ def test_ranks_whose_reports_do_not_come_in_time_are_named(hosts: CollectedHosts
     held = Held(hosts)
     for client in clients:
         client.close()
-    drain = Drain(hosts, 0.2)
+    drain = Drain(hosts, 3.0)  # in which the other collector confirms
     drain.wait()
     assert list(drain.missing) == [2, 3]
+    held.release()
+
+
+def test_nothing_is_awaited_of_a_host_that_is_lost(hosts: CollectedHosts) -> None:
+    clients = hosts.all()
+    hosts.gather_all(clients, [b""] * JOB.size)
+    held = Held(hosts)
+    for client in clients:
+        client.close()
+    drain = Drain(hosts, lost=[2, 3])
+    drain.wait()
+    assert list(drain.missing) == []
     held.release()
 
 

@@ -54,7 +54,7 @@ def deadline() -> float:
 def send_until_it_blocks(client: RendezvousClient, frame: bytes) -> int:
     """Sends copies of a frame until nobody takes more; returns the bytes that have been sent."""
     connection, sent = client.connection, 0
-    connection.settimeout(0.5)
+    connection.settimeout(2.0)
     with suppress(TimeoutError):
         while True:
             sent += connection.send(frame[sent % len(frame) :])

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from collected_hosts import JOB, CollectedHosts, collector_of
@@ -98,6 +99,18 @@ def test_an_allgather_survives_the_loss_of_its_messages(start: Start, direction:
     box.wait_for_loss(direction)
     box.cut()
     assert [answer.result(FAILSAFE_SECONDS) for answer in answers] == [payloads] * JOB.size
+
+
+def test_an_encrypted_answer_comes_with_the_new_connection(start: Start) -> None:
+    """The small messages that are sent again share a record of TLS, which the socket shows only once."""
+    hosts, box = start(job=replace(JOB, encrypt=True))
+    clients = hosts.all()
+    for _ in range(3):
+        box.lose(DOWN)
+        answers = [hosts.gather(client) for client in clients]
+        assert answers[0].result(FAILSAFE_SECONDS) == [b""] * JOB.size  # this one has no collector
+        box.cut()
+        assert [answer.result(FAILSAFE_SECONDS) for answer in answers] == [[b""] * JOB.size] * JOB.size
 
 
 def test_a_call_is_answered_once(start: Start) -> None:

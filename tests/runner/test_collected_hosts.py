@@ -54,7 +54,7 @@ import sys
 from sirtaki.runner.cli import main
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 
-RendezvousServer.drain = lambda server, seconds, then: print("asked", flush=True)
+RendezvousServer.drain = lambda server, seconds, then, lost: print("asked", flush=True)
 sys.exit(main())
 """
 
