@@ -31,7 +31,8 @@ class XlaCall {
   int64_t members() const { return members_; }
   int32_t process_set() const { return process_set_; }
 
-  // Counts a training step if this is what a distributed optimizer exchanges in one. To be called once it has ended.
+  // Counts a training step if this is what a distributed optimizer exchanges in one. To be called once it has ended,
+  // on a GPU at the earliest once it is in the program's stream.
   void count_step(srt_context* context) const {
     if (ends_step_) srt_end_steps(context, 1);
   }

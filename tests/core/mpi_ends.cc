@@ -236,8 +236,8 @@ TEST(a_rank_leaves_after_its_messages_are_received) {
   World ranks(2, over_mpi(mpi, {0, 1}));
   constexpr int64_t count = 200'000;  // no more than may be in flight: the root's part ends at once
   mpi.hold(1);
+  const Nanoseconds start = now();
   ranks.run([&](int rank, Context& context) {
-    const Nanoseconds start = now();
     std::vector<float> data(count, static_cast<float>(5 - rank));
     Ticket handle = 0;
     const srt_request sent = in_place(SRT_BROADCAST, "x", data, count, DType::float32);
