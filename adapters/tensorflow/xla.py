@@ -143,7 +143,15 @@ def _module(
     kind: int, tensors: Sequence[tf.Tensor], names: list[str], attributes: dict[str, int | float]
 ) -> str:
     """Returns a program of StableHLO that calls the handler; bindings/xla/call.h lists the attributes."""
-    defaults = {"reduce_op": 0, "root": 0, "process_set": 0, "device": -1, "members": 0, "number": 0}
+    defaults = {
+        "reduce_op": 0,
+        "root": 0,
+        "process_set": 0,
+        "device": -1,
+        "members": 0,
+        "number": 0,
+        "ends_step": 0,
+    }
     numbers = defaults | {"prescale": 1.0, "postscale": 1.0, "kind": kind, "count": len(names)} | attributes
     settings = [f"{key} = {_number(value)}" for key, value in numbers.items()]
     settings.append('names = "' + r"\0A".join(_escaped(name) for name in names) + '"')

@@ -54,7 +54,8 @@ class RendezvousState:
         generation = key[0]
         if generation in self._failed:
             return [Answer(key, (rank,), error=f"the other ranks gave up before: {self._failed[generation]}")]
-        if (before := self._open.get((generation, key[1] - 1))) and rank in before.payloads:
+        others = [one for other, one in self._open.items() if other[0] == generation and other != key]
+        if any(rank in one.payloads for one in others):
             raise RendezvousError(f"rank {rank} has not waited for the others")
         current = self._open.setdefault(key, _Round(now + self._timeout))
         if rank in current.payloads:

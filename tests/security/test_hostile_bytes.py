@@ -41,7 +41,7 @@ from sirtaki.runner.rendezvous.messages import (
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.rendezvous_state import RendezvousState
+from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState
 from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
@@ -155,20 +155,27 @@ def test_rounds_answer_everybody_once(steps: list[tuple[int, int, int, str]]) ->
     rounds = RendezvousState(3, timeout=5.0)
     waiting: set[tuple[int, int, int]] = set()
     now = 0.0
-    for generation, number, rank, what in steps:
-        now += 1.0
-        answers = rounds.expire(now)
-        if what == "d":
-            answers += rounds.note_departure(rank, generation, "has gone")
-        elif what == "g" and (generation, number, rank) not in waiting:
-            waiting.add((generation, number, rank))
-            answers += rounds.contribute((generation, number), rank, b"x", now)
+
+    def take(answers: list[Answer]) -> None:
         for answer in answers:
             for one in answer.waiting:
                 waiting.remove((*answer.key, one))
-    for answer in rounds.expire(now + 6.0):
-        for one in answer.waiting:
-            waiting.remove((*answer.key, one))
+
+    for generation, number, rank, what in steps:
+        now += 1.0
+        take(rounds.expire(now))
+        if what == "d":
+            take(rounds.note_departure(rank, generation, "has gone"))
+        elif what == "g" and rounds.has_failed(generation):
+            answers = rounds.contribute((generation, number), rank, b"x", now)
+            assert [(answer.waiting, bool(answer.error)) for answer in answers] == [((rank,), True)]
+        elif what == "g" and any((one[0], one[2]) == (generation, rank) for one in waiting):
+            with pytest.raises(RendezvousError):  # it has not waited, or claims to be another process's rank
+                rounds.contribute((generation, number), rank, b"x", now)
+        elif what == "g":
+            waiting.add((generation, number, rank))
+            take(rounds.contribute((generation, number), rank, b"x", now))
+    take(rounds.expire(now + 6.0))
     assert not waiting
     assert rounds.next_deadline() is None
 
