@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 
 #include "world.h"
 
@@ -12,15 +11,6 @@ using namespace world;
 namespace {
 
 constexpr int64_t tiny = 64, huge = int64_t{1} << 30;
-
-// Returns numbers whose sum depends on the order in which they are added.
-std::vector<float> delicate(int rank, int64_t count) {
-  std::mt19937 random(static_cast<uint32_t>(rank));
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values)
-    value = std::ldexp(static_cast<float>(random() % 1'000'003), static_cast<int>(random() % 30));
-  return values;
-}
 
 // Returns each rank's result of an all-reduce.
 std::vector<std::vector<float>> sums_of(const Options& options, int size, int64_t count) {

@@ -1,21 +1,12 @@
 // Worlds of several hosts between which MPI moves the data.
 #include <atomic>
 #include <numeric>
-#include <random>
 
 #include "fake_mpi.h"
 
 using namespace world;
 
 namespace {
-
-std::vector<float> delicate(int rank, int64_t count) {
-  std::mt19937 random(static_cast<uint32_t>(rank));
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values)
-    value = std::ldexp(static_cast<float>(random() % 1'000'003), static_cast<int>(random() % 30));
-  return values;
-}
 
 // The results of one operation of each kind, as bytes, on one rank.
 std::vector<std::vector<uint8_t>> results_of(Context& context, int rank, int size, int64_t count) {

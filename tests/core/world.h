@@ -9,9 +9,11 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -313,6 +315,15 @@ struct FloatSum {
   std::vector<float> data;
   srt_request request;
 };
+
+// Returns numbers whose sum depends on the order in which they are added.
+inline std::vector<float> delicate(int rank, int64_t count) {
+  std::mt19937 random(static_cast<uint32_t>(rank));
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values)
+    value = std::ldexp(static_cast<float>(random() % 1'000'003), static_cast<int>(random() % 30));
+  return values;
+}
 
 // Adds a process set, as all ranks do, and returns its number.
 inline int32_t add_set(Context& context, const std::vector<int64_t>& ranks) {
