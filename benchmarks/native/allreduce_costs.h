@@ -9,49 +9,82 @@
 #include "data/hierarchical.h"
 #include "data/link_operation.h"
 #include "negotiating_world.h"
+#include "transport/shared_region.h"
 
 namespace virtual_network {
 
-constexpr int64_t chunk_bytes_of_links = 512 << 10;  // the core's default
+constexpr int64_t chunk_bytes_of_links = 512 << 10, chunk_bytes_of_memory = 256 << 10;  // the core's defaults
 
 // Returns the numbers that describe an all-reduce, with their default values. memory: megabytes per second that a host
-// copies through shared memory, or all hosts together if they share processors; message: nanoseconds of a processor for
-// each frame sent or received; stream: megabytes per second that a processor sends or receives, 0: no limit.
+// copies through shared memory, or all hosts together if they share processors; sums: megabytes per second that it
+// reads to add them up, 0: as many as it copies; message: nanoseconds of a processor for each frame sent or received;
+// stream: megabytes per second that a processor sends or receives, 0: no limit; look: nanoseconds of a shared processor
+// for a rank that waits, when it has its turn.
 inline Numbers allreduce_numbers() {
   Numbers numbers = world_numbers();
   numbers.add("bytes", 64 << 20);
   numbers.add("memory", 20'000);
+  numbers.add("sums", 0);
   numbers.add("stream", 0);
+  numbers.add("look", 2'000);
   return numbers;
 }
 
 struct AllreduceCosts {
   explicit AllreduceCosts(const Numbers& numbers)
-      : model(network_model(numbers)), memory(static_cast<double>(numbers.get("memory"))),
-        stream(static_cast<double>(numbers.get("stream"))), message(numbers.get("message")) {
-    must(memory > 0, "memory is too small");
-    if (numbers.get("processors")) memory /= model.host_of(numbers.small("ranks") - 1) + 1;
+      : model(network_model(numbers)), stream(static_cast<double>(numbers.get("stream"))),
+        message(numbers.get("message")), look(numbers.get("look")) {
+    must(numbers.get("memory") > 0, "memory is too small");
+    const int64_t of_host = std::min(numbers.get("each"), numbers.get("ranks"));
+    const auto sharers = static_cast<double>(numbers.get("processors") ? numbers.get("processors") : of_host);
+    copied = static_cast<double>(numbers.get("memory")) / sharers;
+    added = numbers.get("sums") ? static_cast<double>(numbers.get("sums")) / sharers : copied;
   }
 
-  // Returns the time that all members of a host need to pass a transfer through shared memory: each byte of the buffer
-  // is copied once for each member.
-  Nanoseconds through_memory(const Transfer& transfer) const {
-    int64_t bytes = transfer.buffer.bytes() * static_cast<int64_t>(transfer.members.size());  // all-gather: of each
-    for (const ScatterList& list : transfer.outgoing) bytes += list.bytes();
-    return static_cast<Nanoseconds>(static_cast<double>(bytes) * static_cast<double>(transfer.members.size()) * 1e3 /
-                                    memory);
-  }
+  // Returns the time of a processor that copies bytes, or that reads them to add them up.
+  Nanoseconds copying(int64_t bytes) const { return at_speed(bytes, copied); }
+  Nanoseconds adding(int64_t bytes) const { return at_speed(bytes, added); }
 
   // Returns the processor time for frames that are sent or received.
   Nanoseconds processing(const Traffic& traffic) const {
-    const double copying = stream > 0 ? static_cast<double>(traffic.bytes) * 1e3 / stream : 0;
-    return message * traffic.frames + static_cast<Nanoseconds>(copying);
+    return message * traffic.frames + (stream > 0 ? at_speed(traffic.bytes, stream) : 0);
   }
 
   Model model;
-  double memory, stream;  // MB/s
-  Nanoseconds message;
+  double copied, added, stream;  // MB/s, of a processor while all others work as well
+  Nanoseconds message, look;
+
+ private:
+  static Nanoseconds at_speed(int64_t bytes, double speed) {
+    return static_cast<Nanoseconds>(static_cast<double>(bytes) * 1e3 / speed);
+  }
 };
+
+// The rounds of a rank's part of a transfer through shared memory: a reduce-scatter, whose chunks have a share for each
+// member, or an all-gather.
+struct MemoryRounds {
+  int64_t total, each;  // bytes of a member, in all rounds and in one of them
+  int64_t members;
+  bool adds;
+
+  int64_t count() const { return std::max<int64_t>((total + each - 1) / each, 1); }
+
+  // Returns the time of step 2r, which packs round r, or of step 2r + 1, which reads what the others have packed.
+  Nanoseconds time_of(int64_t step, const AllreduceCosts& costs) const {
+    const int64_t bytes = std::min(each, total - step / 2 * each);
+    if (step % 2 == 0) return costs.copying(adds ? bytes * (members - 1) : bytes);
+    return adds ? costs.adding(bytes * members) : costs.copying(bytes * (members - 1));
+  }
+};
+
+inline MemoryRounds memory_rounds(const Transfer& transfer) {
+  const auto members = static_cast<int64_t>(transfer.members.size());
+  const bool adds = transfer.kind == Kind::reducescatter;
+  must(adds || transfer.kind == Kind::allgather, "a transfer has no rounds here");
+  int64_t most = transfer.buffer.bytes();
+  for (const ScatterList& list : transfer.outgoing) most = std::max(most, list.bytes());
+  return {most, adds ? chunk_bytes_of_memory / members / 64 * 64 : chunk_bytes_of_memory, members, adds};
+}
 
 // Returns an all-reduce in place of one rank, among all ranks.
 inline std::shared_ptr<Transfer> make_allreduce(const Numbers& numbers, int32_t rank, uint8_t* memory) {

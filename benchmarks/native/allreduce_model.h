@@ -58,10 +58,10 @@ class AllreduceModel {
   Nanoseconds time_of(int32_t rank) {
     now_ = 0;
     sent_ = {};
-    ModelledBackend inside(now_, [this](const Transfer& transfer) { return costs_.through_memory(transfer); });
+    ModelledBackend inside(now_, [this](const Transfer& transfer) { return through_memory(transfer); });
     ModelledBackend between(now_, [this](const Transfer& transfer) { return through_links(transfer); });
     const TransferPtr transfer = make_allreduce(numbers_, rank, &nothing_);
-    if (is_on_one_host(numbers_)) return 2 * costs_.through_memory(*transfer) / numbers_.get("ranks");
+    if (is_on_one_host(numbers_)) return on_one_host(numbers_.get("bytes"), numbers_.get("ranks"));
     if (choose_for(*transfer, hosts_) != Algorithm::hierarchical) return through_links(*transfer);
     HierarchicalBackend hierarchy({{&inside}, &between, hosts_, "auto"});
     const std::unique_ptr<Operation> operation = hierarchy.start(transfer);
@@ -74,6 +74,25 @@ class AllreduceModel {
       now_ = std::min(one > now_ ? one : never, other > now_ ? other : never);
       must(now_ != never, "the all-reduce came to a halt");
     }
+  }
+
+  // Returns how many ranks share a processor.
+  int64_t ranks_a_processor() const {
+    const int64_t processors = numbers_.get("processors");
+    return processors ? std::max(numbers_.get("ranks") / processors, int64_t{1}) : 1;
+  }
+
+  Nanoseconds through_memory(const Transfer& transfer) const {
+    const MemoryRounds rounds = memory_rounds(transfer);
+    Nanoseconds sum = 0;
+    for (int64_t step = 0; step < 2 * rounds.count(); ++step) sum += rounds.time_of(step, costs_);
+    return sum * ranks_a_processor();
+  }
+
+  // Returns the time of an all-reduce by slices: each rank packs its buffer, adds up a slice of all, and copies the
+  // other slices.
+  Nanoseconds on_one_host(int64_t bytes, int64_t ranks) const {
+    return (costs_.copying(bytes + bytes * (ranks - 1) / ranks) + costs_.adding(bytes)) * ranks_a_processor();
   }
 
   // Returns the time of a transfer between hosts: in each of two exchanges, slices and results, the slowest of the
@@ -92,9 +111,7 @@ class AllreduceModel {
                                    ? carrying(static_cast<size_t>(across.bytes * carriers * costs_.model.hosts_a_rack),
                                               costs_.model.uplink_gigabits())
                                    : 0;
-    const int64_t ranks_a_processor =
-        numbers_.get("processors") ? std::max(numbers_.get("ranks") / numbers_.get("processors"), int64_t{1}) : 1;
-    const Nanoseconds processor = 2 * costs_.processing(all) * ranks_a_processor;  // it receives as much as it sends
+    const Nanoseconds processor = 2 * costs_.processing(all) * ranks_a_processor();  // it receives as much as it sends
     return std::max({cable, uplink, processor}) + (transfer.members.size() > 2 ? 2 : 1) * costs_.model.latency;
   }
 

@@ -1,9 +1,12 @@
-// The costs of this machine, which simulated ranks are charged: of a message, of bytes in a stream, and of copies.
+// The costs of this machine, which simulated ranks are charged: of a message, of bytes in a stream, of copies and sums,
+// and of a look by a rank that waits.
 //
 //   calibrate    prints one JSON object: nanoseconds of a processor for a message of 64 bytes over loopback, from one
 //                process to another that sleeps; megabytes per second of a processor that sends or receives a stream;
-//                megabytes per second that all processors copy
+//                megabytes per second that all processors copy, and that they read to add up eight arrays; nanoseconds
+//                of a processor that looks for events and then yields to another process that does the same
 #include <sched.h>
+#include <sys/epoll.h>
 
 #include <cstring>
 #include <memory>
@@ -14,7 +17,9 @@
 
 namespace {
 
-constexpr int messages = 500, rounds = 15;  // of each measurement, whose best round counts: other work may run
+constexpr int messages = 500, looks = 2000;
+constexpr int rounds = 15;  // of each measurement, whose best round counts: other work may run
+constexpr size_t arrays = 8;  // that are added up
 constexpr size_t copied = size_t{64} << 20, streamed = size_t{32} << 20, part = size_t{256} << 10;
 
 void share_a_core() {
@@ -57,15 +62,52 @@ double stream_speed(Gate& gate, const Connection& connection, int process) {
   return 2 * static_cast<double>(streamed) / took;
 }
 
-// Times copies by all processors at once, within the memory of each.
-double copy_speed(std::vector<std::vector<char>>& memories) {
+// Times looks of two processes on the same core, in turns.
+double nanoseconds_a_look(Gate& gate, int process) {
+  const int events = ::epoll_create1(EPOLL_CLOEXEC);
+  must(events >= 0, "no epoll");
+  epoll_event event;
+  const double took = gate.timed(process, 2, [&] {
+    for (int i = 0; i < looks; ++i) {
+      must(::epoll_wait(events, &event, 1, 0) == 0, "an event that nobody has made");
+      ::sched_yield();
+    }
+  });
+  ::close(events);
+  return took * 1e3 / (2 * looks);
+}
+
+void add_up(float* sum, const float* parts, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    float total = 0;
+    for (size_t array = 0; array < arrays; ++array) total += parts[array * count + i];
+    sum[i] = total;
+  }
+}
+
+// The memory of each processor, in two halves.
+using Memories = std::vector<std::vector<float>>;
+
+// Times work of all processors at once, each of which passes over its half of memory. Returns its MB/s.
+template <typename Work>
+double speed_of_all(Memories& memories, Work&& work) {
   std::vector<std::thread> threads;
-  const size_t count = memories.size() / 2;
   const auto start = Clock::now();
-  for (size_t i = 0; i < count; ++i)
-    threads.emplace_back([&, i] { std::memcpy(memories[2 * i].data(), memories[2 * i + 1].data(), copied); });
+  for (std::vector<float>& memory : memories) threads.emplace_back([&] { work(memory); });
   for (std::thread& thread : threads) thread.join();
-  return static_cast<double>(copied) * count / microseconds_since(start);
+  return static_cast<double>(copied * memories.size()) / microseconds_since(start);
+}
+
+double copy_speed(Memories& memories) {
+  return speed_of_all(memories, [](std::vector<float>& memory) {
+    std::memcpy(memory.data(), memory.data() + memory.size() / 2, copied);
+  });
+}
+
+double sum_speed(Memories& memories) {
+  return speed_of_all(memories, [](std::vector<float>& memory) {
+    add_up(memory.data(), memory.data() + memory.size() / 2, memory.size() / 2 / arrays);
+  });
 }
 
 }  // namespace
@@ -73,19 +115,25 @@ double copy_speed(std::vector<std::vector<char>>& memories) {
 int main() {
   Gate* gate = Gate::create(2);
   const Connection connection = connect_over_loopback();
-  double copies = 0;
-  std::vector<std::vector<char>> memories(2 * std::max(std::thread::hardware_concurrency(), 1u),
-                                          std::vector<char>(copied, 1));
-  for (int round = 0; round < rounds; ++round) copies = std::max(copies, copy_speed(memories));
+  double copies = 0, sums = 0;
+  Memories memories(std::max(std::thread::hardware_concurrency(), 1u),
+                    std::vector<float>(2 * copied / sizeof(float), 1));
+  for (int round = 0; round < rounds; ++round) {
+    copies = std::max(copies, copy_speed(memories));
+    sums = std::max(sums, sum_speed(memories));
+  }
   const bool went_well = run_processes(2, [&](int process) {
     share_a_core();
-    double message = 1e9, stream = 0;
+    double message = 1e9, look = 1e9, stream = 0;
     for (int round = 0; round < rounds; ++round) {
       message = std::min(message, nanoseconds_a_message(*gate, connection, process));
       stream = std::max(stream, stream_speed(*gate, connection, process));
+      look = std::min(look, nanoseconds_a_look(*gate, process));
     }
-    if (process == 0) std::printf("{\"message\": %.0f, \"stream\": %.0f, \"memory\": %.0f}\n", message, stream, copies);
-    if (process == 0) std::fflush(stdout);
+    if (process != 0) return;
+    std::printf("{\"message\": %.0f, \"stream\": %.0f, \"memory\": %.0f, \"sums\": %.0f, \"look\": %.0f}\n", message,
+                stream, copies, sums, look);
+    std::fflush(stdout);
   });
   return went_well ? 0 : 1;
 }

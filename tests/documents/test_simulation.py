@@ -73,6 +73,35 @@ def test_the_model_of_an_allreduce_has_the_frames_of_its_operations(benchmarks: 
 
 
 @pytest.mark.full
+def test_steps_in_shared_memory_take_the_times_of_their_bytes(benchmarks: Any) -> None:
+    drive = benchmarks("common.simulated").run
+    kib, each = 1024, 4
+    world = {"ranks": 2 * each, "each": each, "latency": 0, "gigabits": 1000, "memory": 8000, "sums": 16_000}
+    # In a microsecond a rank copies 2,000 bytes, and reads 4,000 to add them up. A slice has 64 KiB, the
+    # share of a rank in a chunk: each rank packs three and adds up four, then packs one and copies three.
+    one = (3 + 1 + 3) * 64 * kib / 2000 + 4 * 64 * kib / 4000
+    for events in (0, 1):
+        found = drive("allreduce", **world, bytes=256 * kib, events=events)["microseconds"]
+        assert found == pytest.approx(one, abs=3)  # on the cable
+    # On two processors, each of which copies as fast, four ranks take turns, and look while they wait.
+    shared = {**world, "processors": 2, "memory": 4000, "sums": 8000, "look": 1000}
+    found = drive("allreduce", **shared, bytes=256 * kib, events=1)["microseconds"]
+    assert 4 * one < found < 4 * one + 40
+    patient = drive("allreduce", **{**shared, "look": 5000}, bytes=256 * kib, events=1)["microseconds"]
+    assert found < patient < 4 * one + 200
+    alone = drive("allreduce", ranks=each, each=each, bytes=kib * kib, memory=8000, sums=16_000)
+    assert alone["microseconds"] == pytest.approx(1.75 * kib * kib / 2000 + kib * kib / 4000, abs=1)
+
+
+@pytest.mark.full
+def test_a_machine_tells_what_simulated_ranks_cost(benchmarks: Any) -> None:
+    (found,) = benchmarks("common.native").run("calibrate")
+    machine = benchmarks("common.checked").Machine(**found)
+    assert min(machine.message, machine.stream, machine.memory, machine.sums, machine.look) > 0
+    assert machine.look < machine.message  # which wakes a process besides
+
+
+@pytest.mark.full
 def test_late_ranks_and_lost_leaders_are_simulated(benchmarks: Any) -> None:
     simulate = benchmarks("simulate").BENCHMARK
     found = simulate.run(
