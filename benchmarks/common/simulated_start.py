@@ -234,7 +234,7 @@ def describe(ranks: int, each: int) -> Descriptions:
 
 
 def _read_descriptions(descriptions: Sequence[bytes]) -> None:
-    identity.check_agreement([identity.unpack(one) for one in _received(descriptions)])
+    identity.agree([identity.unpack(one) for one in _received(descriptions)])
 
 
 def _received(payloads: Sequence[bytes]) -> list[bytes]:

@@ -4,9 +4,11 @@ the check that these data are consistent.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,14 +33,15 @@ class RankDescription:
         hostname: the host's usual name.
         pid: its process number on that host.
         listens_at: name of its abstract Unix socket.
-        settings: its values of the settings that must be equal on all ranks.
+        settings: a digest of its settings that must be equal on all ranks. Ranks exchange the settings
+            themselves only if these differ, for they would be most of the bytes of a start.
     """
 
     host: str
     hostname: str
     pid: int
     listens_at: str
-    settings: Mapping[str, str]
+    settings: str
 
 
 def pack(description: RankDescription | Offer) -> bytes:
@@ -49,18 +52,31 @@ def unpack(payload: bytes) -> RankDescription:
     """Parses the description that an authenticated rank sent; raises RendezvousError if it is malformed."""
     try:
         values = json.loads(payload)
-        settings = {
-            _printable_line(name, 100): _printable_line(value, 200)
-            for name, value in dict(values["settings"]).items()
-        }
-        pid, listens_at = int(values["pid"]), str(values["listens_at"])
+        settings, pid, listens_at = str(values["settings"]), int(values["pid"]), str(values["listens_at"])
         is_address = is_unix(listens_at) and listens_at.isascii() and listens_at.isprintable()
         if not 0 < pid < 1 << 31 or not (listens_at == "" or (is_address and len(listens_at) <= 100)):
+            raise ValueError
+        if not re.fullmatch("[0-9a-f]{64}", settings):
             raise ValueError
         hostname = _printable_line(values["hostname"], 100)
         return RankDescription(str(values["host"]), hostname, pid, listens_at, settings)
     except _MALFORMED:
         raise RendezvousError("a rank sent a malformed description of itself") from None
+
+
+def pack_settings(settings: Mapping[str, str]) -> bytes:
+    return json.dumps(settings, sort_keys=True).encode()
+
+
+def unpack_settings(payload: bytes) -> Mapping[str, str]:
+    """Parses the settings that an authenticated rank sent; raises RendezvousError if they are malformed."""
+    try:
+        return {
+            _printable_line(name, 100): _printable_line(value, 200)
+            for name, value in dict(json.loads(payload)).items()
+        }
+    except _MALFORMED:
+        raise RendezvousError("a rank sent malformed settings") from None
 
 
 def _printable_line(value: object, limit: int) -> str:
@@ -76,7 +92,8 @@ def host_identity() -> str:
 def describe_process(listens_at: str, settings: Mapping[str, str], role: str = "") -> RankDescription:
     """Returns this process's description of itself. Texts show the role, if there is one, with its host."""
     hostname = f"{socket.gethostname()}, {role}" if role else socket.gethostname()
-    return RankDescription(host_identity(), hostname, os.getpid(), listens_at, settings)
+    digest = hashlib.sha256(pack_settings(settings)).hexdigest()
+    return RankDescription(host_identity(), hostname, os.getpid(), listens_at, digest)
 
 
 @dataclass(frozen=True)
@@ -106,18 +123,24 @@ def unpack_offer(payload: bytes) -> Offer:
         raise RendezvousError("a rank sent malformed addresses of itself") from None
 
 
-def check_agreement(members: Sequence[RankDescription]) -> None:
-    """Raises RendezvousError, with both values, if ranks differ in a setting that must be equal."""
-    first = members[0]
-    for rank, member in enumerate(members):
-        for name in sorted(first.settings.keys() | member.settings.keys()):
-            ours, theirs = first.settings.get(name), member.settings.get(name)
+def agree(members: Sequence[RankDescription]) -> bool:
+    """Returns whether all ranks have the same settings that must be equal."""
+    return all(member.settings == members[0].settings for member in members)
+
+
+def disagreement(settings: Sequence[Mapping[str, str]]) -> RendezvousError:
+    """Returns the error that names the first setting in which ranks differ, with both values."""
+    first = settings[0]
+    for rank, one in enumerate(settings):
+        for name in sorted(first.keys() | one.keys()):
+            ours, theirs = first.get(name), one.get(name)
             if ours != theirs:
                 variable = f"SIRTAKI_{name.upper()}"
-                raise RendezvousError(
+                return RendezvousError(
                     f"the setting {name} is {ours} on rank 0 and {theirs} on rank {rank}: "
                     f"set {variable} to one value for all ranks"
                 )
+    return RendezvousError("ranks have other settings than they have announced")
 
 
 def ranks_of_host(rank: int, members: Sequence[RankDescription]) -> list[int]:

@@ -21,13 +21,16 @@ from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.identity import (
     Offer,
     RankDescription,
-    check_agreement,
+    agree,
     describe_process,
+    disagreement,
     pack,
+    pack_settings,
     ranks_of_host,
     topology_of,
     unpack,
     unpack_offer,
+    unpack_settings,
 )
 from sirtaki.runner.rendezvous.job import Identity, RendezvousError
 from sirtaki.runner.rendezvous.late_links import LateLinks, Neighbourhood
@@ -164,7 +167,9 @@ class WorldBuilder:
         agreed = {knob.name: self.config.get(knob.name) for knob in knobs() if knob.agreed}
         mine = describe_process(listens_at, agreed, self.role)
         members = [unpack(payload) for payload in self.client.all_gather(pack(mine))]
-        check_agreement(members)
+        if not agree(members):  # as all ranks find
+            settings = self.client.all_gather(pack_settings(agreed))
+            raise disagreement([unpack_settings(payload) for payload in settings])
         return members
 
     def _memory(self, local_ranks: Sequence[int]) -> tuple[int, str]:

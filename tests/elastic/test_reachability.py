@@ -302,7 +302,7 @@ def test_a_host_that_accepts_or_refuses_is_reached(monkeypatch: pytest.MonkeyPat
 
 def test_a_rank_tries_those_that_it_connects_to() -> None:
     """Higher ranks connect to it: whether it could connect to them does not matter."""
-    members = [RankDescription(host, host, 1 + rank, "", {}) for rank, host in enumerate("aabbc")]
+    members = [RankDescription(host, host, 1 + rank, "", "") for rank, host in enumerate("aabbc")]
     offers = [Offer([f"192.0.2.{rank}:9"], "") for rank in range(5)]
     tried = []
     for rank in range(5):
