@@ -181,6 +181,22 @@ def test_a_refusal_ends_the_job() -> None:
         assert_refuses(last[-1][last[-1].index("UnsupportedError") :], "class_weights")
 
 
+def test_a_script_that_catches_a_refusal_trains_on() -> None:
+    """The step that is refused has no end, for which the next loop would wait."""
+    alone, done = run([sys.executable, SCRIPTS / "caught.py"]), on_ranks(2, SCRIPTS / "caught.py")
+    assert done.returncode == 0, done.stderr
+    (expected,) = weights(alone.stdout)
+    assert done.stdout.count("caught") == 2
+    found = weights(done.stdout)
+    assert len(found) == 2
+    for one in found:
+        assert one == pytest.approx(expected, abs=CLOSE, rel=CLOSE)
+
+
+def weights(text: str) -> list[list[float]]:
+    return [json.loads(line.partition("weights ")[2])[0] for line in text.splitlines() if "weights " in line]
+
+
 def test_random_numbers_of_a_step_are_mentioned_once(
     refusals: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.torch._private import current_pass
 from sirtaki.torch.auto import positions, rules
-from sirtaki.torch.auto.job import Batch, job
+from sirtaki.torch.auto.job import Batch, job, refusal
 from sirtaki.torch.auto.loaders import end_closed_batch
 from sirtaki.torch.auto.optimizers import adopt
 from sirtaki.torch.auto.proof import Child, Parent
@@ -38,9 +37,12 @@ def install() -> None:
         for one in parameters:
             one.grad = None
         plain(*args, **kwargs)
-        own = [one.grad for one in parameters]
-        for one, former, new in zip(parameters, before, _exchanged(batch, own), strict=True):
-            one.grad = _sum(former, new)
+        found = [one.grad for one in parameters]  # of the whole batch, even if it is refused
+        try:
+            found = _exchanged(batch, found)
+        finally:
+            for one, former, new in zip(parameters, before, found, strict=True):
+                one.grad = _sum(former, new)
         return None
 
     torch.autograd.backward = backward
@@ -63,7 +65,7 @@ def _sum(former: Tensor | None, new: Tensor | None) -> Tensor | None:
 def _check_seen(batch: Batch) -> None:
     for root in batch.roots:
         if root.requires_grad and rules.is_unseen(root):
-            raise UnsupportedError(
+            raise refusal(
                 f"{root.line}: {root.key[0]} computes a loss that was not there when a batch was computed "
                 "as a whole and in parts, so its gradients are unproven: compute it from the first batch "
                 "on, times 0 if need be; or use @hvd.consistent"

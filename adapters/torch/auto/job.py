@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.shares import Share
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Batch:
         roots: in the order in which they were computed.
         scalars: tensors that get their values over the whole batch when it ends, with their marks.
         delivered: the tensors of rows that the loop was given, with their marks.
+        is_refused: whether its step cannot be split, of which the script has an error. A script may catch it,
+            and go on with the next batch or another loop: then this one has no end that ranks reach together.
     """
 
     iteration: Iteration
@@ -60,6 +63,7 @@ class Batch:
     is_part: bool
     link: Parent | Child | None = None
     is_open: bool = True
+    is_refused: bool = False
     roots: list[Root] = field(default_factory=list)
     scalars: list[tuple[weakref.ref[Tensor], Any]] = field(default_factory=list)
     delivered: list[tuple[weakref.ref[Tensor], Mark]] = field(default_factory=list)
@@ -122,3 +126,10 @@ class Job:
 
 
 job = Job()
+
+
+def refusal(text: str) -> UnsupportedError:
+    """Returns the error for a step that cannot be split, and marks the batch in progress."""
+    if job.batch is not None:
+        job.batch.is_refused = True
+    return UnsupportedError(text)

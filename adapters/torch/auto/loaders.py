@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common import checksums, shares
 from sirtaki.common.shares import Share
 from sirtaki.torch.auto import marks, positions, proof, random_states
 from sirtaki.torch.auto.batches import arrays_of, part_of, rows_of
 from sirtaki.torch.auto.delivered import give_all_rows, mark_rows
-from sirtaki.torch.auto.job import Batch, job
+from sirtaki.torch.auto.job import Batch, job, refusal
 from sirtaki.torch.auto.optimizers import adopt
 from sirtaki.torch.collectives import allgather
 from sirtaki.torch.consistency import checksum_of
@@ -150,13 +149,13 @@ def _count_rows(frame: Any) -> None:
 
 def _check_use(iteration: Iteration) -> None:
     if job.batch is not None:
-        raise UnsupportedError(
+        raise refusal(
             f"{iteration.place}: a loader with which the script trains is read inside the loop of another "
             f"one ({job.batch.iteration.place}), so it is not known which batch a step uses: let one loader "
             "deliver both"
         )
     if threading.current_thread() is not threading.main_thread():
-        raise UnsupportedError(
+        raise refusal(
             f"{iteration.place}: the script trains in a thread, in which scalars cannot be read as those of "
             "the whole batch: train in the main thread"
         )
@@ -175,11 +174,24 @@ def end_batch() -> None:
         return
     if isinstance(batch.link, proof.Child):
         batch.link.finish()
+    try:
+        if not batch.is_refused:
+            _complete(batch)
+    finally:
+        _leave(batch)
+
+
+def _complete(batch: Batch) -> None:
     marks.settle(batch)
     if batch.is_part:
         _check_same_data(batch)
     if isinstance(batch.link, proof.Parent):
         batch.link.finish()
+
+
+def _leave(batch: Batch) -> None:
+    if isinstance(batch.link, proof.Parent):
+        batch.link.close()
     batch.is_open, job.batch, batch.iteration.last = False, None, batch
     if batch.iteration.is_closed:
         _give_all_rows(batch.iteration)
@@ -200,7 +212,7 @@ def _check_same_data(batch: Batch) -> None:
     word = batch.iteration.checksum - (1 << 63)
     found = allgather(torch.tensor([word, batch.share.total]), name="auto.data").view(-1, 2)
     if (found != found[0]).any():
-        raise UnsupportedError(
+        raise refusal(
             f"{batch.iteration.place}: the ranks have read different batches from this loader, and each "
             "computes its rows of its own: make the order and the content of the data the same in each "
             "process (seeds; sorted lists of files; no sets, no clocks)"

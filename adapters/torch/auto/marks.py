@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.torch.auto import positions, rules
-from sirtaki.torch.auto.job import Batch, Root, job
+from sirtaki.torch.auto.job import Batch, Root, job, refusal
 from sirtaki.torch.auto.row_counts import RowCount
 
 _MARK = "_sirtaki_mark"
@@ -264,7 +264,7 @@ def _counts_rows(tensor: Any, caller: Any) -> bool:
     if positions.is_library(caller.f_code.co_filename) or positions.is_inside_module(caller, None):
         return False
     if mark.is_ragged:
-        raise UnsupportedError(
+        raise refusal(
             f"{positions.place()}: this number of rows depends on the values of this rank's part of the "
             f"batch (selected at {mark.line}); count with a sum over a mask: (predictions == targets).sum()"
         )
@@ -309,7 +309,7 @@ def _read(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     for tensor in marked:
         mark = mark_of(tensor)
         if mark is not None and not mark.is_scalar and not mark.is_delivered:
-            raise UnsupportedError(
+            raise refusal(
                 f"{positions.place()}: {name} reads a tensor that each rank has computed from its rows of a "
                 f"batch only (at {mark.line}), and its value over the whole batch is not known. Scalars can "
                 "be read: sums, means and losses, in the step that computes them; or use @hvd.consistent "

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.hints import hint
 from sirtaki.torch.auto import positions
-from sirtaki.torch.auto.job import job
+from sirtaki.torch.auto.job import job, refusal
 from sirtaki.torch.optimizer import DistributedOptimizer
 from sirtaki.torch.state import broadcast_parameters
 from sirtaki.torch.wrapping import Wrapped
@@ -96,7 +95,7 @@ def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
                 one.was_beside_another = True
             return
         places = " and ".join(one.place for one in open_ones)
-        raise UnsupportedError(
+        raise refusal(
             f"{positions.place()}: this step uses batches of several loaders at once ({places}), of which "
             "the ranks cannot compute parts: let one loader deliver them together, or use "
             "hvd.DistributedOptimizer"

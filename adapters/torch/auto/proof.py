@@ -32,7 +32,7 @@ from sirtaki.torch.auto import positions, rules
 from sirtaki.torch.auto.comparing import Difference, compare
 from sirtaki.torch.auto.counters import miscounted, numbers_of
 from sirtaki.torch.auto.drawing import Drawing
-from sirtaki.torch.auto.job import Batch, job
+from sirtaki.torch.auto.job import Batch, job, refusal
 from sirtaki.torch.auto.optimizers import leave_exchange
 from sirtaki.torch.auto.silence import silence
 
@@ -292,7 +292,7 @@ class Parent:
         if difference is Difference.NONE:
             batch.iteration.state.proven.add(batch.share.is_even)
         elif difference is not Difference.UNKNOWN:
-            raise UnsupportedError(self._cause(difference, batch, line))
+            raise refusal(self._cause(difference, batch, line))
         self._send("gradients", self.memory.write(gradients))
         return list(gradients)
 
@@ -377,7 +377,7 @@ def _raise_first(failure: str | None, line: str) -> None:
     failures = gather_objects(context, failure, "auto.proof", global_process_set)
     for rank, text in enumerate(failures):
         if text is not None:
-            raise UnsupportedError(
+            raise refusal(
                 f"{line}: this step cannot be computed on a part of a batch as on the whole: on rank "
                 f"{rank}, {text}. Use @hvd.consistent, or hvd.DistributedOptimizer"
             )
