@@ -106,3 +106,6 @@ class CollectedHosts:
         for client in self.clients:
             client.close()
         self._pool.shutdown()
+
+
+Start = Callable[..., CollectedHosts]  # starts hosts with these options

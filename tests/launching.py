@@ -89,11 +89,16 @@ def script_writer(path: Path, template: str) -> Callable[[str], str]:
     return write
 
 
+def deadline() -> float:
+    """Returns a moment at which a test has failed."""
+    return time.monotonic() + FAILSAFE_SECONDS
+
+
 def wait_until(condition: Callable[[], object], what: str) -> None:
     """Waits until `condition()` is true; fails with `what` after a long time."""
-    deadline = time.monotonic() + FAILSAFE_SECONDS
+    last = deadline()
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        assert time.monotonic() < last, f"waited in vain until {what}"
         time.sleep(0.01)
 
 

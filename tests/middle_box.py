@@ -45,7 +45,7 @@ class MiddleBox:
             assert self._changed.wait_for(lambda: self.connections >= count, FAILSAFE_SECONDS)
 
     def cut(self, resets: bool = False) -> None:
-        """Ends all connections; those that follow lose nothing."""
+        """Ends all connections, and loses what it has taken from them; those that follow lose nothing."""
         with self._changed:
             self._loses = [False, False]
             cut, self._open = self._open, []
@@ -81,7 +81,7 @@ class MiddleBox:
         with contextlib.suppress(OSError):
             while data := source.recv(64 * 1024):
                 with self._changed:
-                    loses = self._loses[direction] and source in self._open
+                    loses = self._loses[direction] or source not in self._open
                     self.lost[direction] += loses * len(data)
                     self._changed.notify_all()
                 if not loses:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
 from handshakes import run_handshake
-from launching import FAILSAFE_SECONDS, wait_until
+from launching import FAILSAFE_SECONDS, deadline, wait_until
 
 from sirtaki.runner.rendezvous import connection_server
 from sirtaki.runner.rendezvous.address import split_address
@@ -56,10 +55,6 @@ def connect(
 ) -> RendezvousClient:
     mine = Identity(rank, generation, channel)
     return RendezvousClient.connect(server.address, JOB, mine, FAILSAFE_SECONDS)
-
-
-def deadline() -> float:
-    return time.monotonic() + FAILSAFE_SECONDS
 
 
 def test_each_request_has_its_answer(server: RendezvousServer) -> None:

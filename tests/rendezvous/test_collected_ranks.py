@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
@@ -15,7 +14,7 @@ import pytest
 from handshakes import run_handshake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launching import FAILSAFE_SECONDS, wait_until
+from launching import FAILSAFE_SECONDS, deadline, wait_until
 
 from sirtaki.runner.rendezvous.address import split_address
 from sirtaki.runner.rendezvous.job import CALLS, COLLECTOR_RANK, Identity, Job, LinkKind, Role
@@ -83,10 +82,6 @@ class Collector:
             passed(number, JOIN + NUMBER.pack(JOB.size)),
             passed(number, gather(0, b"payload of %d" % rank)),
         )
-
-
-def deadline() -> float:
-    return time.monotonic() + FAILSAFE_SECONDS
 
 
 def passed(number: int, message: bytes) -> bytes:

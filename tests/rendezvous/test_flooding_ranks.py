@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 
 import pytest
-from collected_hosts import JOB, CollectedHosts, collector_of
+from collected_hosts import JOB, Start, collector_of
 from handshakes import run_handshake
-from launching import FAILSAFE_SECONDS, wait_until
+from launching import FAILSAFE_SECONDS, deadline, wait_until
 
 from sirtaki.runner.rendezvous import connection_server, rendezvous_collector
 from sirtaki.runner.rendezvous.job import CALLS, Identity, LinkKind, RendezvousError, Role
@@ -30,25 +28,7 @@ from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame, send_frame
 
-Start = Callable[..., CollectedHosts]
 FLOOD = pack_frame(MESSAGE + bytes(1000))
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    started: list[CollectedHosts] = []
-
-    def start_one(**options: object) -> CollectedHosts:
-        started.append(CollectedHosts(**options))  # type: ignore[arg-type]
-        return started[-1]
-
-    yield start_one
-    for hosts in started:
-        hosts.close()
-
-
-def deadline() -> float:
-    return time.monotonic() + FAILSAFE_SECONDS
 
 
 def send_until_it_blocks(client: RendezvousClient, frame: bytes) -> int:

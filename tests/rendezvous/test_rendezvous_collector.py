@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 import select
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
-from collected_hosts import EACH, JOB, CollectedHosts, collector_of
+from collected_hosts import EACH, JOB, Start, collector_of
 from handshakes import run_handshake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launching import FAILSAFE_SECONDS, wait_until
+from launching import FAILSAFE_SECONDS, deadline, wait_until
 
 from sirtaki.runner.rendezvous import rendezvous_client, rendezvous_collector
 from sirtaki.runner.rendezvous.address import unix_path
@@ -39,25 +38,6 @@ from sirtaki.runner.rendezvous.messages import (
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame, send_frame
-
-Start = Callable[..., CollectedHosts]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    started: list[CollectedHosts] = []
-
-    def start_one(**options: object) -> CollectedHosts:
-        started.append(CollectedHosts(**options))  # type: ignore[arg-type]
-        return started[-1]
-
-    yield start_one
-    for hosts in started:
-        hosts.close()
-
-
-def deadline() -> float:
-    return time.monotonic() + FAILSAFE_SECONDS
 
 
 def test_every_rank_gets_all_payloads_in_order_of_rank(start: Start) -> None:
