@@ -185,16 +185,16 @@ def test_a_script_that_catches_a_refusal_trains_on() -> None:
     """The step that is refused has no end, for which the next loop would wait."""
     alone, done = run([sys.executable, SCRIPTS / "caught.py"]), on_ranks(2, SCRIPTS / "caught.py")
     assert done.returncode == 0, done.stderr
-    (expected,) = weights(alone.stdout)
     assert done.stdout.count("caught") == 2
-    found = weights(done.stdout)
+    # The weights, and losses: of the step that was refused, read before and after, and of the last one.
+    expected, *found = (
+        list(numbers(json.loads(line.partition("weights ")[2])))
+        for line in (alone.stdout + done.stdout).splitlines()
+        if "weights " in line
+    )
     assert len(found) == 2
     for one in found:
         assert one == pytest.approx(expected, abs=CLOSE, rel=CLOSE)
-
-
-def weights(text: str) -> list[list[float]]:
-    return [json.loads(line.partition("weights ")[2])[0] for line in text.splitlines() if "weights " in line]
 
 
 def test_random_numbers_of_a_step_are_mentioned_once(

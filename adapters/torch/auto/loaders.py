@@ -176,13 +176,16 @@ def end_batch() -> None:
         batch.link.finish()
     try:
         if not batch.is_refused:
-            _complete(batch)
+            marks.settle(batch)
+            _compare(batch)
+        elif not batch.is_part:  # its scalars are those of the whole batch
+            marks.settle(batch)
     finally:
         _leave(batch)
 
 
-def _complete(batch: Batch) -> None:
-    marks.settle(batch)
+def _compare(batch: Batch) -> None:
+    """Compares what ranks have read and computed, in a batch that has come to its end."""
     if batch.is_part:
         _check_same_data(batch)
     if isinstance(batch.link, proof.Parent):

@@ -364,7 +364,7 @@ def _whole(tensor: Tensor) -> Tensor:
 def write(tensor: Tensor, value: Any) -> None:
     """Changes a tensor's value behind autograd's back: what differentiates it does not need the value."""
     with torch.no_grad():
-        tensor.data.copy_(torch.as_tensor(value))
+        tensor.data.copy_(torch.as_tensor(value, dtype=tensor.dtype))
 
 
 def settle(batch: Batch) -> None:

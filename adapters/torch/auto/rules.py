@@ -119,7 +119,7 @@ def _decided(root: Root, values: Values) -> Tensor | None:
         first = results["mean"]
     if not root.value.dtype.is_floating_point and not (math.isfinite(first) and first == round(first)):
         return None
-    return torch.as_tensor(first).to(root.value)
+    return torch.as_tensor(first, dtype=torch.float64).to(root.value)
 
 
 def whole(batch: Batch, root: Root) -> Tensor:

@@ -15,13 +15,16 @@ def train(reduction):
     for _ in range(2):
         for rows, expected in loader:
             optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(rows), expected, reduction=reduction).backward()
+            losses.append(torch.nn.functional.mse_loss(model(rows), expected, reduction=reduction))
+            losses[-1].backward()
             optimizer.step()
     return model.weight.tolist()
 
 
+losses = []
 try:
     train("sum")
 except NotImplementedError:
     print("caught", flush=True)
-print("weights", train("mean"), flush=True)
+first = losses[0].item()
+print("weights", [train("mean"), first, losses[0].item(), losses[-1].item()], flush=True)
