@@ -79,6 +79,7 @@ TENSORFLOW_MODULES = (
     "tensorflow_mistakes",
     "tensorflow_session_training",
     "tensorflow_sessions",
+    "tensorflow_steps",
     "tensorflow_training",
     "tensorflow_xla",
 )
