@@ -93,6 +93,7 @@ KERAS_MODULES = (  # on the backend that KERAS_BACKEND names
     "keras_periodic",
     "keras_saving",
     "keras_sharding",
+    "keras_steps",
     "keras_training",
     "keras_values",
 )
