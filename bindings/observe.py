@@ -149,7 +149,8 @@ class Steps(TypedDict):
         last_seconds: how long the last one took.
         age_seconds: the time since it has ended.
         exposed_seconds: time in which the program waited for gradients and put them in place, or exchanged
-            parameters in its step; None where it did not wait, as on GPUs, whose streams do.
+            parameters in its step; also for those of a gradient tape, which counts no steps. None where it
+            did not wait, as on GPUs, whose streams do, and in compiled programs.
         productive_seconds: the duration of all steps, in an elastic job of the committed ones. A step that
             took more than twice the median of the last 15, because of an evaluation, a checkpoint or a
             stall, counts as that median.

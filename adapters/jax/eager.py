@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -22,13 +23,15 @@ _COLLECTIVES = Collectives(adapter)
 def run(*arrays: Any, options: ExchangeOptions) -> list[Any]:
     """Returns this rank's results, as arrays. An all-to-all with splits adds the rows from each rank."""
     if not options.ends_step:
-        return _run(*arrays, options=options)
-    results = _run(*arrays, options=options._replace(ends_step=False, stepper=None))
-    current().steps.end(by=options.stepper)
+        return _run(*arrays, options=options, wait=nullcontext())
+    steps = current().steps
+    results = _run(*arrays, options=options._replace(ends_step=False, stepper=None), wait=steps.exposed)
+    steps.end(by=options.stepper)
     return results
 
 
-def _run(*arrays: Any, options: ExchangeOptions) -> list[Any]:
+def _run(*arrays: Any, options: ExchangeOptions, wait: AbstractContextManager[None]) -> list[Any]:
+    """Returns the results; `wait` contains the wait for other ranks, and none for the arrays or for a GPU."""
     arrays = tuple(jax.numpy.asarray(array) for array in arrays)
     names = options.names
     if any(_only_device(array, name).platform != "cpu" for array, name in zip(arrays, names, strict=True)):
@@ -40,7 +43,8 @@ def _run(*arrays: Any, options: ExchangeOptions) -> list[Any]:
     calls = [Call(None if options.name is None else name, options.process_set) for name in names]
     context = current()
     operation = _COLLECTIVES.named(context, BY_KIND[options.kind], arrays, details, calls)
-    results = run_operation(context, operation)
+    with wait:
+        results = run_operation(context, operation)
     return list(results[0]) if options.splits is not None else results
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.default_context import current, find
 from sirtaki.common.averaging import fixed_divisor
 from sirtaki.common.groups import GroupRules, Groups, check_groups, partitioned
 from sirtaki.common.ops import Average, Reduction, Sum, gradient_reduction
@@ -78,7 +79,9 @@ class GradientExchange:
     def _exchange(self, which: list[int], results: list[Any], sources: Sequence[Any], op: int) -> list[Any]:
         """Returns the results, with those of these indices combined."""
         for chosen in self._buckets(which, results, sources):
-            for i, result in zip(chosen, self._combined([results[i] for i in chosen], op), strict=True):
+            with exposed():
+                combined = self._combined([results[i] for i in chosen], op)
+            for i, result in zip(chosen, combined, strict=True):
                 results[i] = result
         return joined(results) if is_elastic() else results
 
@@ -129,6 +132,18 @@ class GradientExchange:
                 buckets.append([])
                 filled = 0
         return [bucket for bucket in buckets if bucket]
+
+
+def exposed() -> AbstractContextManager[None]:
+    """Returns what measures an exchange of gradients as a wait of the program.
+
+    It measures nothing where the program does not wait, which are functions and asynchronous execution, and
+    with GPUs, for whose computations it would wait, too.
+    """
+    is_synchronous = tf.executing_eagerly() and tf.config.experimental.get_synchronous_execution()
+    if not is_synchronous or tf.config.list_logical_devices("GPU"):
+        return nullcontext()
+    return current().steps.exposed
 
 
 def _divided(gradient: Any, divisor: int) -> Any:

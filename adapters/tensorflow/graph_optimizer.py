@@ -11,7 +11,7 @@ import tensorflow as tf
 from sirtaki.common.ops import Adasum
 from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.collectives import grouped_allreduce
-from sirtaki.tensorflow.exchange import GradientExchange
+from sirtaki.tensorflow.exchange import GradientExchange, exposed
 
 
 @dataclass
@@ -135,9 +135,10 @@ class _AdasumDistributed(_Distributed):
             stepped = super()._step(pairs, global_step, name)
         with tf.control_dependencies([] if stepped is None else [stepped]):
             changes = [one.read_value() - value for one, value in zip(variables, before, strict=True)]
-            combined = grouped_allreduce(
-                changes, compression=exchange.compression, op=Adasum, process_set=exchange.process_set
-            )
+            with exposed():
+                combined = grouped_allreduce(
+                    changes, compression=exchange.compression, op=Adasum, process_set=exchange.process_set
+                )
         results = [value + change for value, change in zip(before, combined, strict=True)]
         return tf.group(*[one.assign(value) for one, value in zip(variables, results, strict=True)])
 

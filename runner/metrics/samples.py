@@ -42,7 +42,7 @@ HISTOGRAMS = {
     "wait": ("sirtaki_operation_wait_seconds", "How long an operation waited for other ranks."),
     "transfer": ("sirtaki_operation_transfer_seconds", "How long it took once all ranks had submitted it."),
 }
-# Counters of training steps, likewise by their keys there. Ranks without any step have none of them.
+# Counters of training steps, likewise by their keys there. Ranks without steps have at most the last one.
 STEP_COUNTERS = {
     "count": ("sirtaki_steps", "Training steps: updates by distributed optimizers."),
     "productive_seconds": (
@@ -80,7 +80,7 @@ class RankSamples(Collector):
             yield counter
         for key, (name, text) in HISTOGRAMS.items():
             yield _durations(name, text, [(rank.label, rank.values[key]) for rank in ranks])
-        yield from _steps([rank for rank in ranks if rank.values["steps"]["count"]])
+        yield from _steps(ranks)
         yield _lateness(ranks)
         yield _recoveries(ranks)
         yield from _process_metrics([rank for rank in ranks if rank.process is not None])
@@ -141,13 +141,14 @@ def _durations(name: str, text: str, ranks: Sequence[tuple[str, dict[str, Any]]]
 
 
 def _steps(ranks: Sequence[RankState]) -> Iterator[Metric]:
+    stepped = [rank for rank in ranks if rank.values["steps"]["count"]]
     for key, (name, text) in STEP_COUNTERS.items():
         counter = CounterMetricFamily(name, text, labels=_RANK)
-        for rank in ranks:
+        for rank in ranks if key == "exposed_seconds" else stepped:
             if (value := rank.values["steps"][key]) is not None:
                 counter.add_metric([rank.label], value)
         yield counter
-    times = [(rank.label, rank.values["steps"]["times"]) for rank in ranks]
+    times = [(rank.label, rank.values["steps"]["times"]) for rank in stepped]
     yield _durations("sirtaki_step_seconds", "How long a training step took, but for the first.", times)
 
 

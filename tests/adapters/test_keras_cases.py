@@ -31,6 +31,7 @@ ON_JAX = (
     "keras_sharding.same_bits_in_compiled_steps",
     "keras_sharding.same_bits[momentum]",
     "keras_sharding.a_file_and_back",
+    "keras_steps.",
     "keras_training.compiled_fit",
 )
 

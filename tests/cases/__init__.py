@@ -79,6 +79,7 @@ TENSORFLOW_MODULES = (
     "tensorflow_mistakes",
     "tensorflow_session_training",
     "tensorflow_sessions",
+    "tensorflow_steps",
     "tensorflow_training",
     "tensorflow_xla",
 )
@@ -92,6 +93,7 @@ KERAS_MODULES = (  # on the backend that KERAS_BACKEND names
     "keras_periodic",
     "keras_saving",
     "keras_sharding",
+    "keras_steps",
     "keras_training",
     "keras_values",
 )

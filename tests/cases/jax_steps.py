@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import optax
+from exposed_waits import assert_exposed, assert_late_rank_is_waited_for, exposed_seconds
 
 import sirtaki.jax as hvd
 from cases import case
+from sirtaki.bindings.default_context import current
+from sirtaki.jax import arrays, eager
 
 PARAMETERS = {"w": jnp.ones((3, 2), jnp.float32), "b": jnp.zeros(2, jnp.float32)}
 
@@ -148,3 +153,48 @@ def a_batch_of_updates_is_one_step() -> None:
     updates = jax.vmap(lambda one: optimizer.update(one, optimizer.init(PARAMETERS), PARAMETERS)[0])
     assert counted(lambda: updates(gradients)) == 1  # outside of a program
     assert counted(lambda: jax.jit(updates)(gradients)) == 1
+
+
+@case(least=2, compression=("none", "fp16"))
+def steps_outside_of_programs_wait_for_their_exchanges(compression: str) -> None:
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1), compression=getattr(hvd.Compression, compression))
+    carried = repeated(step_of(optimizer), start(optimizer), 3)
+    assert_exposed("gradients", len(PARAMETERS))
+    before = exposed_seconds()
+    hvd.allreduce(carried[0], name="other exchange")
+    assert exposed_seconds() == before
+
+
+@case(least=2)
+def others_wait_for_a_late_rank() -> None:
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
+    step = step_of(optimizer)
+    carried = step(start(optimizer))
+    assert_late_rank_is_waited_for(lambda: jax.block_until_ready(step(carried)))
+
+
+@case(least=2)
+def own_computations_are_not_exposed() -> None:
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
+    step = step_of(optimizer)
+    carried = step(start(optimizer))
+    exposed, view, seen = current().steps.exposed, arrays.reducible_view, []
+    before = len(exposed.recent)
+
+    def read(*given: Any) -> Any:  # waits until an array has been computed
+        seen.append(len(exposed.recent))
+        return view(*given)
+
+    with mock.patch.object(arrays, "reducible_view", read):
+        step(carried)
+    assert seen == [before] * len(PARAMETERS)  # before the next wait
+    assert len(exposed.recent) == before + 1
+
+
+@case(least=2)
+def nothing_is_measured_on_gpus() -> None:
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
+    carried = start(optimizer)
+    with mock.patch.object(eager, "_only_device", return_value=SimpleNamespace(platform="cuda")):
+        assert counted(lambda: step_of(optimizer)(carried)) == 1
+    assert exposed_seconds() is None

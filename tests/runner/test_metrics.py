@@ -136,6 +136,19 @@ def expected_of(stats: dict) -> Samples:
     }
 
 
+def scraped_once(port: int, expected: Samples) -> Samples:
+    """Returns all samples, once the endpoint has the expected ones, which agree with hvd.stats()."""
+    found: Samples = {}
+
+    def agrees() -> bool:
+        found.clear()
+        found.update(scrape(port))
+        return all(found.get(key) == value for key, value in expected.items())
+
+    wait_until(agrees, "the endpoint has the counters of hvd.stats()")
+    return found
+
+
 @pytest.fixture
 def observed(start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path) -> Observed:
     """Returns a function that starts a training with metrics; it returns the job and the port."""
@@ -159,14 +172,7 @@ def test_counters_agree_with_those_of_the_ranks_while_a_job_runs(observed: Obser
             sent[SENT, f"{row['peer_host']} {stats['rank']} {row['transport']}"] = row["bytes"]
         assert (stats["operations"], stats["failed"]) == (21, 1)
         assert stats["lateness"][1]["times"] > 0
-    found: Samples = {}
-
-    def agrees() -> bool:
-        found.clear()
-        found.update(scrape(port))
-        return all(found.get(key) == value for key, value in expected.items())
-
-    wait_until(agrees, "the endpoint has the counters of hvd.stats()")
+    found = scraped_once(port, expected)
     for rank in ("0", "1"):
         assert found["process_resident_memory_bytes", rank] > 1 << 20
         assert found["process_cpu_seconds_total", rank] > 0
@@ -191,15 +197,19 @@ def test_steps_agree_with_those_of_the_ranks(observed: Observed, tmp_path: Path,
     (stats,) = read_stats(tmp_path, 1)
     expected = expected_steps("0", stats["steps"])
     assert (stats["steps"]["count"], sum(stats["steps"]["times"]["counts"])) == (4, 3)
-    found: Samples = {}
-
-    def agrees() -> bool:
-        found.clear()
-        found.update(scrape(port))
-        return all(found.get(key) == value for key, value in expected.items())
-
-    wait_until(agrees, "the endpoint has the steps of hvd.stats()")
+    found = scraped_once(port, expected)
     assert {key for key in found if key[0].startswith(STEP_METRICS)} <= expected.keys()
+    (tmp_path / "end").touch()
+    assert job.wait() == 0
+
+
+def test_a_rank_may_wait_for_gradients_without_steps(observed: Observed, tmp_path: Path) -> None:
+    job, port = observed(1, "with current().steps.exposed:\n    time.sleep(0.01)")
+    (stats,) = read_stats(tmp_path, 1)
+    assert stats["steps"]["count"] == 0
+    key = ("sirtaki_exposed_communication_seconds_total", "0")
+    found = scraped_once(port, {key: pytest.approx(stats["steps"]["exposed_seconds"])})
+    assert {one for one in found if one[0].startswith(STEP_METRICS)} == {key}
     (tmp_path / "end").touch()
     assert job.wait() == 0
 

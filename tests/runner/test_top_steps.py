@@ -65,6 +65,13 @@ def test_columns_appear_once_any_rank_has_steps() -> None:
     assert {name for name, *_ in columns_of(rows_of(None, now))} >= STEP_COLUMNS
 
 
+def test_a_rank_may_wait_for_gradients_without_steps() -> None:
+    before = sample(time=NOW - 2, steps=stepped(0, 0.0, exposed_seconds=1.0))
+    now = sample(steps=stepped(0, 0.0, exposed_seconds=1.5))
+    assert row(now, before).exposed == 0.25
+    assert {name for name, *_ in columns_of([row(now, before)])} & STEP_COLUMNS == {"exposed"}
+
+
 def progress(*ranks: RankSample) -> Progress | None:
     now = snapshot(*ranks)
     return progress_of(now, rows_of(None, now))

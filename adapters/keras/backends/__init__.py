@@ -43,7 +43,10 @@ class Combination(NamedTuple):
 
 
 class Backend(Protocol):
-    """The interface of each module of this package."""
+    """The interface of each module of this package.
+
+    Exchanges for which the program waits count as exposed: outside of compiled steps, and on CPUs.
+    """
 
     def array(self, tensor: Any) -> Any:
         """Returns a tensor's values as an array of numpy, without a copy if that is possible."""

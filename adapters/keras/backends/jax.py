@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import numpy as np
 
+from sirtaki.bindings.default_context import current
 from sirtaki.jax import broadcast as broadcast_arrays
 from sirtaki.jax import grouped_allreduce
 from sirtaki.jax.programs import note_size
@@ -47,20 +49,34 @@ def joined(gradients: list[Any]) -> list[Any]:
 
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
     """Works like `Backend.allreduce`. The program defines the gradients, so they are equal on all ranks."""
-    reduced = grouped_allreduce(
-        [one.value for one in gradients if not one.is_absent],
-        op=how.op,
-        prescale_factor=how.prescale,
-        postscale_factor=how.postscale,
-        process_set=how.process_set,
-        name=name,
-    )
+    own = [one.value for one in gradients if not one.is_absent]
+    with _exposed(own):
+        reduced = grouped_allreduce(
+            own,
+            op=how.op,
+            prescale_factor=how.prescale,
+            postscale_factor=how.postscale,
+            process_set=how.process_set,
+            name=name,
+        )
     values = iter(reduced)
     return [None if one.is_absent else next(values) for one in gradients]
 
 
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""
-    values = broadcast_arrays([one.value for one in variables], root, name)
+    own = [one.value for one in variables]
+    with _exposed(own):
+        values = broadcast_arrays(own, root, name)
     for one, value in zip(variables, values, strict=True):
         one.assign(value)
+
+
+def _exposed(values: Sequence[Any]) -> AbstractContextManager[None]:
+    """Returns what measures the exchange of these values, which are on one device, once they are computed."""
+    if not values or not is_eager(values):
+        return nullcontext()
+    if any(device.platform != "cpu" for device in jax.numpy.asarray(values[0]).devices()):
+        return nullcontext()
+    jax.block_until_ready(values)
+    return current().steps.exposed

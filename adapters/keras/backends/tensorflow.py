@@ -56,14 +56,15 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
         (sparse, 1.0, 1.0, ".sparse"),  # the exchange does not add up rows, so nothing can overflow there
     ):
         if indices:
-            reduced = grouped_allreduce(
-                [gradients[index].value for index in indices],
-                op=how.op,
-                prescale_factor=prescale,
-                postscale_factor=postscale,
-                process_set=how.process_set,
-                name=name + suffix,
-            )
+            with exchange.exposed():
+                reduced = grouped_allreduce(
+                    [gradients[index].value for index in indices],
+                    op=how.op,
+                    prescale_factor=prescale,
+                    postscale_factor=postscale,
+                    process_set=how.process_set,
+                    name=name + suffix,
+                )
             for index, value in zip(indices, reduced, strict=True):
                 results[index] = value
     return results
@@ -71,4 +72,5 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
 
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""
-    broadcast_([one.value for one in variables], root, name)
+    with exchange.exposed():
+        broadcast_([one.value for one in variables], root, name)

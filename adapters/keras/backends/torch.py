@@ -14,6 +14,7 @@ from sirtaki.common.handles import run
 from sirtaki.common.ops import Call, reduction
 from sirtaki.common.requests import ALLREDUCE_IN_PLACE, BROADCAST_IN_PLACE, CollectiveOptions
 from sirtaki.keras.backends import Combination, Gradient
+from sirtaki.torch import device
 from sirtaki.torch.autograd import COLLECTIVES
 from sirtaki.torch.tensors import shares_elements
 
@@ -60,14 +61,16 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
     tensors = [_writable(gradient.value.detach()) for gradient in gradients]
     operation = COLLECTIVES.named(context, ALLREDUCE_IN_PLACE, tensors, options, calls)
     absent = {index for index, gradient in enumerate(gradients) if gradient.is_absent}
-    return run(context, with_absent(operation, absent))
+    with device.exposed(context, tensors):
+        return run(context, with_absent(operation, absent))
 
 
 @torch.compiler.disable
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""
     tensors = [one.value.detach() for one in variables]
-    COLLECTIVES.run_group(BROADCAST_IN_PLACE, tensors, CollectiveOptions(name, root=root))
+    with device.exposed(current(), tensors):
+        COLLECTIVES.run_group(BROADCAST_IN_PLACE, tensors, CollectiveOptions(name, root=root))
 
 
 def _writable(gradient: torch.Tensor) -> torch.Tensor:
