@@ -1,6 +1,7 @@
 // Counters of training steps: durations, and those that count as productive.
 #include "observe/step_counters.h"
 
+#include <array>
 #include <vector>
 
 #include "check.h"
@@ -71,6 +72,29 @@ TEST(steps_that_stay_longer_become_usual) {
   CHECK_EQUAL(before, seconds(15 + 8 + 7 * 4));  // the median of 15 changes with the eighth of the longer ones
   durations.push_back(4000);
   CHECK_EQUAL(after(durations).productive() - before, seconds(4));
+}
+
+TEST(the_latest_durations_come_last) {
+  std::array<Nanoseconds, 15> expected{};
+  expected[13] = milliseconds(3);
+  expected[14] = milliseconds(5);
+  CHECK(after({3, 5}).latest() == expected);
+  std::vector<int64_t> durations;
+  for (int64_t i = 1; i <= 20; ++i) durations.push_back(i);
+  for (size_t i = 0; i < 15; ++i) expected[i] = milliseconds(static_cast<int64_t>(i) + 6);
+  CHECK(after(durations).latest() == expected);
+}
+
+TEST(steps_are_those_of_an_optimizer_until_another_one_steps) {
+  StepCounters steps;
+  steps.end(seconds(1), 1, 7);
+  CHECK_EQUAL(steps.by(), 7);
+  steps.end(seconds(2), 1, 7);
+  CHECK_EQUAL(steps.by(), 7);
+  steps.end(seconds(3), 1, 8);
+  CHECK_EQUAL(steps.by(), 0);
+  steps.end(seconds(4), 1, 8);
+  CHECK_EQUAL(steps.by(), 0);
 }
 
 CHECK_MAIN()

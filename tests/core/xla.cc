@@ -74,7 +74,7 @@ TEST(steps_that_end_on_several_threads_are_all_counted) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([&] {
-      for (int step = 0; step < 5'000; ++step) srt_end_steps(ranks[0], 1);
+      for (int step = 0; step < 5'000; ++step) srt_end_steps(ranks[0], 1, 0);
     });
   for (std::thread& thread : threads) thread.join();
   CHECK_EQUAL(steps_of(ranks[0]), 20'000);

@@ -7,6 +7,7 @@ no further agreement, and only rank 0 has a tuner.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
@@ -27,9 +28,10 @@ _UNUSUAL_STEPS = 3  # of these: they also compare parameters, and the model does
 _BLOCK_STEPS = 5  # measured in a block; a step with an evaluation or a checkpoint does not move their median
 _UNUSED = (
     "autotune has measured nothing, and changed nothing: no distributed optimizer of all ranks has taken "
-    f"more than {_FIRST_STEPS} steps in Python, and those inside compiled programs (tf.function, jax.jit) "
-    "cannot be measured"
+    f"more than {_FIRST_STEPS} steps; those inside tf.function cannot be measured, and those inside jax.jit "
+    "only if one optimizer takes all steps"
 )
+_COMPILED = Stepper("steps of a compiled program")
 
 
 class Tuner:
@@ -49,7 +51,8 @@ class Tuner:
             ValueError: the file of autotune_log cannot be written.
         """
         self.findings: Findings | None = None  # until the first steps are over
-        self.is_over = False
+        self.has_ended = threading.Event()
+        self._lock = threading.RLock()
         self._context, self._clock = weakref.ref(context), clock
         self._chunk_bytes = context.setting("chunk_bytes")
         self._log = Log(context.setting("autotune_log"), TUNED)
@@ -60,18 +63,52 @@ class Tuner:
         context.steps.listener = self.stepped
         context.shutdown_callbacks.append(self._end)
 
+    @property
+    def is_over(self) -> bool:
+        """Returns whether it changes nothing any more."""
+        return self.has_ended.is_set()
+
+    @property
+    def needed(self) -> int:
+        """Returns the number of measured steps before it changes settings next."""
+        return _FIRST_STEPS if self.findings is None else _BLOCK_STEPS
+
     def stepped(self, optimizer: Stepper) -> None:
         """Records the end of a step of an optimizer. Only steps of the first one count."""
-        if self.is_over:
-            return
-        self._optimizer = self._optimizer or optimizer
-        if optimizer != self._optimizer:
-            return
-        now = self._clock()
-        took, self._last_end = now - self._last_end, now
-        self._steps += 1
+        with self._lock:
+            self._optimizer = self._optimizer or optimizer
+            if self.is_over or optimizer != self._optimizer:
+                return
+            now = self._clock()
+            took, self._last_end = now - self._last_end, now
+            self._steps += 1
+            self._record([took])
+
+    def compiled_steps_ended(self, number: int, seconds: Sequence[float]) -> bool:
+        """Records the `needed` last steps of a compiled program, of which there were `number`.
+
+        Returns whether it wants more: neither it nor the steps of another optimizer have ended that.
+        """
+        with self._lock:
+            self._optimizer = self._optimizer or _COMPILED
+            if self.is_over or self._optimizer != _COMPILED:
+                return False
+            self._steps = number
+            self._record(seconds if self.findings is None else [0.0, *seconds])
+            return not self.is_over
+
+    def give_up(self) -> None:
+        """Ends with what is proven, because steps of a compiled program mix with others."""
+        with self._lock:
+            if not self.is_over and self.findings is not None:
+                self._use(self.findings.kept)
+                self._end()
+
+    def _record(self, seconds: Sequence[float]) -> None:
+        """Passes durations of steps to the search."""
         try:
-            self._tuning.send(took)
+            for took in seconds:
+                self._tuning.send(took)
         except StopIteration:
             self._end()
 
@@ -104,6 +141,8 @@ class Tuner:
         assert context is not None
         assert optimizer is not None
         changes = candidates(findings.start, optimizer.hands_over)
+        if optimizer == _COMPILED:  # the counters have gone on since these steps
+            return changes
         job, measures = first_steps.job_of(context, optimizer), measure(counts, seconds)
         if job is None or measures is None:
             return changes
@@ -140,10 +179,14 @@ class Tuner:
 
     def _end(self) -> None:
         """Reports the result, once."""
-        if self.is_over:
-            return
-        self.is_over = True
-        self._tuning.close()
+        with self._lock:
+            if self.is_over:
+                return
+            self.has_ended.set()
+            self._tuning.close()
+            self._report()
+
+    def _report(self) -> None:
         if self.findings is None:
             self._log.close(self._steps, None)
             text = f"{_UNUSED}."
