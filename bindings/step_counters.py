@@ -14,7 +14,7 @@ _RECENT_WAITS = 64  # that are remembered with their times
 
 
 class Stepper(NamedTuple):
-    """An optimizer over all ranks whose steps have a border in Python, at which settings may change.
+    """An optimizer over all ranks, whose steps autotune may measure.
 
     Attributes:
         name: tells the optimizers of a process apart.
@@ -32,7 +32,10 @@ class Stepper(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Returns the number by which the core knows it: more than 1, and equal on all ranks."""
+        """Returns the number by which compiled programs, and the core, know it: more than 1.
+
+        Equal in all processes, so that their programs are the same.
+        """
         return zlib.crc32(self.name.encode()) + 2
 
 

@@ -30,26 +30,29 @@ TORCH, EAGER = Stepper("gradient", hands_over=True), Stepper("gradients")
 
 @dataclass(eq=False)
 class Counters:
-    """The steps of a world: those of Python, and those that end in compiled programs."""
+    """The steps of a world: those of Python, and those that end in compiled programs of one optimizer."""
 
     listener: Callable[[Stepper], None] | None = None
     count: int = 0
-    by: int = 0
+    optimizer: int = 0
+    compiled: int = 0
     latest: list[float] = field(default_factory=lambda: [0.0] * 15)
 
     def end(self, number: int = 1, by: Stepper | None = None) -> None:
         if by is not None and self.listener is not None:
             self.listener(by)
-        self.by = 0
         self.count += number
 
     def end_compiled(self, seconds: float, by: int) -> None:
-        self.by = by if self.by == by or not self.count else 0
+        self.compiled = self.compiled + 1 if by == self.optimizer else 1
+        self.optimizer = by
         self.count += 1
         self.latest = [*self.latest[1:], seconds]
 
     def read(self) -> SimpleNamespace:
-        return SimpleNamespace(number=self.count, by=self.by, last=self.latest[-1], latest=self.latest)
+        return SimpleNamespace(
+            number=self.count, optimizer=self.optimizer, optimizer_steps=self.compiled, latest=self.latest
+        )
 
 
 @dataclass(eq=False)
@@ -88,7 +91,7 @@ class World:
         self.counters.end(by=optimizer)
 
     def step_compiled(self, by: int = 7) -> None:
-        """Works like `step`, inside a compiled program."""
+        """Works like `step`, inside a compiled program. `by`: the optimizer that the core measures now."""
         before = self.time
         self._compute()
         self.counters.end_compiled(self.time - before, by)

@@ -47,15 +47,19 @@ srt_status srt_stats(srt_context *, srt_statistics *out, srt_lateness *by_rank);
  * first has no beginning, and is not timed. Durations are in seconds, and counted by range as in srt_histogram. */
 typedef struct srt_step_counts {
   uint32_t struct_size;
-  int64_t number, by; /* by: the optimizer that has ended all of them; 0: several, or one that is not known */
+  int64_t number;
   double bounds[15], total;
   int64_t counts[16];
   double last, age; /* the duration of the last one; the time since it has ended */
   double productive; /* total, in which one of more than twice the median of the 15 before it counts as that median */
-  double latest[15]; /* the durations of the last ones, the latest last, after zeros while there are fewer */
+  /* The first optimizer that has a number (0: none), and its steps. It is no longer the first one after 1,000 steps of
+   * others without one of its own. Its steps last from the end of its own step before; latest: the durations of the
+   * last ones, the latest last, after zeros while there are fewer. */
+  int64_t optimizer, optimizer_steps;
+  double latest[15];
 } srt_step_counts;
 
-/* Counts a step, or as many equal ones, that have just ended. by: the number of the optimizer; 0: not known. Callable
+/* Counts a step, or as many equal ones, that have just ended. by: the number of the optimizer; 0: it has none. Callable
  * from hooks. */
 void srt_end_steps(srt_context *, int32_t number, int64_t by);
 srt_status srt_get_steps(srt_context *, srt_step_counts *out);

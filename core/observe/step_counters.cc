@@ -6,9 +6,9 @@ namespace sirtaki {
 
 void StepCounters::end(Nanoseconds moment, int64_t number, int64_t by) {
   if (number <= 0) return;
+  end_of_optimizer(moment, number, by);
   const bool has_beginning = number_ != 0;
   const Nanoseconds duration = (moment - end_) / number;
-  by_ = !has_beginning || by_ == by ? by : 0;
   number_ += number;
   end_ = moment;
   if (!has_beginning) return;
@@ -19,10 +19,23 @@ void StepCounters::end(Nanoseconds moment, int64_t number, int64_t by) {
   recent_[timed_++ % recent_.size()] = duration;
 }
 
-std::array<Nanoseconds, 15> StepCounters::latest() const {
-  auto ordered = recent_;
-  std::ranges::rotate(ordered, ordered.begin() + static_cast<std::ptrdiff_t>(timed_ % ordered.size()));
-  return ordered;
+void StepCounters::end_of_optimizer(Nanoseconds moment, int64_t number, int64_t by) {
+  if (!by || (of_first_.optimizer && by != of_first_.optimizer)) {
+    of_first_.others += number;
+    if (of_first_.others < OptimizerSteps::most_others) return;
+    of_first_ = {};
+    if (!by) return;
+  }
+  const bool has_beginning = of_first_.number != 0;
+  const Nanoseconds duration = (moment - of_first_.end) / number;
+  of_first_.optimizer = by;
+  of_first_.number += number;
+  of_first_.others = 0;
+  of_first_.end = moment;
+  for (int64_t i = 0; has_beginning && i < std::min(number, std::ssize(of_first_.latest)); ++i) {
+    std::shift_left(of_first_.latest.begin(), of_first_.latest.end(), 1);
+    of_first_.latest.back() = duration;
+  }
 }
 
 // Returns the median of the recent durations.

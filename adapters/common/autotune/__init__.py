@@ -28,5 +28,5 @@ def tuner_of(context: Context) -> Tuner | None:
         from sirtaki.common.autotune.tuner import Tuner
 
         _tuners[context] = tuner = Tuner(context)
-        CompiledSteps(context.steps, tuner).start()
+        CompiledSteps(context, tuner).start()
     return _tuners[context]

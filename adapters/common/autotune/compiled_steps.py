@@ -1,54 +1,74 @@
 """Steps inside compiled programs, which end without Python: a thread of rank 0 looks at the core's counters.
 
 A block of them begins with the step after the one that runs when settings change, and lasts until enough have
-ended. The thread may be late: then further steps with the same settings end before the block does.
+ended. The thread may be late: then further steps with the same settings end before the block does. Blocks end
+an even number of steps after each other: else the medians of two would differ where steps of two lengths take
+turns, such as the two steps of a program.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 
-from sirtaki.bindings.step_counters import StepCounters
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.autotune.tuner import Tuner
 
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05  # seconds between two looks
+_LONGEST_END = 5.0  # seconds; a look takes less than one of them
 
 
 class CompiledSteps:
-    """Passes the tuner the steps of the only optimizer of a program, if they end in compiled code."""
+    """Passes the tuner the steps of the first optimizer that ends them in compiled programs."""
 
-    def __init__(self, steps: StepCounters, tuner: Tuner) -> None:
-        self._steps, self._tuner = steps, tuner
+    def __init__(self, context: Context, tuner: Tuner) -> None:
+        self._context, self._tuner = weakref.ref(context), tuner
         self._target = tuner.needed
-        self._optimizer = 0  # the number of the optimizer, once its steps have been passed
+        self._optimizer = 0  # the number of the optimizer whose steps count
+        self._thread = threading.Thread(target=self._watch, name="sirtaki-autotune", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread, which ends with the tuner."""
-        threading.Thread(target=self._watch, name="sirtaki-autotune", daemon=True).start()
+        """Starts the thread, which ends with the tuner, or with the context."""
+        context = self._context()
+        assert context is not None
+        self._thread.start()
+        context.shutdown_callbacks.append(self._join)  # after that which ends the tuner
+
+    def _join(self) -> None:
+        self._thread.join(_LONGEST_END)
 
     def _watch(self) -> None:
         pause = _LEAST_PAUSE
         while not self._tuner.has_ended.wait(pause):
-            found = self.look()
+            try:
+                found = self.look()
+            except HorovodInternalError:  # the world has failed, which the program is told by its operations
+                return
             if found is None:
                 return
             pause = min(max(found, _LEAST_PAUSE), _LONGEST_PAUSE)
 
     def look(self) -> float | None:
         """Looks once. Returns the seconds until the next look is worthwhile; None: no look is any more."""
-        counted = self._steps.read()
-        if not counted.number:
-            return _LONGEST_PAUSE
-        if not counted.by or (self._optimizer and counted.by != self._optimizer):
+        context = self._context()
+        if context is None or self._tuner.is_over:
+            return None
+        counted = context.steps.read()
+        if counted.optimizer != self._optimizer:
             if self._optimizer:
-                self._tuner.give_up()
+                self._tuner.compiled_steps_stopped()
+            self._optimizer, self._target = counted.optimizer, self._tuner.needed
+        if not counted.optimizer:
+            return _LONGEST_PAUSE
+        beyond, latest = counted.optimizer_steps - self._target, list(counted.latest)
+        if beyond < 0:
+            return float(-beyond * latest[-1])
+        number = self._target + beyond // 2 * 2
+        latest = latest[: len(latest) - beyond % 2]
+        if not self._tuner.compiled_steps_ended(counted.optimizer, number, latest):
             return None
-        missing = self._target - counted.number
-        if missing > 0:
-            return float(missing * counted.last)
-        self._optimizer = counted.by
-        latest = list(counted.latest)[-self._tuner.needed :]
-        if not self._tuner.compiled_steps_ended(counted.number, latest):
-            return None
-        self._target = self._steps.read().number + 1 + self._tuner.needed
+        first = context.steps.read().optimizer_steps + 1
+        self._target = first + self._tuner.needed
+        self._target += (self._target - number) % 2
         return _LEAST_PAUSE
