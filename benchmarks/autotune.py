@@ -21,7 +21,7 @@ from common.report import Target, at_most, show_rows
 
 RANKS = 2
 WORKER = "workers.autotune"
-MODELS = ("large_linear", "transformer", "small_linear")
+MODELS = ("large_linear", "transformer", "small_linear", "compiled_small")  # the last one: with JAX
 STARTS = {
     "the defaults": {},
     "--chunk-bytes 4K": {"SIRTAKI_CHUNK_BYTES": "4K"},

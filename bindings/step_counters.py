@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,7 @@ _RECENT_WAITS = 64  # that are remembered with their times
 
 
 class Stepper(NamedTuple):
-    """An optimizer over all ranks whose steps have a border in Python, at which settings may change.
+    """An optimizer over all ranks, whose steps autotune may measure.
 
     Attributes:
         name: tells the optimizers of a process apart.
@@ -28,6 +29,14 @@ class Stepper(NamedTuple):
     operations: int = 0
     bytes: int = 0
     parts: int = 0
+
+    @property
+    def number(self) -> int:
+        """Returns the number by which compiled programs, and the core, know it: more than 1.
+
+        Equal in all processes, so that their programs are the same.
+        """
+        return zlib.crc32(self.name.encode()) + 2
 
 
 class ExposedTime:
@@ -103,7 +112,7 @@ class StepCounters:
         """
         if by is not None and self.listener is not None:
             self.listener(by)
-        lib.srt_end_steps(self._native.pointer, number)
+        lib.srt_end_steps(self._native.pointer, number, 0)
 
     def read(self) -> Any:
         """Returns the counters now: a struct srt_step_counts."""

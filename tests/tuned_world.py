@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,15 +30,29 @@ TORCH, EAGER = Stepper("gradient", hands_over=True), Stepper("gradients")
 
 @dataclass(eq=False)
 class Counters:
-    """The steps of a world, of which nothing but their number counts here."""
+    """The steps of a world: those of Python, and those that end in compiled programs of one optimizer."""
 
     listener: Callable[[Stepper], None] | None = None
     count: int = 0
+    optimizer: int = 0
+    compiled: int = 0
+    latest: list[float] = field(default_factory=lambda: [0.0] * 15)
 
     def end(self, number: int = 1, by: Stepper | None = None) -> None:
         if by is not None and self.listener is not None:
             self.listener(by)
         self.count += number
+
+    def end_compiled(self, seconds: float, by: int) -> None:
+        self.compiled = self.compiled + 1 if by == self.optimizer else 1
+        self.optimizer = by
+        self.count += 1
+        self.latest = [*self.latest[1:], seconds]
+
+    def read(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            number=self.count, optimizer=self.optimizer, optimizer_steps=self.compiled, latest=self.latest
+        )
 
 
 @dataclass(eq=False)
@@ -72,12 +87,21 @@ class World:
 
     def step(self, optimizer: Stepper = TORCH) -> None:
         """Takes a step; every tenth one includes an evaluation."""
+        self._compute()
+        self.counters.end(by=optimizer)
+
+    def step_compiled(self, by: int = 7) -> None:
+        """Works like `step`, inside a compiled program. `by`: the optimizer that the core measures now."""
+        before = self.time
+        self._compute()
+        self.counters.end_compiled(self.time - before, by)
+
+    def _compute(self) -> None:
         self.taken += 1
         self.time += 0.010 if self.in_use["chunk_bytes"] == "4096" else 0.004
         self.time += 0.002 if self.in_use["hand_over"] != "late" else 0
         self.time += self.pause
         self.time += 1.0 if self.taken % 10 == 0 else 0
-        self.counters.end(by=optimizer)
 
     def counts(self) -> Counts:
         """Returns counters that begin with those of other operations."""

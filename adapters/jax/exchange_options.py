@@ -36,7 +36,7 @@ class ExchangeOptions(NamedTuple):
         splits: of an all-to-all: rows for each member; None for equal parts.
         ends_step: whether it is what a distributed optimizer exchanges in a step, which counts when it has
             ended.
-        stepper: this optimizer, if settings may change at the end of its steps.
+        stepper: this optimizer, if autotune may measure its steps.
     """
 
     kind: int

@@ -104,7 +104,7 @@ def _attributes(options: ExchangeOptions, on_gpu: bool) -> dict[str, Any]:
         "members": options.members,
         "number": _NOT_NUMBERED,
         "count": len(options.paths),
-        "ends_step": int(options.ends_step),
+        "ends_step": options.stepper.number if options.stepper else int(options.ends_step),
         "device": jax.local_devices()[0].local_hardware_id if on_gpu else core.CPU,
         "prescale": float(options.prescale),
         "postscale": float(options.postscale),

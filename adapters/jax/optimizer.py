@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from sirtaki.numpy.consistency import EagerChecks
 from sirtaki.numpy.worlds import require_all_ranks
 
 _GRADIENTS = ExchangeOptions(core.ALLREDUCE, ())
+_made: Counter[str] = Counter()  # optimizers of each name; compiled programs outlive a world
 
 
 class AccumulatingState(NamedTuple):
@@ -90,9 +92,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     checks = EagerChecks(f"check of {name}", BROADCAST)
 
     is_tuned = process_set is global_process_set and op != Adasum
-    steps = ExchangeOptions(
-        core.ALLREDUCE, (), ends_step=True, stepper=Stepper(name or "gradients") if is_tuned else None
-    )
+    steps = ExchangeOptions(core.ALLREDUCE, (), ends_step=True, stepper=_stepper(name) if is_tuned else None)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         with around(checks, process_set, gradients, {"params": params, "state": state}):
@@ -107,6 +107,13 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         return distributed.update(weighted(gradients, op, process_set), state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(distributed.init, update_by_rows)
+
+
+def _stepper(name: str | None) -> Stepper:
+    """Returns the facts of a new optimizer for autotune, which tells apart those of one name."""
+    number = _made[name or "gradients"]
+    _made[name or "gradients"] += 1
+    return Stepper(f"{name or 'gradients'}.{number}")
 
 
 def _combined(

@@ -122,7 +122,7 @@ CallStatus XlaCall::read(const XlaCallFrame& frame, XlaCall& out) {
   like.prescale = attributes.number("prescale");
   like.postscale = attributes.number("postscale");
   out.members_ = attributes.integer("members");
-  out.ends_step_ = attributes.integer("ends_step") != 0;
+  out.ends_step_ = attributes.integer("ends_step");
   const int64_t number = attributes.integer("number"), count = attributes.integer("count");
   const std::string_view names = attributes.text("names");
   if (!attributes.status().is_ok()) return attributes.status();

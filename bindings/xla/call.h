@@ -2,7 +2,8 @@
 //
 // Attributes: kind, reduce_op, root, process_set, members, number, count, device and ends_step (integers), prescale and
 // postscale (floats), names (one line per tensor). The first `count` operands and results are tensors; any further
-// ones only order calls inside the program, and hold no data.
+// ones only order calls inside the program, and hold no data. ends_step is 0, or the number of the optimizer whose step
+// ends with the call: 1 for all optimizers that autotune does not measure.
 #pragma once
 
 #include <memory>
@@ -34,7 +35,7 @@ class XlaCall {
   // Counts a training step if this is what a distributed optimizer exchanges in one. To be called once it has ended,
   // on a GPU at the earliest once it is in the program's stream.
   void count_step(srt_context* context) const {
-    if (ends_step_) srt_end_steps(context, 1);
+    if (ends_step_) srt_end_steps(context, 1, ends_step_ > 1 ? ends_step_ : 0);
   }
 
   const std::vector<XlaResult>& results() const { return results_; }
@@ -47,7 +48,7 @@ class XlaCall {
 
   int64_t members_ = 0;
   int32_t process_set_ = 0;
-  bool ends_step_ = false;
+  int64_t ends_step_ = 0;
   std::vector<std::string> names_;
   std::vector<std::vector<int64_t>> shapes_;
   std::vector<XlaResult> results_;

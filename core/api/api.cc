@@ -262,7 +262,7 @@ srt_status srt_get_activity(srt_context* c, srt_activity* out) {
   return SRT_OK;
 }
 
-void srt_end_steps(srt_context* c, int32_t number) { c->context->end_steps(number); }
+void srt_end_steps(srt_context* c, int32_t number, int64_t by) { c->context->end_steps(number, by); }
 
 srt_status srt_get_steps(srt_context* c, srt_step_counts* out) {
   if (!out || out->struct_size < sizeof(srt_step_counts)) return SRT_INVALID_ARGUMENT;

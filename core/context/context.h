@@ -96,7 +96,7 @@ class Context {
   void statistics(srt_statistics& out, srt_lateness* by_rank);
   void activity(srt_activity& out);
   // Counts training steps that have just ended. Callable from hooks.
-  void end_steps(int64_t number);
+  void end_steps(int64_t number, int64_t by);
   void steps(srt_step_counts& out);
   // Write the rows that are not 0, at most `capacity`; return their count.
   int32_t count_operations(srt_operation_count* out, int32_t capacity);

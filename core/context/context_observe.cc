@@ -22,10 +22,10 @@ void Context::activity(srt_activity& out) {
   describe(*state, now(), out);
 }
 
-void Context::end_steps(int64_t number) {
+void Context::end_steps(int64_t number, int64_t by) {
   if (forked_) return;
   const Access state(state_);
-  state->observer.steps_ended(now(), number);
+  state->observer.steps_ended(now(), number, by);
 }
 
 void Context::steps(srt_step_counts& out) {

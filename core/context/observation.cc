@@ -46,8 +46,11 @@ void describe(const StepCounters& counted, Nanoseconds now, srt_step_counts& out
          .number = counted.number(),
          .last = in_seconds(counted.last()),
          .age = in_seconds(counted.age(now)),
-         .productive = in_seconds(counted.productive())};
+         .productive = in_seconds(counted.productive()),
+         .optimizer = counted.of_first().optimizer,
+         .optimizer_steps = counted.of_first().number};
   describe(counted.times(), out);
+  std::ranges::transform(counted.of_first().latest, out.latest, in_seconds);
 }
 
 std::vector<srt_operation_count> describe(const OperationCounts& counts) {

@@ -52,10 +52,16 @@ typedef struct srt_step_counts {
   int64_t counts[16];
   double last, age; /* the duration of the last one; the time since it has ended */
   double productive; /* total, in which one of more than twice the median of the 15 before it counts as that median */
+  /* The first optimizer that has a number (0: none), and its steps. It is no longer the first one after 1,000 steps of
+   * others without one of its own. Its steps last from the end of its own step before; latest: the durations of the
+   * last ones, the latest last, after zeros while there are fewer. */
+  int64_t optimizer, optimizer_steps;
+  double latest[15];
 } srt_step_counts;
 
-/* Counts a step, or as many equal ones, that have just ended. Callable from hooks. */
-void srt_end_steps(srt_context *, int32_t number);
+/* Counts a step, or as many equal ones, that have just ended. by: the number of the optimizer; 0: it has none. Callable
+ * from hooks. */
+void srt_end_steps(srt_context *, int32_t number, int64_t by);
 srt_status srt_get_steps(srt_context *, srt_step_counts *out);
 
 /* The operations of one kind that have ended, by the backend that has moved them. */

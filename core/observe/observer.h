@@ -45,7 +45,7 @@ class Observer {
   void set_lateness(int32_t rank, const Lateness& lateness);
 
   // Counts training steps that end at `moment`.
-  void steps_ended(Nanoseconds moment, int64_t number) { steps_.end(moment, number); }
+  void steps_ended(Nanoseconds moment, int64_t number, int64_t by) { steps_.end(moment, number, by); }
 
   const StepCounters& steps() const { return steps_; }
   const Statistics& statistics() const { return statistics_; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import re
 import subprocess
@@ -86,6 +87,49 @@ for _ in range({STEPS}):
     time.sleep(0.02 * hvd.rank())
     optimizer.apply([keras.ops.convert_to_tensor([1.0, 2.0])], [variable])
 """
+# Two optimizers take turns inside a compiled program; the steps of the first one are measured. A rank pauses
+# while nothing is fused. Training ends when autotune does, or after a number of programs.
+COMPILED = """
+import hashlib, sys, time
+import jax, optax
+import jax.numpy as jnp
+import sirtaki.jax as hvd
+from sirtaki.bindings import live_settings
+from sirtaki.bindings.default_context import current
+from sirtaki.common.autotune import tuner_of
+
+most_programs, *names = sys.argv[1:]
+hvd.init()
+optimizers = [hvd.DistributedOptimizer(optax.sgd(1e-3)) for _ in range(2)]
+parameters = {f"layer{i}": jnp.ones(64) for i in range(32)}
+
+
+def step(optimizer, carried):
+    parameters, state = carried
+    gradients = jax.tree.map(lambda one: one * (hvd.rank() + 1.5), parameters)
+    updates, state = optimizer.update(gradients, state, parameters)
+    return optax.apply_updates(parameters, updates), state
+
+
+@jax.jit
+def program(first, second):
+    return step(optimizers[0], first), step(optimizers[1], second)
+
+
+carried = [(parameters, one.init(parameters)) for one in optimizers]
+tuner, programs, is_over = tuner_of(current()), 0, False
+while not is_over:
+    if live_settings.in_use(current(), "fusion_threshold") == "0":
+        time.sleep(0.02)
+    carried = jax.block_until_ready(program(*carried))
+    programs += 1
+    is_over = programs == int(most_programs)
+    if not int(most_programs) and programs % 50 == 0:
+        is_over = hvd.broadcast_object(tuner is None or tuner.is_over)
+hvd.barrier()  # its decision carries the last settings
+bits = hashlib.sha256(b"".join(one.tobytes() for one in jax.tree.leaves(carried))).hexdigest()
+print("END", hvd.rank(), programs, bits, *(live_settings.in_use(current(), one) for one in names), flush=True)
+"""
 TWO_WORLDS = f"""
 import sirtaki.numpy as hvd
 from sirtaki.bindings.default_context import current
@@ -118,13 +162,15 @@ def run(folder: Path, *command: str | Path, **variables: str) -> subprocess.Comp
     )
 
 
-def train(folder: Path, most_steps: int, *options: str) -> tuple[int, str, dict[str, str], str]:
+def train(
+    folder: Path, most_steps: int, *options: str, program: str = TRAINING
+) -> tuple[int, str, dict[str, str], str]:
     """Runs the training, on two ranks that must end alike.
 
     Returns its steps, a checksum of its parameters, the settings in use at the end, and the standard error.
     """
     script = folder / "training.py"
-    script.write_text(TRAINING)
+    script.write_text(program)
     done = run(folder, *options, sys.executable, script, str(most_steps), *TUNED)
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = re.findall(r"END \d (.*)", done.stdout)
@@ -207,13 +253,49 @@ def test_two_worlds_of_a_process_have_one_log(tmp_path: Path) -> None:
     assert [row["verdict"] for row in rows_of(log)] == ["", "", "kept"] * 2
 
 
-def test_steps_inside_a_compiled_program_are_not_measured(tmp_path: Path) -> None:
+def test_steps_inside_a_compiled_program_are_measured(tmp_path: Path) -> None:
     pytest.importorskip("optax")
-    program = JAX.replace("def step(", "@jax.jit\ndef step(")
-    done = run(tmp_path, "--autotune", sys.executable, "-c", program)
+    log = tmp_path / "tuning.csv"
+    program = JAX.replace("def step(", "@jax.jit\ndef step(").replace(f"range({STEPS})", "range(80)")
+    done = run(tmp_path, "--autotune", "--autotune-log", str(log), sys.executable, "-c", program)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = " ".join(done.stderr.split())
-    assert "those inside compiled programs (tf.function, jax.jit) cannot be measured" in said
+    assert "autotune has tried" in " ".join(done.stderr.split())
+    rows = rows_of(log)
+    assert not [row for row in rows if row["verdict"] == "left out"]  # there is no model of such a program
+    assert [row["verdict"] for row in rows] == [""] * (len(rows) - 1) + ["kept"]
+    ends = [int(row["step"]) for row in rows[:-1]]
+    assert 16 <= ends[0] < ends[-1] <= 80
+    assert all(later - end >= 6 for end, later in itertools.pairwise(ends))
+
+
+@pytest.mark.full
+def test_a_compiled_program_without_fusion_ends_with_it(tmp_path: Path) -> None:
+    pytest.importorskip("optax")
+    log = tmp_path / "tuning.csv"
+    options = ("--fusion-threshold", "0", "--autotune", "--autotune-log", str(log))
+    programs, bits, in_use, said = train(tmp_path, 0, *options, program=COMPILED)
+    assert int(in_use["fusion_threshold"]) >= 4 << 20
+    assert said.count("autotune has tried") == 1
+    assert f"Kept fusion_threshold={in_use['fusion_threshold']} (before: 0): steps took " in said
+    assert f"--fusion-threshold {in_use['fusion_threshold']}" in said
+    rows = rows_of(log)
+    assert {name: rows[-1][name] for name in TUNED} == {**in_use, "chunk_bytes": rows[-1]["chunk_bytes"]}
+    assert 0 < int(rows[-1]["step"]) <= programs  # those of one optimizer
+    again = train(tmp_path, programs, "--autotune-load", str(log), program=COMPILED)
+    assert again[:2] == (programs, bits)
+    assert again[2]["fusion_threshold"] == in_use["fusion_threshold"]
+
+
+def test_steps_of_a_program_that_outlives_a_world_are_measured_in_both(tmp_path: Path) -> None:
+    pytest.importorskip("optax")
+    log = tmp_path / "tuning.csv"
+    setup, loop, body = JAX.replace("def step(", "@jax.jit\ndef step(").partition(f"for _ in range({STEPS}):")
+    end = "jax.block_until_ready(parameters)\nhvd.shutdown()\n"
+    program = f"{setup}{loop}{body}{end}hvd.init()\n{loop}{body}{end}"
+    done = run(tmp_path, "--autotune", "--autotune-log", str(log), sys.executable, "-c", program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " ".join(done.stderr.split()).count("autotune has tried") == 2
+    assert [row["step"] for row in rows_of(log) if row["verdict"] == "kept"] == [str(STEPS)] * 2
 
 
 def test_a_job_without_an_optimizer_says_that_nothing_is_tuned(tmp_path: Path) -> None:

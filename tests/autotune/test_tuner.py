@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,19 @@ def test_steps_of_a_second_optimizer_do_not_count(world: World) -> None:
     assert {line.split(",")[-2] for line in lines} == {"0.012000"}
 
 
+def test_an_optimizer_that_stops_before_it_is_measured_is_replaced(world: World) -> None:
+    tuner = make(world)
+    for _ in range(9):
+        world.step()
+    for _ in range(999):
+        world.step(EAGER)
+    assert tuner.findings is None
+    for _ in range(16):
+        world.step(EAGER)
+    rows = [line.split(",") for line in Path(world.log).read_text().splitlines()]
+    assert [row[0] for row in rows[1:]] == ["16"]
+
+
 def test_an_optimizer_without_a_hand_over_has_no_change_of_it(world: World) -> None:
     tuner = make(world)
     while not tuner.is_over:
@@ -115,7 +129,9 @@ def test_other_ranks_and_worlds_have_no_tuner(change: dict[str, Any]) -> None:
 
 def test_a_world_has_one_tuner(world: World) -> None:
     assert tuner_of(world) is tuner_of(world)  # type: ignore[arg-type]
-    assert len(world.shutdown_callbacks) == 1
+    assert [one.name for one in threading.enumerate()].count("sirtaki-autotune") == 1
+    for callback in world.shutdown_callbacks:
+        callback()
 
 
 @pytest.mark.parametrize(("start", "logged"), [("4096", "131072"), ("262144", "0")])

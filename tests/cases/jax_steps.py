@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,29 @@ def each_of_several_optimizers_counts() -> None:
         return steps[0](generator), steps[1](steps[1](critic))
 
     assert counted(lambda: step(*map(start, both))) == 3
+
+
+@case()
+def optimizers_of_one_name_have_numbers_of_their_own() -> None:
+    """In programs, by which autotune tells them apart; those that it does not measure have none."""
+    measured = [hvd.DistributedOptimizer(optax.sgd(0.1)) for _ in range(2)]
+    others = [hvd.DistributedOptimizer(optax.sgd(0.1), op=hvd.Adasum)]
+    if hvd.size() > 1:
+        one_rank = hvd.add_process_set([0])
+        others.append(hvd.DistributedOptimizer(optax.sgd(0.1), process_set=one_rank))
+
+    def number_of(optimizer: Any) -> int:
+        text = jax.jit(step_of(optimizer)).lower(start(optimizer)).as_text()
+        (number,) = re.findall(r"ends_step = (\d+)", text)
+        return int(number)
+
+    first, second = map(number_of, measured)
+    assert len({first, second, number_of(measured[0])}) == 2
+    assert min(first, second) > 1
+    assert hvd.allgather_object([first, second]) == [[first, second]] * hvd.size()
+    assert [number_of(one) for one in others] == [1] * len(others)
+    if hvd.size() > 1:
+        hvd.remove_process_set(one_rank)
 
 
 @case()

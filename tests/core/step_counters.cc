@@ -1,6 +1,7 @@
 // Counters of training steps: durations, and those that count as productive.
 #include "observe/step_counters.h"
 
+#include <array>
 #include <vector>
 
 #include "check.h"
@@ -71,6 +72,62 @@ TEST(steps_that_stay_longer_become_usual) {
   CHECK_EQUAL(before, seconds(15 + 8 + 7 * 4));  // the median of 15 changes with the eighth of the longer ones
   durations.push_back(4000);
   CHECK_EQUAL(after(durations).productive() - before, seconds(4));
+}
+
+TEST(the_latest_durations_of_an_optimizer_come_last) {
+  StepCounters steps;
+  std::array<Nanoseconds, 15> expected{};
+  Nanoseconds moment = seconds(1);
+  steps.end(moment, 1, 7);
+  CHECK(steps.of_first().latest == expected);
+  steps.end(moment += milliseconds(3), 1, 7);
+  steps.end(moment += milliseconds(5), 1, 7);
+  expected[13] = milliseconds(3);
+  expected[14] = milliseconds(5);
+  CHECK(steps.of_first().latest == expected);
+  for (int64_t i = 1; i <= 20; ++i) steps.end(moment += milliseconds(i), 1, 7);
+  for (size_t i = 0; i < 15; ++i) expected[i] = milliseconds(static_cast<int64_t>(i) + 6);
+  CHECK(steps.of_first().latest == expected);
+  CHECK_EQUAL(steps.of_first().number, 23);
+  steps.end(moment += seconds(40), 20, 7);
+  expected.fill(seconds(2));
+  CHECK(steps.of_first().latest == expected);
+}
+
+TEST(the_steps_of_the_first_optimizer_include_those_of_others) {
+  StepCounters steps;
+  std::array<Nanoseconds, 15> expected{};
+  steps.end(seconds(1), 1);  // it has no number
+  CHECK_EQUAL(steps.of_first().optimizer, 0);
+  for (const int64_t i : {2, 4, 6}) {
+    steps.end(seconds(i), 1, 7);
+    steps.end(seconds(i + 1), 1, 8);
+    steps.end(seconds(i + 1), 1);
+  }
+  expected[13] = expected[14] = seconds(2);
+  CHECK_EQUAL(steps.of_first().optimizer, 7);
+  CHECK_EQUAL(steps.of_first().number, 3);
+  CHECK(steps.of_first().latest == expected);
+  CHECK_EQUAL(steps.number(), 10);
+}
+
+TEST(an_optimizer_that_takes_no_more_steps_is_no_longer_the_first) {
+  for (const int64_t other : {8, 0}) {
+    StepCounters steps;
+    steps.end(seconds(1), 1, 7);
+    steps.end(seconds(2), 1, 7);
+    steps.end(seconds(3), 999, other);
+    steps.end(seconds(4), 1, 7);  // in time
+    steps.end(seconds(5), 999, other);
+    CHECK_EQUAL(steps.of_first().optimizer, 7);
+    CHECK_EQUAL(steps.of_first().number, 3);
+    steps.end(seconds(6), 1, other);
+    CHECK_EQUAL(steps.of_first().optimizer, other);
+    CHECK_EQUAL(steps.of_first().number, other ? 1 : 0);
+    CHECK((steps.of_first().latest == std::array<Nanoseconds, 15>{}));
+    steps.end(seconds(7), 1, 9);
+    CHECK_EQUAL(steps.of_first().optimizer, other ? other : 9);
+  }
 }
 
 CHECK_MAIN()

@@ -69,12 +69,34 @@ TEST(a_step_is_counted_when_its_exchange_has_ended_well) {
   for (int rank = 0; rank < 2; ++rank) CHECK_EQUAL(steps_of(ranks[rank]), 2);
 }
 
+TEST(a_step_is_that_of_the_optimizer_whose_number_the_program_has) {
+  Ranks ranks(1);
+  const int64_t large = (int64_t{1} << 32) + 1;
+  const auto step = [&](int64_t ends_step) {
+    Array array({1, 2});
+    Step sum(SRT_ALLREDUCE, "gradients");
+    sum.integers["ends_step"] = ends_step;
+    sum.add(array, array);
+    ranks.call(0, sum);
+    CHECK_EQUAL(sum.outcome(), "");
+  };
+  step(1);  // that of an optimizer without a number
+  CHECK_EQUAL(step_counts_of(ranks[0]).optimizer, 0);
+  CHECK_EQUAL(step_counts_of(ranks[0]).latest[14], 0.0);
+  for (const int64_t ends_step : {large, int64_t{7}, int64_t{0}, large}) step(ends_step);
+  const srt_step_counts counts = step_counts_of(ranks[0]);
+  CHECK_EQUAL(counts.number, 4);
+  CHECK_EQUAL(counts.optimizer, large);
+  CHECK_EQUAL(counts.optimizer_steps, 2);
+  CHECK(counts.latest[14] > counts.last && counts.latest[13] == 0);  // a step of another one is between them
+}
+
 TEST(steps_that_end_on_several_threads_are_all_counted) {
   Ranks ranks(1);
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([&] {
-      for (int step = 0; step < 5'000; ++step) srt_end_steps(ranks[0], 1);
+      for (int step = 0; step < 5'000; ++step) srt_end_steps(ranks[0], 1, 0);
     });
   for (std::thread& thread : threads) thread.join();
   CHECK_EQUAL(steps_of(ranks[0]), 20'000);

@@ -231,12 +231,14 @@ class Ranks {
   std::vector<srt_context*> contexts_;
 };
 
-// Returns the number of training steps of a rank.
-inline int64_t steps_of(srt_context* context) {
+inline srt_step_counts step_counts_of(srt_context* context) {
   srt_step_counts counts{};
   counts.struct_size = sizeof counts;
   CHECK_EQUAL(srt_get_steps(context, &counts), SRT_OK);
-  return counts.number;
+  return counts;
 }
+
+// Returns the number of training steps of a rank.
+inline int64_t steps_of(srt_context* context) { return step_counts_of(context).number; }
 
 }  // namespace program

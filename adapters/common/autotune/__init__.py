@@ -24,7 +24,9 @@ def tuner_of(context: Context) -> Tuner | None:
     if not is_wanted or context.survivors is not None:
         return None
     if context not in _tuners:
-        from sirtaki.common.autotune.tuner import Tuner  # imported late, because few jobs need it
+        from sirtaki.common.autotune.compiled_steps import CompiledSteps  # imported late: few jobs need them
+        from sirtaki.common.autotune.tuner import Tuner
 
-        _tuners[context] = Tuner(context)
+        _tuners[context] = tuner = Tuner(context)
+        CompiledSteps(context, tuner).start()
     return _tuners[context]

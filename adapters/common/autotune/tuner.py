@@ -7,6 +7,7 @@ no further agreement, and only rank 0 has a tuner.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
@@ -25,11 +26,13 @@ from sirtaki.common.autotune.search import Change, Findings, LeftOut, Settings, 
 _FIRST_STEPS = 10  # that are in no block: programs and caches warm up
 _UNUSUAL_STEPS = 3  # of these: they also compare parameters, and the model does not know them
 _BLOCK_STEPS = 5  # measured in a block; a step with an evaluation or a checkpoint does not move their median
+_MOST_OTHERS = 1000  # steps of other optimizers, as OptimizerSteps::most_others of the core
 _UNUSED = (
     "autotune has measured nothing, and changed nothing: no distributed optimizer of all ranks has taken "
-    f"more than {_FIRST_STEPS} steps in Python, and those inside compiled programs (tf.function, jax.jit) "
-    "cannot be measured"
+    f"more than {_FIRST_STEPS} steps that could be measured; those inside tf.function, and those of Keras in "
+    "compiled programs, cannot"
 )
+_COMPILED = Stepper("steps of a compiled program")  # in the place of any optimizer of one
 
 
 class Tuner:
@@ -49,29 +52,103 @@ class Tuner:
             ValueError: the file of autotune_log cannot be written.
         """
         self.findings: Findings | None = None  # until the first steps are over
-        self.is_over = False
+        self.has_ended = threading.Event()
+        self._lock = threading.RLock()
         self._context, self._clock = weakref.ref(context), clock
         self._chunk_bytes = context.setting("chunk_bytes")
         self._log = Log(context.setting("autotune_log"), TUNED)
         self._optimizer: Stepper | None = None  # the one whose steps count
-        self._steps, self._last_end = 0, clock()
-        self._tuning = self._tune()
-        next(self._tuning)
+        self._compiled = 0  # its number in the core, if they end in compiled programs
+        self._others = 0  # the number of steps of others since its last one
+        self._last_end = clock()
+        self._begin(None)
         context.steps.listener = self.stepped
         context.shutdown_callbacks.append(self._end)
 
+    @property
+    def is_over(self) -> bool:
+        """Returns whether it changes nothing any more."""
+        return self.has_ended.is_set()
+
+    @property
+    def needed(self) -> int:
+        """Returns the number of measured steps before it changes settings next."""
+        return _FIRST_STEPS if self.findings is None else _BLOCK_STEPS
+
     def stepped(self, optimizer: Stepper) -> None:
         """Records the end of a step of an optimizer. Only steps of the first one count."""
-        if self.is_over:
-            return
-        self._optimizer = self._optimizer or optimizer
-        if optimizer != self._optimizer:
-            return
-        now = self._clock()
-        took, self._last_end = now - self._last_end, now
-        self._steps += 1
+        with self._lock:
+            self._optimizer = self._optimizer or optimizer
+            if self.is_over or (optimizer != self._optimizer and not self._replaces(optimizer)):
+                return
+            now = self._clock()
+            took, self._last_end = now - self._last_end, now
+            self._steps += 1
+            self._others = 0
+            self._record([took])
+
+    def compiled_steps_ended(self, optimizer: int, number: int, latest: Sequence[float]) -> bool:
+        """Records the `needed` last steps of an optimizer whose steps end in compiled programs.
+
+        Such an optimizer is preferred to one whose steps have a border in Python, if that has taken fewer
+        than the first steps.
+
+        Args:
+            optimizer: its number in the core.
+            number: the number of its steps.
+            latest: the durations of its last steps, or of more than these.
+
+        Returns:
+            Whether further steps may count.
+        """
+        with self._lock:
+            if self._optimizer != _COMPILED and self.findings is None:
+                self._begin(_COMPILED)
+            if self.is_over or (self._optimizer != _COMPILED and not self._replaces(_COMPILED, self.needed)):
+                return not self.is_over
+            self._steps, self._compiled = number, optimizer
+            self._others = 0
+            needed = latest[-self.needed :]
+            self._record(needed if self.findings is None else [0.0, *needed])
+            return not self.is_over
+
+    def compiled_steps_stopped(self) -> None:
+        """Ends with what is proven if the steps were those of an optimizer that takes none any more."""
+        with self._lock:
+            if self._optimizer == _COMPILED:
+                self._give_up()
+
+    def _begin(self, optimizer: Stepper | None) -> None:
+        """Begins with the first steps of an optimizer, of which none has been measured."""
+        self._optimizer, self._steps, self._others = optimizer, 0, 0
+        self._tuning = self._tune()
+        next(self._tuning)
+
+    def _replaces(self, other: Stepper, number: int = 1) -> bool:
+        """Notes steps of another optimizer. Returns whether its steps count from now on.
+
+        That is the case if the one before takes no steps any more, and has not taken the first ones.
+        """
+        self._others += number
+        if self._others < _MOST_OTHERS:
+            return False
+        if self.findings is not None:
+            self._give_up()
+            return False
+        self._begin(other)
+        return True
+
+    def _give_up(self) -> None:
+        """Ends with what is proven, because the optimizer takes no steps any more."""
+        if not self.is_over and self.findings is not None:
+            self._use(self.findings.kept)
+            self._end()
+
+    def _record(self, seconds: Sequence[float]) -> None:
+        """Passes durations of steps to the search."""
         try:
-            self._tuning.send(took)
+            for took in seconds:
+                self._tuning.send(took)
         except StopIteration:
             self._end()
 
@@ -104,6 +181,8 @@ class Tuner:
         assert context is not None
         assert optimizer is not None
         changes = candidates(findings.start, optimizer.hands_over)
+        if optimizer == _COMPILED:  # the counters have gone on since these steps
+            return changes
         job, measures = first_steps.job_of(context, optimizer), measure(counts, seconds)
         if job is None or measures is None:
             return changes
@@ -140,10 +219,19 @@ class Tuner:
 
     def _end(self) -> None:
         """Reports the result, once."""
-        if self.is_over:
-            return
-        self.is_over = True
-        self._tuning.close()
+        with self._lock:
+            if self.is_over:
+                return
+            self.has_ended.set()
+            self._tuning.close()
+            self._report()
+
+    def _report(self) -> None:
+        context = self._context()
+        if self._optimizer == _COMPILED and context is not None:
+            counted = context.steps.read()
+            if counted.optimizer == self._compiled:  # others may have followed
+                self._steps = counted.optimizer_steps
         if self.findings is None:
             self._log.close(self._steps, None)
             text = f"{_UNUSED}."
