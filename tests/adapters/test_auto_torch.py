@@ -182,15 +182,19 @@ def test_a_refusal_ends_the_job() -> None:
 
 
 def test_a_script_that_catches_a_refusal_trains_on() -> None:
-    """The step that is refused has no end, for which the next loop would wait."""
+    """The step that is refused has no end, for which another pass or the next loop would wait.
+
+    A batch with a second pass that is refused is proven again each time: first comes one that is looked at,
+    then one in which the pass after it is not compared any more, in each of three.
+    """
     alone, done = run([sys.executable, SCRIPTS / "caught.py"]), on_ranks(2, SCRIPTS / "caught.py")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("caught") == 2
-    # The weights, and losses: of the step that was refused, read before and after, and of the last one.
+    assert done.stdout.count("caught") == 2 * (1 + 3 + 1)
+    # Weights of two loops, and losses: of the step that was refused, before and after, and of the last one.
     expected, *found = (
-        list(numbers(json.loads(line.partition("weights ")[2])))
+        list(numbers(json.loads(line.partition("results ")[2])))
         for line in (alone.stdout + done.stdout).splitlines()
-        if "weights " in line
+        if "results " in line
     )
     assert len(found) == 2
     for one in found:

@@ -54,8 +54,8 @@ class Batch:
         roots: in the order in which they were computed.
         scalars: tensors that get their values over the whole batch when it ends, with their marks.
         delivered: the tensors of rows that the loop was given, with their marks.
-        is_refused: whether its step cannot be split, of which the script has an error. A script may catch it,
-            and go on with the next batch or another loop: then this one has no end that ranks reach together.
+        refusals: the texts of the errors that the script has been given in it, and may have caught.
+        is_refused: whether all ranks have been told that its gradients cannot be split: its proof is over.
     """
 
     iteration: Iteration
@@ -63,6 +63,7 @@ class Batch:
     is_part: bool
     link: Parent | Child | None = None
     is_open: bool = True
+    refusals: list[str] = field(default_factory=list)
     is_refused: bool = False
     roots: list[Root] = field(default_factory=list)
     scalars: list[tuple[weakref.ref[Tensor], Any]] = field(default_factory=list)
@@ -129,7 +130,7 @@ job = Job()
 
 
 def refusal(text: str) -> UnsupportedError:
-    """Returns the error for a step that cannot be split, and marks the batch in progress."""
+    """Returns the error for a step that cannot be split, and notes it with the batch in progress."""
     if job.batch is not None:
-        job.batch.is_refused = True
+        job.batch.refusals.append(text)
     return UnsupportedError(text)

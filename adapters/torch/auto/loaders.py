@@ -89,10 +89,9 @@ class _Batches:
         return getattr(self._iterator, name)
 
     def __next__(self) -> Any:
-        if job.batch is not None and (
-            job.batch.iteration is self._iteration or job.batch.iteration.is_closed
-        ):
+        if job.batch is not None and job.batch.iteration is self._iteration:
             end_batch()
+        end_closed_batch()
         try:
             with random_states.common():
                 whole = next(self._iterator)
@@ -162,8 +161,8 @@ def _check_use(iteration: Iteration) -> None:
 
 
 def end_closed_batch() -> None:
-    """Ends the batch in progress if the script has left its loop."""
-    if job.batch is not None and job.batch.iteration.is_closed:
+    """Ends the batch in progress if the script has left its loop, or knows that it cannot be split."""
+    if job.batch is not None and (job.batch.iteration.is_closed or job.batch.is_refused):
         end_batch()
 
 
@@ -175,17 +174,13 @@ def end_batch() -> None:
     if isinstance(batch.link, proof.Child):
         batch.link.finish()
     try:
-        if not batch.is_refused:
-            marks.settle(batch)
-            _compare(batch)
-        elif not batch.is_part:  # its scalars are those of the whole batch
-            marks.settle(batch)
+        _complete(batch)
     finally:
         _leave(batch)
 
 
-def _compare(batch: Batch) -> None:
-    """Compares what ranks have read and computed, in a batch that has come to its end."""
+def _complete(batch: Batch) -> None:
+    marks.settle(batch)
     if batch.is_part:
         _check_same_data(batch)
     if isinstance(batch.link, proof.Parent):
@@ -193,8 +188,6 @@ def _compare(batch: Batch) -> None:
 
 
 def _leave(batch: Batch) -> None:
-    if isinstance(batch.link, proof.Parent):
-        batch.link.close()
     batch.is_open, job.batch, batch.iteration.last = False, None, batch
     if batch.iteration.is_closed:
         _give_all_rows(batch.iteration)

@@ -250,6 +250,7 @@ class Parent:
         self._drawn = torch.get_rng_state()
         self._frame = positions.loop_frame()
         self._numbers = numbers_of(self._frame)
+        self._are_means = False  # whether gradients are those of the parts
 
     def value(self, line: str, own: Tensor) -> Any:
         """Returns the value of a scalar that is read, and passes it on."""
@@ -281,20 +282,27 @@ class Parent:
         """Compares the gradients of the whole batch with those of the parts; all ranks call it together.
 
         Raises:
-            UnsupportedError: they differ.
+            UnsupportedError: they differ. The proof is over, and this process has computed the whole batch.
         """
         batch = job.batch
         assert batch is not None
-        message, failure = self._receive("gradients")
-        _raise_first(failure, line)
-        present = message[0]
-        difference = compare(gradients, self.memory.read(present), batch.share)
-        if difference is Difference.NONE:
-            batch.iteration.state.proven.add(batch.share.is_even)
-        elif difference is not Difference.UNKNOWN:
-            raise refusal(self._cause(difference, batch, line))
+        try:
+            self._compare(gradients, batch, line)
+        except UnsupportedError:
+            self.close()
+            batch.link, batch.is_refused = None, True
+            raise
         self._send("gradients", self.memory.write(gradients))
         return list(gradients)
+
+    def _compare(self, gradients: Sequence[Tensor | None], batch: Batch, line: str) -> None:
+        message, failure = self._receive("gradients")
+        _raise_first(failure, line)
+        difference = compare(gradients, self.memory.read(message[0]), batch.share)
+        if difference is Difference.NONE:
+            self._are_means = True
+        elif difference is not Difference.UNKNOWN:
+            raise refusal(self._cause(difference, batch, line))
 
     def _cause(self, difference: Difference, batch: Batch, line: str) -> str:
         losses = [root for root in batch.roots if root.requires_grad]
@@ -343,7 +351,10 @@ class Parent:
             numbers = numbers_of(self._frame)
             failure = failure or miscounted(self._numbers, numbers, message[2], batch.share)
         place = batch.iteration.place
-        _raise_first(failure, place)
+        if _raise_first(failure, place, batch.refusals):
+            return
+        if self._are_means:
+            batch.iteration.state.proven.add(batch.share.is_even)
         if not torch.equal(self._drawn, torch.get_rng_state()) and not job.has_drawn:
             job.has_drawn = True
             if batch.share.context.rank == 0:
@@ -370,14 +381,19 @@ class Parent:
                 os.waitpid(pid, 0)
 
 
-def _raise_first(failure: str | None, line: str) -> None:
-    """Raises UnsupportedError on all ranks if one has failed."""
+def _raise_first(failure: str | None, line: str, known: Sequence[str] = ()) -> bool:
+    """Raises UnsupportedError on all ranks if one has failed, unless its script has caught that error before.
+
+    Returns whether one has failed.
+    """
     context = job.context
     assert context is not None
-    failures = gather_objects(context, failure, "auto.proof", global_process_set)
-    for rank, text in enumerate(failures):
-        if text is not None:
+    is_known = failure is not None and failure.partition(": ")[2] in known
+    failures = gather_objects(context, (failure, is_known), "auto.proof", global_process_set)
+    for rank, (text, is_caught) in enumerate(failures):
+        if text is not None and not is_caught:
             raise refusal(
                 f"{line}: this step cannot be computed on a part of a batch as on the whole: on rank "
                 f"{rank}, {text}. Use @hvd.consistent, or hvd.DistributedOptimizer"
             )
+    return any(text is not None for text, _ in failures)
