@@ -35,6 +35,7 @@ struct AllreduceCosts {
       : model(network_model(numbers)), stream(static_cast<double>(numbers.get("stream"))),
         message(numbers.get("message")), look(numbers.get("look")) {
     must(numbers.get("memory") > 0, "memory is too small");
+    must(look > 0 || !numbers.get("processors"), "look is too small");
     const int64_t of_host = std::min(numbers.get("each"), numbers.get("ranks"));
     const auto sharers = static_cast<double>(numbers.get("processors") ? numbers.get("processors") : of_host);
     copied = static_cast<double>(numbers.get("memory")) / sharers;
@@ -63,27 +64,39 @@ struct AllreduceCosts {
 // The rounds of a rank's part of a transfer through shared memory: a reduce-scatter, whose chunks have a share for each
 // member, or an all-gather.
 struct MemoryRounds {
-  int64_t total, each;  // bytes of a member, in all rounds and in one of them
-  int64_t members;
+  std::vector<int64_t> bytes;  // by member: what it gets of a reduce-scatter, or gives to an all-gather
+  size_t own;
+  int64_t each;  // bytes of a member in a round, at most
   bool adds;
 
-  int64_t count() const { return std::max<int64_t>((total + each - 1) / each, 1); }
+  int64_t count() const {
+    return std::max<int64_t>((*std::max_element(bytes.begin(), bytes.end()) + each - 1) / each, 1);
+  }
 
   // Returns the time of step 2r, which packs round r, or of step 2r + 1, which reads what the others have packed.
   Nanoseconds time_of(int64_t step, const AllreduceCosts& costs) const {
-    const int64_t bytes = std::min(each, total - step / 2 * each);
-    if (step % 2 == 0) return costs.copying(adds ? bytes * (members - 1) : bytes);
-    return adds ? costs.adding(bytes * members) : costs.copying(bytes * (members - 1));
+    int64_t others = 0;
+    for (size_t member = 0; member < bytes.size(); ++member)
+      if (member != own) others += in_round(member, step / 2);
+    const int64_t mine = in_round(own, step / 2);
+    if (step % 2 == 0) return costs.copying(adds ? others : mine);
+    return adds ? costs.adding(mine * std::ssize(bytes)) : costs.copying(others);
+  }
+
+ private:
+  int64_t in_round(size_t member, int64_t round) const {
+    return std::clamp<int64_t>(bytes[member] - round * each, 0, each);
   }
 };
 
 inline MemoryRounds memory_rounds(const Transfer& transfer) {
-  const auto members = static_cast<int64_t>(transfer.members.size());
   const bool adds = transfer.kind == Kind::reducescatter;
   must(adds || transfer.kind == Kind::allgather, "a transfer has no rounds here");
-  int64_t most = transfer.buffer.bytes();
-  for (const ScatterList& list : transfer.outgoing) most = std::max(most, list.bytes());
-  return {most, adds ? chunk_bytes_of_memory / members / 64 * 64 : chunk_bytes_of_memory, members, adds};
+  const auto members = static_cast<int64_t>(transfer.members.size());
+  MemoryRounds rounds{{}, transfer.own, adds ? chunk_bytes_of_memory / members / 64 * 64 : chunk_bytes_of_memory, adds};
+  must(rounds.each > 0, "a host has too many ranks");
+  for (const ScatterList& list : adds ? transfer.outgoing : transfer.incoming) rounds.bytes.push_back(list.bytes());
+  return rounds;
 }
 
 // Returns an all-reduce in place of one rank, among all ranks.

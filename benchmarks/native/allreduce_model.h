@@ -89,10 +89,14 @@ class AllreduceModel {
     return sum * ranks_a_processor();
   }
 
-  // Returns the time of an all-reduce by slices: each rank packs its buffer, adds up a slice of all, and copies the
-  // other slices.
+  // Returns the time of an all-reduce, in which nobody waits. Each rank packs its buffer, and adds up all of them, if
+  // there are two, or few bytes; otherwise a slice of each, and copies all slices.
   Nanoseconds on_one_host(int64_t bytes, int64_t ranks) const {
-    return (costs_.copying(bytes + bytes * (ranks - 1) / ranks) + costs_.adding(bytes)) * ranks_a_processor();
+    constexpr int64_t few_bytes = 64 << 10;
+    const bool is_whole = ranks == 2 || ranks * bytes <= few_bytes;
+    const Nanoseconds one = is_whole ? costs_.copying(bytes) + costs_.adding(bytes * ranks)
+                                     : costs_.copying(2 * bytes) + costs_.adding(bytes);
+    return one * ranks_a_processor();
   }
 
   // Returns the time of a transfer between hosts: in each of two exchanges, slices and results, the slowest of the

@@ -20,7 +20,7 @@ namespace {
 constexpr int messages = 500, looks = 2000;
 constexpr int rounds = 15;  // of each measurement, whose best round counts: other work may run
 constexpr size_t arrays = 8;  // that are added up
-constexpr size_t copied = size_t{64} << 20, streamed = size_t{32} << 20, part = size_t{256} << 10;
+constexpr size_t streamed = size_t{32} << 20, part = size_t{256} << 10;
 
 void share_a_core() {
   cpu_set_t usable, one;
@@ -85,8 +85,14 @@ void add_up(float* sum, const float* parts, size_t count) {
   }
 }
 
-// The memory of each processor, in two halves.
+// The memory of each processor, in two halves, which are larger than its caches.
 using Memories = std::vector<std::vector<float>>;
+
+Memories make_memories() {
+  constexpr size_t most = size_t{64} << 20, of_all = size_t{512} << 20, least = size_t{8} << 20;
+  const size_t processors = std::max(std::thread::hardware_concurrency(), 1u);
+  return Memories(processors, std::vector<float>(2 * std::clamp(of_all / processors, least, most) / sizeof(float), 1));
+}
 
 // Times work of all processors at once, each of which passes over its half of memory. Returns its MB/s.
 template <typename Work>
@@ -95,12 +101,13 @@ double speed_of_all(Memories& memories, Work&& work) {
   const auto start = Clock::now();
   for (std::vector<float>& memory : memories) threads.emplace_back([&] { work(memory); });
   for (std::thread& thread : threads) thread.join();
-  return static_cast<double>(copied * memories.size()) / microseconds_since(start);
+  const size_t bytes = memories.size() * memories[0].size() * sizeof(float) / 2;
+  return static_cast<double>(bytes) / microseconds_since(start);
 }
 
 double copy_speed(Memories& memories) {
   return speed_of_all(memories, [](std::vector<float>& memory) {
-    std::memcpy(memory.data(), memory.data() + memory.size() / 2, copied);
+    std::memcpy(memory.data(), memory.data() + memory.size() / 2, memory.size() / 2 * sizeof(float));
   });
 }
 
@@ -110,18 +117,22 @@ double sum_speed(Memories& memories) {
   });
 }
 
+std::pair<double, double> speeds_of_memory() {
+  Memories memories = make_memories();
+  double copies = 0, sums = 0;
+  for (int round = 0; round < rounds; ++round) {
+    copies = std::max(copies, copy_speed(memories));
+    sums = std::max(sums, sum_speed(memories));
+  }
+  return {copies, sums};
+}
+
 }  // namespace
 
 int main() {
   Gate* gate = Gate::create(2);
   const Connection connection = connect_over_loopback();
-  double copies = 0, sums = 0;
-  Memories memories(std::max(std::thread::hardware_concurrency(), 1u),
-                    std::vector<float>(2 * copied / sizeof(float), 1));
-  for (int round = 0; round < rounds; ++round) {
-    copies = std::max(copies, copy_speed(memories));
-    sums = std::max(sums, sum_speed(memories));
-  }
+  const std::pair<double, double> memory = speeds_of_memory();
   const bool went_well = run_processes(2, [&](int process) {
     share_a_core();
     double message = 1e9, look = 1e9, stream = 0;
@@ -132,7 +143,7 @@ int main() {
     }
     if (process != 0) return;
     std::printf("{\"message\": %.0f, \"stream\": %.0f, \"memory\": %.0f, \"sums\": %.0f, \"look\": %.0f}\n", message,
-                stream, copies, sums, look);
+                stream, memory.first, memory.second, look);
     std::fflush(stdout);
   });
   return went_well ? 0 : 1;

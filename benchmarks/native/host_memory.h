@@ -16,22 +16,22 @@ struct RankTime {
 };
 
 // A transfer in the steps of one member. Step 2r packs the chunk of round r; step 2r + 1 reduces or copies the chunks
-// of all, which all must have packed. A slot is packed again when all have read it.
+// of all, which all must have packed. A slot is packed again when all have read it in this transfer.
 class MemorySteps final : public Operation {
  public:
   // `ended`: the steps that each member has ended.
   MemorySteps(const Transfer& transfer, const AllreduceCosts& costs, std::vector<int64_t>& ended, RankTime& time)
-      : rounds_(memory_rounds(transfer)), costs_(costs), ended_(ended), own_(transfer.own), time_(time) {}
+      : rounds_(memory_rounds(transfer)), costs_(costs), ended_(ended), time_(time) {}
 
   Status advance(Nanoseconds now, Progress& progress) override {
     progress = Progress::blocked;
     if (is_working_ && now >= ends_at_) {
       is_working_ = false;
-      ++ended_[own_];
+      ++ended_[rounds_.own];
       progress = Progress::moved;
       time_.publish();
     }
-    const int64_t step = ended_[own_];
+    const int64_t step = ended_[rounds_.own];
     if (step == 2 * rounds_.count()) progress = Progress::done;
     else if (!is_working_ && may_begin(step)) begin(step);
     return Status::ok();
@@ -45,14 +45,13 @@ class MemorySteps final : public Operation {
 
   void begin(int64_t step) {
     is_working_ = true;
-    time_.worked += rounds_.time_of(step, costs_);
+    time_.worked += std::max<Nanoseconds>(rounds_.time_of(step, costs_), 1);  // even for no bytes: others wait for it
     ends_at_ = time_.now + time_.worked;
   }
 
   MemoryRounds rounds_;
   const AllreduceCosts& costs_;
   std::vector<int64_t>& ended_;
-  size_t own_;
   RankTime& time_;
   bool is_working_ = false;
   Nanoseconds ends_at_ = 0;
