@@ -17,6 +17,7 @@ std::optional<AbortNotice> Heartbeat::check(Nanoseconds now) {
   const std::vector<int32_t> before = std::exchange(suspects_, {});
   for (const Links::PeerLink& entry : links_.all()) {
     const Nanoseconds silence = entry.link->silence();
+    if (silence >= limit_ / 2) entry.link->probe();
     if (silence < std::max(limit_, least_limit)) continue;
     suspects_.push_back(entry.peer);
     if (std::find(before.begin(), before.end(), entry.peer) == before.end()) continue;

@@ -18,9 +18,9 @@ class Heartbeat {
   // Returns the interval at which an idle machine is probed; 0: never.
   static Nanoseconds interval(Nanoseconds limit) { return limit / 3; }
 
-  // Checks once a second for a peer whose machine has been silent for too long. The silence must show in two checks
-  // in a row: a connection whose peer has no receive window is probed at growing intervals, and each probe is
-  // unanswered while it is in transit.
+  // Checks once a second for a peer whose machine has been silent for too long, and probes one that has been for half
+  // of that: its probes may have been lost. The silence must show in two checks in a row: a connection whose peer has
+  // no receive window is probed at growing intervals, and each probe is unanswered while it is in transit.
   std::optional<AbortNotice> check(Nanoseconds now);
 
  private:

@@ -33,6 +33,7 @@ class BytePipe {
   virtual void end_writing() {}                                 // the other end then reads end-of-stream
   virtual bool is_delivered() const { return true; }            // everything written has reached the other machine
   virtual Nanoseconds silence() const { return 0; }             // how long that machine has owed an answer
+  virtual void probe() const {}                                 // asks that machine for an answer at once
   virtual bool is_polled() const { return false; }  // nothing wakes a rank for it: neither descriptor nor doorbell
 
   // Pipes that are polled: advance what is in flight, and return whether that is still possible; send nothing more;
@@ -95,6 +96,7 @@ class Link {
 
   // Returns how long the peer's machine has been silent although it should answer; 0 if it has nothing to answer.
   Nanoseconds silence() const { return pipe_->silence(); }
+  void probe() const { pipe_->probe(); }
 
   Link(Link&&) = default;
 

@@ -94,6 +94,11 @@ class StripedPipe : public BytePipe {
     return longest;
   }
 
+  void probe() const override {
+    if (is_tcp_)
+      for (const Channel& channel : channels_) probe_tcp(channel.socket());
+  }
+
  private:
   static constexpr size_t stripe_bytes = 64 << 10;
 

@@ -46,6 +46,14 @@ Nanoseconds tcp_silence(int socket) {
   return look_at(socket, info) ? silence_of(info) : 0;
 }
 
+void probe_tcp(int socket) {
+  int every = 0;
+  socklen_t length = sizeof every;
+  // Linux probes a connection, when this option is set, that has been idle for longer.
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &every, &length) == 0)
+    set(socket, IPPROTO_TCP, TCP_KEEPIDLE, every);
+}
+
 bool is_settled(int socket) {
   tcp_info info{};
   int unanswered = 0;

@@ -17,6 +17,11 @@ bool prepare_tcp(int socket, Nanoseconds probes_after);
 Nanoseconds silence_of(const tcp_info& info);
 Nanoseconds tcp_silence(int socket);  // 0 if the system cannot tell
 
+// Probes an idle peer's machine at once, besides the probes of `prepare_tcp`. Where thousands of connections of one
+// machine are idle from the same moment on, their probes meet in the system's queue (1,000 packets for loopback, by
+// net.core.netdev_max_backlog): the same ones are lost each time.
+void probe_tcp(int socket);
+
 // Returns whether all written bytes have reached the other machine, or never will.
 bool is_settled(int socket);
 

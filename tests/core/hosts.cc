@@ -145,19 +145,22 @@ TEST(what_stays_on_a_host_goes_on_beside_what_crosses_hosts) {
 // A pipe whose silence a test sets.
 class SilentPipe final : public BytePipe {
  public:
-  explicit SilentPipe(const Nanoseconds& silence) : silence_(silence) {}
+  SilentPipe(const Nanoseconds& silence, int& probes) : silence_(silence), probes_(probes) {}
   ptrdiff_t write(std::span<const uint8_t> bytes, bool) override { return static_cast<ptrdiff_t>(bytes.size()); }
   ptrdiff_t read(std::span<uint8_t>) override { return 0; }
   Nanoseconds silence() const override { return silence_; }
+  void probe() const override { ++probes_; }
 
  private:
   const Nanoseconds& silence_;
+  int& probes_;
 };
 
 TEST(a_machine_that_stays_silent_is_named_and_one_that_answers_late_is_not) {
   Nanoseconds silence = 0;
+  int probes = 0;
   Links links(2);
-  links.add_socket(1, std::make_unique<SilentPipe>(silence));
+  links.add_socket(1, std::make_unique<SilentPipe>(silence, probes));
   const RankNames names{"rank 0 (pid 1 on here)", "rank 1 (pid 2 on there)"};
   Heartbeat heartbeat(links, names, seconds(15));
   Nanoseconds now = seconds(100);
@@ -165,7 +168,11 @@ TEST(a_machine_that_stays_silent_is_named_and_one_that_answers_late_is_not) {
     silence = silent;
     return heartbeat.check(now += seconds(1));
   };
+  CHECK(!look(seconds(7)));
+  CHECK_EQUAL(probes, 0);
+  CHECK(!look(seconds(8)));
   CHECK(!look(seconds(14)));
+  CHECK_EQUAL(probes, 2);  // in time to be answered
   for (int i = 0; i < 5; ++i) {  // it answers one probe per minute, and is checked at that moment
     CHECK(!look(seconds(60)));
     CHECK(!look(0));

@@ -1,4 +1,6 @@
 // Framing over a pipe that moves a few bytes at a time, and a link's handling of malformed bytes.
+#include <arpa/inet.h>
+#include <linux/filter.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -315,6 +317,46 @@ TEST(a_machine_is_silent_only_while_it_owes_an_answer) {
   CHECK_EQUAL(silence_of(info), seconds(20));
   info.tcpi_last_data_recv = 100;  // it sends data, without acknowledging what it received
   CHECK_EQUAL(silence_of(info), milliseconds(100));
+}
+
+// A connection of TCP within this machine, one end of which may lose all that arrives, as if it had been lost before.
+struct DeafConnection {
+  DeafConnection() {
+    const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in place{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
+    socklen_t length = sizeof place;
+    auto* address = reinterpret_cast<sockaddr*>(&place);
+    CHECK(::bind(listener.get(), address, length) == 0 && ::listen(listener.get(), 1) == 0);
+    CHECK(::getsockname(listener.get(), address, &length) == 0);
+    CHECK(::connect(here.get(), address, length) == 0);
+    there = Descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  }
+
+  void set_deaf(bool is_deaf) const {
+    sock_filter take_nothing{BPF_RET | BPF_K, 0, 0, 0};
+    const sock_fprog program{1, &take_nothing};
+    const int option = is_deaf ? SO_ATTACH_FILTER : SO_DETACH_FILTER;
+    CHECK(::setsockopt(there.get(), SOL_SOCKET, option, &program, sizeof program) == 0);
+  }
+
+  Descriptor here{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)}, there;
+};
+
+TEST(a_machine_whose_answer_was_lost_is_asked_again_at_once) {
+  const DeafConnection connection;
+  const int socket = connection.here.get();
+  connection.set_deaf(true);
+  REQUIRE(prepare_tcp(socket, seconds(1)));
+  const int never_again = 32'767;  // seconds until the next regular probe
+  REQUIRE(::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &never_again, sizeof never_again) == 0);
+  while (tcp_silence(socket) < milliseconds(500)) ::usleep(10'000);  // one has been lost
+  connection.set_deaf(false);
+  ::usleep(500'000);
+  CHECK(tcp_silence(socket) > 0);
+  while (tcp_silence(socket) > 0) {
+    probe_tcp(socket);
+    ::usleep(10'000);
+  }
 }
 
 CHECK_MAIN()
