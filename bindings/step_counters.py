@@ -34,7 +34,7 @@ class Stepper(NamedTuple):
     def number(self) -> int:
         """Returns the number by which compiled programs, and the core, know it: more than 1.
 
-        Equal in all processes, so that their programs are the same.
+        Equal in processes that create the same optimizers in the same order.
         """
         return zlib.crc32(self.name.encode()) + 2
 

@@ -36,16 +36,20 @@ class Counters:
     count: int = 0
     optimizer: int = 0
     compiled: int = 0
+    others: int = 0  # since the last one of the optimizer
     latest: list[float] = field(default_factory=lambda: [0.0] * 15)
 
     def end(self, number: int = 1, by: Stepper | None = None) -> None:
         if by is not None and self.listener is not None:
             self.listener(by)
         self.count += number
+        self.others += number
+        if self.others >= 1000:
+            self.optimizer = self.compiled = 0
 
     def end_compiled(self, seconds: float, by: int) -> None:
         self.compiled = self.compiled + 1 if by == self.optimizer else 1
-        self.optimizer = by
+        self.optimizer, self.others = by, 0
         self.count += 1
         self.latest = [*self.latest[1:], seconds]
 

@@ -26,7 +26,9 @@ import numpy as np
 from jax.interpreters import mlir
 
 from sirtaki.bindings import request as core
+from sirtaki.bindings.default_context import find
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.common.autotune import is_tuned
 from sirtaki.jax import _private
 from sirtaki.jax._private import ir
 from sirtaki.jax.exchange_options import ExchangeOptions
@@ -104,12 +106,24 @@ def _attributes(options: ExchangeOptions, on_gpu: bool) -> dict[str, Any]:
         "members": options.members,
         "number": _NOT_NUMBERED,
         "count": len(options.paths),
-        "ends_step": options.stepper.number if options.stepper else int(options.ends_step),
+        "ends_step": _number_of_optimizer(options),
         "device": jax.local_devices()[0].local_hardware_id if on_gpu else core.CPU,
         "prescale": float(options.prescale),
         "postscale": float(options.postscale),
         "names": "\n".join(options.names),
     }
+
+
+def _number_of_optimizer(options: ExchangeOptions) -> int:
+    """Returns 0 for what is no step, and 1 for any optimizer whose steps nobody measures.
+
+    Other numbers count the optimizers of a process, so that programs would differ, and miss JAX's persistent
+    cache, from one to the next.
+    """
+    context = find()
+    if options.stepper is None or context is None or not is_tuned(context):
+        return int(options.ends_step)
+    return options.stepper.number
 
 
 def _bytes(aval: Any) -> int:

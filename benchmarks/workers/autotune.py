@@ -37,7 +37,8 @@ def torch_step() -> Callable[[], object]:
 
 def jax_step() -> Callable[[], object]:
     """Returns a function that takes a step inside jax.jit: 25,600 parameters in 400 small tensors."""
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"  # a rank has one thread
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false"  # a rank has one thread
     import jax  # imported late: the other models do without it
     import jax.numpy as jnp
     import optax

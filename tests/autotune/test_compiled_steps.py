@@ -167,8 +167,49 @@ def test_steps_of_a_program_after_those_in_python_do_not_count(world: World) -> 
     assert [number for number, _ in blocks_of(world)] == ["16"]
 
 
+def test_steps_of_others_between_those_of_a_program_do_not_end_it(world: World) -> None:
+    tuner = make(world)
+    steps = watch(world, tuner)
+    for number in range(16):
+        world.step_compiled()
+        steps.look()
+        for _ in range(300 if number >= 9 else 0):
+            world.step(EAGER)
+    assert [number for number, _ in blocks_of(world)] == ["16"]
+    assert not tuner.is_over
+
+
+def test_a_program_that_ends_before_a_look_was_too_short(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make(world)
+    for _ in range(100):
+        world.step_compiled()
+    for callback in world.shutdown_callbacks:
+        callback()
+    assert "the training ended before it could compare any change." in capfd.readouterr().err
+
+
+def test_no_setting_on_trial_stays_when_the_thread_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuner = make(world)
+    steps = watch(world, tuner)
+    for _ in range(20):
+        world.step_compiled()
+        steps.look()
+    assert world.in_use != START
+    monkeypatch.setattr(world.counters, "read", lambda: {}["broken"])
+    with pytest.raises(KeyError):
+        steps._watch()
+    assert tuner.is_over
+    assert world.in_use == START
+
+
 @pytest.mark.parametrize("begins", ["in Python", "compiled"])
-def test_it_ends_if_its_optimizer_takes_no_more_steps(world: World, begins: str) -> None:
+def test_it_ends_if_its_optimizer_takes_no_more_steps(
+    world: World, begins: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     tuner = make(world)
     steps = watch(world, tuner)
 
@@ -176,9 +217,9 @@ def test_it_ends_if_its_optimizer_takes_no_more_steps(world: World, begins: str)
         for _ in range(number):
             if compiled:
                 world.step_compiled()
-                steps.look()
             else:
                 world.step(EAGER)
+            steps.look()
 
     take(begins == "compiled", 20)
     assert tuner.findings is not None
@@ -191,6 +232,7 @@ def test_it_ends_if_its_optimizer_takes_no_more_steps(world: World, begins: str)
     take(begins != "compiled", 200)
     assert tuner.is_over
     assert world.in_use == START == tuner.findings.kept
+    assert ", and its optimizer took no more steps before all were compared" in capfd.readouterr().err
 
 
 def test_steps_in_python_do_not_wait_for_a_look(world: World) -> None:

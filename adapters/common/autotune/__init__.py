@@ -14,14 +14,18 @@ _COORDINATOR = 0
 _tuners: weakref.WeakKeyDictionary[Context, Tuner] = weakref.WeakKeyDictionary()
 
 
+def is_tuned(context: Context) -> bool:
+    """Returns whether settings of a world may be changed, which all of its ranks know."""
+    return context.size > 1 and context.setting("autotune") == "1" and context.survivors is None
+
+
 def tuner_of(context: Context) -> Tuner | None:
     """Returns the tuner of a world; None on ranks other than 0, and in worlds that are not tuned.
 
     Raises:
         ValueError: the file of autotune_log cannot be written.
     """
-    is_wanted = context.rank == _COORDINATOR and context.size > 1 and context.setting("autotune") == "1"
-    if not is_wanted or context.survivors is not None:
+    if context.rank != _COORDINATOR or not is_tuned(context):
         return None
     if context not in _tuners:
         from sirtaki.common.autotune.compiled_steps import CompiledSteps  # imported late: few jobs need them

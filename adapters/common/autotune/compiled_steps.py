@@ -1,9 +1,10 @@
 """Steps inside compiled programs, which end without Python: a thread of rank 0 looks at the core's counters.
 
 A block of them begins with the step after the one that runs when settings change, and lasts until enough have
-ended. The thread may be late: then further steps with the same settings end before the block does. Blocks end
-an even number of steps after each other: else the medians of two would differ where steps of two lengths take
-turns, such as the two steps of a program.
+ended. Settings travel with the next Decision that says anything, which may be that of this step: then it was
+submitted with those before, and the median leaves it out. The thread may be late: then further steps with the
+same settings end before the block does. Blocks end an even number of steps after each other: else the medians
+of two would differ where steps of two lengths take turns, such as the two steps of a program.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class CompiledSteps:
         context.shutdown_callbacks.append(self._join)  # after that which ends the tuner
 
     def _join(self) -> None:
-        self._thread.join(_LONGEST_END)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_LONGEST_END)
 
     def _watch(self) -> None:
         pause = _LEAST_PAUSE
@@ -45,6 +47,9 @@ class CompiledSteps:
                 found = self.look()
             except HorovodInternalError:  # the world has failed, which the program is told by its operations
                 return
+            except BaseException:
+                self._tuner.compiled_steps_stopped()  # no setting on trial stays
+                raise
             if found is None:
                 return
             pause = min(max(found, _LEAST_PAUSE), _LONGEST_PAUSE)

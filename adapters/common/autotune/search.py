@@ -83,6 +83,7 @@ class Findings:
     verdicts: list[Verdict] = field(default_factory=list)
     whole_ratio: float | None = None  # of all kept changes together
     is_finished: bool = False
+    has_lost_steps: bool = False  # the optimizer whose steps are measured takes none any more
 
     @property
     def changes(self) -> list[Change]:

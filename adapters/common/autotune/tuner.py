@@ -32,6 +32,7 @@ _UNUSED = (
     f"more than {_FIRST_STEPS} steps that could be measured; those inside tf.function, and those of Keras in "
     "compiled programs, cannot"
 )
+_TOO_SHORT = "autotune has changed nothing: the training ended before it could compare any change"
 _COMPILED = Stepper("steps of a compiled program")  # in the place of any optimizer of one
 
 
@@ -129,6 +130,10 @@ class Tuner:
 
         That is the case if the one before takes no steps any more, and has not taken the first ones.
         """
+        context = self._context()
+        first = context.steps.read().optimizer if context is not None else 0
+        if self._optimizer == _COMPILED and first == self._compiled:  # the core counts for how long
+            return False
         self._others += number
         if self._others < _MOST_OTHERS:
             return False
@@ -141,6 +146,7 @@ class Tuner:
     def _give_up(self) -> None:
         """Ends with what is proven, because the optimizer takes no steps any more."""
         if not self.is_over and self.findings is not None:
+            self.findings.has_lost_steps = True
             self._use(self.findings.kept)
             self._end()
 
@@ -234,7 +240,8 @@ class Tuner:
                 self._steps = counted.optimizer_steps
         if self.findings is None:
             self._log.close(self._steps, None)
-            text = f"{_UNUSED}."
+            is_short = context is not None and context.steps.read().optimizer_steps >= _FIRST_STEPS
+            text = f"{_TOO_SHORT if is_short else _UNUSED}."
         else:
             self._log.close(self._steps, self._to_load(self.findings))
             text = paragraph(self.findings, self._steps)
