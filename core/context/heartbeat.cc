@@ -15,9 +15,13 @@ std::optional<AbortNotice> Heartbeat::check(Nanoseconds now) {
   if (!limit_ || now < next_) return std::nullopt;
   next_ = now + between_looks;
   const std::vector<int32_t> before = std::exchange(suspects_, {});
+  const bool probes = now >= next_probe_;
   for (const Links::PeerLink& entry : links_.all()) {
     const Nanoseconds silence = entry.link->silence();
-    if (silence >= limit_ / 2) entry.link->probe();
+    if (probes && silence >= limit_ / 2) {
+      entry.link->probe();
+      next_probe_ = now + std::max(between_looks, limit_ / 30);  // the system gives up after prepare_tcp's most probes
+    }
     if (silence < std::max(limit_, least_limit)) continue;
     suspects_.push_back(entry.peer);
     if (std::find(before.begin(), before.end(), entry.peer) == before.end()) continue;

@@ -185,6 +185,11 @@ TEST(a_machine_that_stays_silent_is_named_and_one_that_answers_late_is_not) {
   CHECK_EQUAL(lost->status.code(), SRT_PEER_LOST);
   CHECK(std::string(lost->status.text())
             .find("rank 1 (pid 2 on there) was lost: its machine has not answered for 16 s") == 0);
+  probes = 0;
+  Heartbeat patient(links, names, seconds(600));
+  for (int i = 0; i < 299; ++i) CHECK(!(silence = seconds(300 + i), patient.check(now += seconds(1))));
+  CHECK(probes >= 14 && probes <= 15);
+  silence = seconds(16);
   Heartbeat never(links, names, 0);
   for (int i = 0; i < 3; ++i) CHECK(!never.check(now += seconds(1)));
 }
