@@ -184,12 +184,13 @@ def test_a_refusal_ends_the_job() -> None:
 def test_a_script_that_catches_a_refusal_trains_on() -> None:
     """The step that is refused has no end, for which another pass or the next loop would wait.
 
-    A batch with a second pass that is refused is proven again each time: first comes one that is looked at,
-    then one in which the pass after it is not compared any more, in each of three.
+    Of four batches, the first one is not split, because nothing has been trained with the loader before. The
+    others are proven again each time, and the passes after the one that is refused are not compared.
     """
     alone, done = run([sys.executable, SCRIPTS / "caught.py"]), on_ranks(2, SCRIPTS / "caught.py")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("caught") == 2 * (1 + 3 + 1)
+    assert done.stdout.count("caught") == 2 * (1 + 3 + 3 + 1)
+    assert done.stderr.count("the script has caught an error of this step") == 1
     # Weights of two loops, and losses: of the step that was refused, before and after, and of the last one.
     expected, *found = (
         list(numbers(json.loads(line.partition("results ")[2])))

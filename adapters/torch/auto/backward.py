@@ -30,7 +30,8 @@ def install() -> None:
         if batch is None:
             return plain(*args, **kwargs)
         if batch.link is None:
-            _check_seen(batch)
+            if batch.is_part:
+                _check_seen(batch)
             return plain(*args, **kwargs)
         parameters = batch.link.memory.parameters
         before = [one.grad for one in parameters]

@@ -56,6 +56,7 @@ class Batch:
         delivered: the tensors of rows that the loop was given, with their marks.
         refusals: the texts of the errors that the script has been given in it, and may have caught.
         is_refused: whether all ranks have been told that its gradients cannot be split: its proof is over.
+        stepped: the optimizers that have stepped in it since then.
     """
 
     iteration: Iteration
@@ -65,6 +66,7 @@ class Batch:
     is_open: bool = True
     refusals: list[str] = field(default_factory=list)
     is_refused: bool = False
+    stepped: set[int] = field(default_factory=set)
     roots: list[Root] = field(default_factory=list)
     scalars: list[tuple[weakref.ref[Tensor], Any]] = field(default_factory=list)
     delivered: list[tuple[weakref.ref[Tensor], Mark]] = field(default_factory=list)
@@ -94,6 +96,7 @@ class Job:
         has_split: whether a rank has computed a part of a batch.
         is_child: whether this is the process that computes a part of a batch for a proof.
         has_drawn: whether it was said that steps draw random numbers.
+        has_caught: whether it was said that steps stay unproven because of an error that the script catches.
         has_stepped_alone: whether an optimizer has stepped without a batch of a loader.
     """
 
@@ -106,6 +109,7 @@ class Job:
     has_split: bool = False
     is_child: bool = False
     has_drawn: bool = False
+    has_caught: bool = False
     has_stepped_alone: bool = False
 
     def alive(self) -> Iterator[torch.optim.Optimizer]:

@@ -117,6 +117,8 @@ def _delivered(whole: Any, iteration: Iteration) -> Any:
             job.delivered.append(iteration)
         return whole
     place = iteration.place
+    if job.batch is not None and job.batch.is_refused:  # the script has caught the error, and left the loop
+        end_batch()
     _check_use(iteration)
     rows = rows_of(whole, place)
     assert job.context is not None
@@ -161,8 +163,8 @@ def _check_use(iteration: Iteration) -> None:
 
 
 def end_closed_batch() -> None:
-    """Ends the batch in progress if the script has left its loop, or knows that it cannot be split."""
-    if job.batch is not None and (job.batch.iteration.is_closed or job.batch.is_refused):
+    """Ends the batch in progress if the script has left its loop."""
+    if job.batch is not None and job.batch.iteration.is_closed:
         end_batch()
 
 

@@ -316,7 +316,7 @@ def _read(func: Any, name: str, args: Any, kwargs: Any) -> Any:
                 "with out="
             )
     wholes = {id(tensor): _whole(tensor) for tensor in marked}
-    if name == "__repr__" and marked[0].dim() == 0:  # shows how the tensor was computed
+    if name == "__repr__" and wholes and marked[0].dim() == 0:  # shows how the tensor was computed
         own = [(tensor, tensor.detach().clone()) for tensor in marked]
         try:
             for tensor in marked:

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from sirtaki.common.hints import hint
 from sirtaki.torch.auto import positions
-from sirtaki.torch.auto.job import job, refusal
+from sirtaki.torch.auto.job import Batch, job, refusal
 from sirtaki.torch.optimizer import DistributedOptimizer
 from sirtaki.torch.state import broadcast_parameters
 from sirtaki.torch.wrapping import Wrapped
@@ -78,9 +78,23 @@ def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         adopt()
 
 
+def _is_left(batch: Batch, optimizer: torch.optim.Optimizer) -> bool:
+    """Ends a batch that was refused if the optimizer has stepped in it before: the script has left its loop,
+    but keeps the iterator.
+    """
+    if id(optimizer) not in batch.stepped:
+        batch.stepped.add(id(optimizer))
+        return False
+    if batch.is_refused:
+        from sirtaki.torch.auto.loaders import end_batch
+
+        end_batch()
+    return batch.is_refused
+
+
 def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     delivered, job.delivered = job.delivered, []
-    if job.batch is not None or job.is_child:
+    if job.is_child or (job.batch is not None and not _is_left(job.batch, optimizer)):
         return
     open_ones = [one for one in delivered if not one.is_closed]
     if (job.latest is None or job.latest.is_closed) and not job.has_stepped_alone:

@@ -19,16 +19,15 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.hints import hint
 from sirtaki.common.objects import gather_objects
 from sirtaki.common.process_sets import global_process_set
 from sirtaki.torch.auto import positions, rules
+from sirtaki.torch.auto.buffers import Buffers
 from sirtaki.torch.auto.comparing import Difference, compare
 from sirtaki.torch.auto.counters import miscounted, numbers_of
 from sirtaki.torch.auto.drawing import Drawing
@@ -40,6 +39,10 @@ _PATIENCE = 600.0  # seconds that a rank waits for its fork
 _DRAWS = (
     "the steps of this loop draw random numbers, as dropout does. Each rank draws its own for its rows, so "
     "the numbers are not those of one process"
+)
+_CAUGHT = (
+    "the script has caught an error of this step, which is therefore unproven: every rank computes the whole "
+    "batch, until a step ends without one"
 )
 _LOST = "the process that computed this rank's rows for the comparison ended before it came here"
 
@@ -75,61 +78,6 @@ class Gradients:
             else torch.empty_like(one)
             for one, start in zip(self.parameters, self._starts, strict=True)
         ]
-
-
-class Buffers:
-    """The buffers of the modules that are called during a batch."""
-
-    def __init__(self) -> None:
-        self.modules: dict[int, nn.Module] = {}
-        self._before: dict[tuple[int, str], tuple[Tensor | None, int]] = {}
-        self._hook = register_module_forward_pre_hook(self._called)
-
-    def _called(self, module: nn.Module, _: Any) -> None:
-        if id(module) not in self.modules:
-            number = len(self.modules)
-            self.modules[id(module)] = module
-            for name, buffer in module.named_buffers(recurse=False):
-                self._before[number, name] = (buffer, buffer._version)
-
-    def close(self) -> None:
-        self._hook.remove()
-
-    def changed(self) -> dict[tuple[int, str], np.ndarray]:
-        """Returns the buffers that have changed, by the number of the module and the name."""
-        found = {}
-        for number, module in enumerate(self.modules.values()):
-            for name, buffer in module.named_buffers(recurse=False):
-                before, version = self._before.get((number, name), (None, 0))
-                if before is not buffer or version != buffer._version:
-                    found[number, name] = _portable(buffer)
-        return found
-
-    def difference(self, others: dict[tuple[int, str], np.ndarray]) -> str | None:
-        """Returns which buffer is another one after the whole batch than after the part."""
-        mine = self.changed()
-        modules = list(self.modules.values())
-        for key in sorted({*mine, *others}):
-            first, second = mine.get(key), others.get(key)
-            if first is None or second is None or not _is_close(first, second):
-                kind = type(modules[key[0]]).__name__ if key[0] < len(modules) else "a module"
-                return f"the buffer {key[1]!r} of {kind}"
-        return None
-
-
-def _portable(buffer: Tensor) -> np.ndarray:
-    """Returns a copy that can be pickled: torch's own pickles refer to the memory of the process."""
-    wide = buffer.detach()
-    return (
-        wide.float() if wide.dtype.is_floating_point and wide.element_size() < 4 else wide.clone()
-    ).numpy()
-
-
-def _is_close(first: np.ndarray, second: np.ndarray) -> bool:
-    if first.shape != second.shape or first.dtype.kind != "f":
-        return np.array_equal(first, second)
-    bound = rules.tolerance(torch.as_tensor(first).dtype)
-    return np.allclose(first, second, rtol=bound, atol=bound * np.abs(first).max(initial=0.0))
 
 
 def start(batch: Batch) -> None:
@@ -288,9 +236,10 @@ class Parent:
         assert batch is not None
         try:
             self._compare(gradients, batch, line)
-        except UnsupportedError:
+        except BaseException as error:
             self.close()
-            batch.link, batch.is_refused = None, True
+            batch.link, batch.is_refused = None, isinstance(error, UnsupportedError)
+            batch.stepped.clear()
             raise
         self._send("gradients", self.memory.write(gradients))
         return list(gradients)
@@ -352,6 +301,9 @@ class Parent:
             failure = failure or miscounted(self._numbers, numbers, message[2], batch.share)
         place = batch.iteration.place
         if _raise_first(failure, place, batch.refusals):
+            if not job.has_caught and batch.share.context.rank == 0:
+                hint(f"{place}: {_CAUGHT}")
+            job.has_caught = True
             return
         if self._are_means:
             batch.iteration.state.proven.add(batch.share.is_even)
