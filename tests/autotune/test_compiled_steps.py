@@ -191,7 +191,7 @@ def test_a_program_that_ends_before_a_look_was_too_short(
 
 
 def test_no_setting_on_trial_stays_when_the_thread_fails(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tuner = make(world)
     steps = watch(world, tuner)
@@ -199,11 +199,12 @@ def test_no_setting_on_trial_stays_when_the_thread_fails(
         world.step_compiled()
         steps.look()
     assert world.in_use != START
-    monkeypatch.setattr(world.counters, "read", lambda: {}["broken"])
+    monkeypatch.setattr(steps, "look", lambda: {}["broken"])
     with pytest.raises(KeyError):
         steps._watch()
     assert tuner.is_over
     assert world.in_use == START
+    assert ", and its steps could not be measured any more before all" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("begins", ["in Python", "compiled"])

@@ -140,7 +140,8 @@ def optimizers_of_one_name_have_numbers_of_their_own() -> None:
         (number,) = re.findall(r"ends_step = (\d+)", text)
         return int(number)
 
-    assert [number_of(one) for one in measured] == [1, 1]
+    with mock.patch.object(lowering, "is_tuned", return_value=False):
+        assert [number_of(one) for one in measured] == [1, 1]
     with mock.patch.object(lowering, "is_tuned", return_value=True):
         assert_numbers_tell_apart(number_of, measured, others)
     if hvd.size() > 1:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import suppress
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
@@ -48,7 +49,8 @@ class CompiledSteps:
             except HorovodInternalError:  # the world has failed, which the program is told by its operations
                 return
             except BaseException:
-                self._tuner.compiled_steps_stopped()  # no setting on trial stays
+                with suppress(HorovodInternalError):
+                    self._tuner.fail()  # no setting on trial stays
                 raise
             if found is None:
                 return

@@ -107,8 +107,7 @@ def _extent(findings: Findings, steps: int) -> str:
             f"autotune has tried no change of settings, because the first {steps} steps have shown that none "
             f"can make steps faster by {MARGIN:.0%}"
         )
-    end = "its optimizer took no more steps" if findings.has_lost_steps else "the training ended"
-    state = "" if findings.is_finished else f", and {end} before all were compared"
+    state = "" if findings.is_finished else f", and {findings.end} before all were compared"
     return (
         f"autotune has tried {findings.tried} changes of settings in {steps} steps, in turns with the "
         f"settings without them{state}"

@@ -83,7 +83,7 @@ class Findings:
     verdicts: list[Verdict] = field(default_factory=list)
     whole_ratio: float | None = None  # of all kept changes together
     is_finished: bool = False
-    has_lost_steps: bool = False  # the optimizer whose steps are measured takes none any more
+    end: str = "the training ended"  # before all changes were compared
 
     @property
     def changes(self) -> list[Change]:

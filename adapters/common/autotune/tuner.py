@@ -119,6 +119,12 @@ class Tuner:
             if self._optimizer == _COMPILED:
                 self._give_up()
 
+    def fail(self) -> None:
+        """Ends with what is proven, because the steps of compiled programs cannot be measured any more."""
+        with self._lock:
+            if self._optimizer == _COMPILED:
+                self._give_up("its steps could not be measured any more")
+
     def _begin(self, optimizer: Stepper | None) -> None:
         """Begins with the first steps of an optimizer, of which none has been measured."""
         self._optimizer, self._steps, self._others = optimizer, 0, 0
@@ -131,9 +137,10 @@ class Tuner:
         That is the case if the one before takes no steps any more, and has not taken the first ones.
         """
         context = self._context()
-        first = context.steps.read().optimizer if context is not None else 0
-        if self._optimizer == _COMPILED and first == self._compiled:  # the core counts for how long
-            return False
+        if self._optimizer == _COMPILED and context is not None:
+            is_first = context.steps.read().optimizer == self._compiled  # the core counts for how long
+            if is_first:
+                return False
         self._others += number
         if self._others < _MOST_OTHERS:
             return False
@@ -143,10 +150,10 @@ class Tuner:
         self._begin(other)
         return True
 
-    def _give_up(self) -> None:
-        """Ends with what is proven, because the optimizer takes no steps any more."""
+    def _give_up(self, end: str = "its optimizer took no more steps") -> None:
+        """Ends with what is proven. `end`: what has happened before all was compared."""
         if not self.is_over and self.findings is not None:
-            self.findings.has_lost_steps = True
+            self.findings.end = end
             self._use(self.findings.kept)
             self._end()
 
