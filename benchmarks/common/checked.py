@@ -1,8 +1,8 @@
 """Real processes on this machine beside as many simulated ranks, which share its processors.
 
 The simulation is given the cost of a message between two processes (`calibrate`), and what the code around
-the state machines costs in a world of two, where each rank has a processor: for a step, for each of its
-operations, and for a start. The larger worlds are the check.
+the state machines costs in small worlds: for a step and for each of its operations, with two ranks for each
+processor; for a start, with two ranks. The larger worlds are the check.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ OPERATIONS = (1, 100)  # barriers of a step: negotiation without data
 SIZES = (1 << 20, 16 << 20)
 MOST_WITH_DATA = 64  # ranks of an all-reduce: each has a connection to each other one
 MOST_STARTED = 64  # ranks of init()
-STEPS, STEPS_OF_TWO = 21, 101
+STEPS, STEPS_OF_FEW = 21, 101  # of several hosts, and of one
 STARTS, STARTS_OF_TWO = 3, 9
-TWO = 2  # ranks, by which the costs are measured
+EACH = 2  # ranks a processor, by which the costs of a step are measured
+TWO = 2  # ranks, by which the cost of a start is measured
 FAST = {"latency": 0, "gigabits": 1000}  # loopback: the processors limit it
 
 
@@ -53,7 +54,7 @@ CHECKS: Sequence[tuple[str, Callable[[Any], str]]] = [
 @dataclass(frozen=True)
 class Machine:
     """Costs of this machine: ns of a message; MB/s of a stream, of copies and of sums; ns of a look by a rank
-    that waits; ns of a step, and of an operation in it.
+    that waits; ns of a processor for a step, and for an operation in it.
     """
 
     message: int
@@ -73,17 +74,21 @@ class Machine:
 def calibrate(options: Namespace) -> Machine:
     (found,) = native.run("calibrate")
     machine = Machine(**found)
-    few, many = (
-        1e3 * (_real(TWO, options.each, barriers=count) - _negotiation(TWO, count, machine, options))
-        for count in OPERATIONS
-    )
+    ranks = EACH * options.usable
+
+    def of_a_rank(barriers: int) -> float:
+        """Returns the nanoseconds of a processor that are unexplained."""
+        real = _real(ranks, options.each, barriers=barriers)
+        return 1e3 * (real - _negotiation(ranks, barriers, machine, options)) / EACH
+
+    few, many = map(of_a_rank, OPERATIONS)
     submit = max((many - few) / (OPERATIONS[1] - OPERATIONS[0]), 0)
     return replace(machine, begin=round(max(few - submit, 0)), submit=round(submit))
 
 
 def _real(ranks: int, each: int, **work: int) -> float:
     """Returns the microseconds of the shortest step of real processes: the least disturbed one."""
-    steps = STEPS_OF_TWO if ranks == TWO else STEPS
+    steps = STEPS_OF_FEW if ranks <= each else STEPS
     return float(min(run("many_ranks", ranks=ranks, each=each, steps=steps, **work)["steady"]))
 
 
