@@ -103,7 +103,9 @@ def test_two_hosts_that_do_not_reach_each_other_cost_one_of_them(
         before = job.steps("0")
         wait_until(lambda: job.steps("0") > before, "the others train")
         print(f"the others trained {time.monotonic() - cut:.1f} s after the cut")
-        check_exact(job.end(), 2000, {0, 1, 2})
+        ended = job.end()
+        check_exact(ended, 2000, {0, 1})  # hosts are reached at the same time: hostb's is 2 or 3
+        assert "[hostb:0] RESULT" in ended.text
 
 
 def test_encryption_between_the_hosts_of_an_elastic_job(network: Network, start: Callable[..., Job]) -> None:
