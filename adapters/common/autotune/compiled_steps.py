@@ -18,6 +18,7 @@ from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.autotune.tuner import Tuner
 
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05  # seconds between two looks
+_UNMEASURABLE = "its steps could not be measured any more"  # why a search ends
 _LONGEST_END = 5.0  # seconds; a look takes less than one of them
 
 
@@ -50,7 +51,7 @@ class CompiledSteps:
                 return
             except BaseException:
                 with suppress(HorovodInternalError):
-                    self._tuner.fail()  # no setting on trial stays
+                    self._tuner.compiled_steps_stopped(_UNMEASURABLE)  # no setting on trial stays
                 raise
             if found is None:
                 return

@@ -33,6 +33,7 @@ _UNUSED = (
     "compiled programs, cannot"
 )
 _TOO_SHORT = "autotune has changed nothing: the training ended before it could compare any change"
+_NO_MORE_STEPS = "its optimizer took no more steps"  # why a search ends
 _COMPILED = Stepper("steps of a compiled program")  # in the place of any optimizer of one
 
 
@@ -113,17 +114,11 @@ class Tuner:
             self._record(needed if self.findings is None else [0.0, *needed])
             return not self.is_over
 
-    def compiled_steps_stopped(self) -> None:
-        """Ends with what is proven if the steps were those of an optimizer that takes none any more."""
+    def compiled_steps_stopped(self, end: str = _NO_MORE_STEPS) -> None:
+        """Ends with what is proven if steps of compiled programs count, of which none follow. `end`: why."""
         with self._lock:
             if self._optimizer == _COMPILED:
-                self._give_up()
-
-    def fail(self) -> None:
-        """Ends with what is proven, because the steps of compiled programs cannot be measured any more."""
-        with self._lock:
-            if self._optimizer == _COMPILED:
-                self._give_up("its steps could not be measured any more")
+                self._give_up(end)
 
     def _begin(self, optimizer: Stepper | None) -> None:
         """Begins with the first steps of an optimizer, of which none has been measured."""
@@ -137,10 +132,9 @@ class Tuner:
         That is the case if the one before takes no steps any more, and has not taken the first ones.
         """
         context = self._context()
-        if self._optimizer == _COMPILED and context is not None:
-            is_first = context.steps.read().optimizer == self._compiled  # the core counts for how long
-            if is_first:
-                return False
+        is_compiled = self._optimizer == _COMPILED
+        if is_compiled and context is not None and context.steps.read().optimizer == self._compiled:
+            return False  # the core counts for how long
         self._others += number
         if self._others < _MOST_OTHERS:
             return False
@@ -150,7 +144,7 @@ class Tuner:
         self._begin(other)
         return True
 
-    def _give_up(self, end: str = "its optimizer took no more steps") -> None:
+    def _give_up(self, end: str = _NO_MORE_STEPS) -> None:
         """Ends with what is proven. `end`: what has happened before all was compared."""
         if not self.is_over and self.findings is not None:
             self.findings.end = end

@@ -79,17 +79,18 @@ def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _is_left(batch: Batch, optimizer: torch.optim.Optimizer) -> bool:
-    """Ends a batch that was refused if the optimizer has stepped in it before: the script has left its loop,
+    """Ends a batch that was refused if the optimizer has stepped in it since: the script has left its loop,
     but keeps the iterator.
     """
+    if not batch.is_refused:
+        return False
     if id(optimizer) not in batch.stepped:
         batch.stepped.add(id(optimizer))
         return False
-    if batch.is_refused:
-        from sirtaki.torch.auto.loaders import end_batch
+    from sirtaki.torch.auto.loaders import end_batch
 
-        end_batch()
-    return batch.is_refused
+    end_batch()
+    return True
 
 
 def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

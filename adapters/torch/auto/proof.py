@@ -239,7 +239,6 @@ class Parent:
         except BaseException as error:
             self.close()
             batch.link, batch.is_refused = None, isinstance(error, UnsupportedError)
-            batch.stepped.clear()
             raise
         self._send("gradients", self.memory.write(gradients))
         return list(gradients)
