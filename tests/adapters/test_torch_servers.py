@@ -18,6 +18,7 @@ from world import world
 import sirtaki.torch as hvd
 from sirtaki.bindings.errors import InitializationError
 
+pytestmark = pytest.mark.xdist_group("torch_servers")  # one process of pytest starts each job
 MODULES = ("torch_parameter_server",)
 
 
