@@ -62,6 +62,17 @@ IN_FLOAT32 = 1e-6
 IN_FLOAT32_ON_JAX = {"mean_in_a_function", "several_outputs", "subclassed", "frozen_batch_norm"}
 WITH_FIVE_RANKS = ("sgd", "twice", "metric_of_the_batch")
 BACKENDS = ("torch", "tensorflow", "jax")
+# These reach the code for steps without state: state of optimizer, metrics and layers, batches of several
+# sizes, the end of the data, proofs and refusals. The rest is the same on every backend.
+ON_JAX = (
+    "adam",
+    "several_outputs",
+    "twice",
+    "ending_generator",
+    "frozen_batch_norm",
+    "batch_negatives",
+    "own_step",
+)
 NOT_HERE = {
     ("several_steps", "torch"),  # Keras itself refuses them
     ("compiled_by_xla", "jax"),  # all of its programs are
@@ -83,11 +94,12 @@ def refusals_for(backend: str) -> list[str]:
 def is_turn(backend: str, name: str) -> bool:
     """Returns whether the training runs on this backend before the exhaustive tier: on torch all of them do.
 
-    The other backends take the trainings in turn.
+    The other backends take the trainings in turn; JAX, which compiles each of them, those of `ON_JAX` only.
     """
     names = [*ALIKE, "tf_data", *REFUSED]
     others = [one for one in BACKENDS[1:] if (name, one) not in NOT_HERE]
-    return backend == "torch" or backend == others[names.index(name) % len(others)]
+    is_next = backend == others[names.index(name) % len(others)]
+    return backend == "torch" or (is_next and (backend != "jax" or name in ON_JAX))
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +183,7 @@ def test_ranks_train_as_one_process(backend: str, name: str, folders: Any) -> No
             np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding)
 
 
-@pytest.mark.full
+@pytest.mark.exhaustive  # two ranks have a batch of one row as well, in `twice`
 @pytest.mark.parametrize("name", WITH_FIVE_RANKS)
 def test_more_ranks_than_rows(name: str, folders: Any) -> None:
     """Five ranks have batches of 8, 5 and 1 rows."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from process_world import PATIENCE, hvdrun
+from tiers import exhaustive_unless
 
 pytest.importorskip("keras")
 pytest.importorskip("sklearn")
@@ -37,8 +38,10 @@ def run(*command: str | Path) -> str:
     return finished.stdout
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(one, marks=exhaustive_unless(one == "torch")) for one in ("tensorflow", "torch", "jax")],
+)
 def test_the_digits_example_learns(backend: str, tmp_path: Path) -> None:
     """The saved model is loaded without sirtaki."""
     if importlib.util.find_spec(backend) is None:

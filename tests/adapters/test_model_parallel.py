@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from process_world import PATIENCE, hvdrun
-from tiers import exhaustive_unless, full_unless
+from tiers import full_unless
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -33,10 +33,10 @@ def test_the_weights_are_those_of_one_process(ranks: int) -> None:
     assert output.count("divided_layers is done") == output.count("stages is done") == ranks
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(ranks, marks=exhaustive_unless(ranks == 2)) for ranks in (2, 4)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_a_thousand_steps_of_a_pipeline(ranks: int) -> None:
+    """Repeats what the first steps of `stages` do."""
     assert run(ranks, PROGRAMS, "many_steps_of_stages").count("is done") == ranks
 
 

@@ -18,13 +18,24 @@ BACKENDS = [
     "tensorflow",
     *(pytest.param(one, marks=exhaustive_unless(one == "jax")) for one in ("jax", "torch")),
 ]
+ON_JAX = ("Fit", "SkippedBatches")  # what compiled steps without state do differently
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_one_rank_two_one_three(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "programs"),
+    [
+        pytest.param("tensorflow", PROGRAMS, id="tensorflow"),
+        pytest.param("jax", ON_JAX, id="jax", marks=pytest.mark.full),
+        *(
+            pytest.param(one, PROGRAMS, id=f"{one}-all", marks=pytest.mark.exhaustive)
+            for one in ("jax", "torch")
+        ),
+    ],
+)
+def test_one_rank_two_one_three(backend: str, programs: tuple[str, ...]) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"there is no {backend} here")
-    run("programs_keras", PROGRAMS, KERAS_BACKEND=backend)
+    run("programs_keras", programs, KERAS_BACKEND=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
