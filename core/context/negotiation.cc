@@ -86,7 +86,8 @@ Status Negotiation::take_frames(const Links::PeerLink& entry, Nanoseconds now, N
     const Frame* frame = nullptr;
     if (const Status status = link.front(frame); !status.is_ok()) return blame(names_, entry.peer, status);
     if (!frame) {
-      if (!entry.has_inbound || !link.receive()) break;
+      // Only operations receive from a link that is polled: a rank without any leaves MPI alone.
+      if (link.is_polled() || !link.receive()) break;
       continue;
     }
     if (frame->header.kind == FrameKind::data) break;  // for an operation that is running or will run

@@ -64,7 +64,7 @@ bool Link::flush() {
 bool Link::receive() {
   // Bytes stay in the pipe while a complete frame waits here, which throttles a peer that is ahead.
   const Frame* ready = nullptr;
-  if (ended_ || !front(ready).is_ok() || ready) return false;
+  if (ended_ || !may_receive_ || !front(ready).is_ok() || ready) return false;
   if (is_placing_) return receive_placed();
   const size_t frame_bytes = in_.size() >= sizeof(FrameHeader) ? sizeof(FrameHeader) + padded(frame_.header.length) : 0;
   const size_t wanted = frame_bytes > in_.size() ? std::max(frame_bytes - in_.size(), read_ahead) : read_ahead;

@@ -65,6 +65,9 @@ class Link {
   uint64_t frames_taken() const { return frames_taken_; }    // likewise
   bool readable() const { return pipe_->readable(); }
   bool holds_inbound() const { return pipe_->holds_inbound(); }
+  // Notes whether there may be bytes to receive: otherwise receive() does not ask the pipe.
+  void note_inbound(bool may_be_there) { may_receive_ = may_be_there; }
+  bool may_receive() const { return may_receive_; }
   bool is_polled() const { return pipe_->is_polled(); }
   void progress() {
     if (!pipe_->progress()) ended_ = true;
@@ -112,7 +115,7 @@ class Link {
   ByteQueue in_;
   Frame frame_;
   bool has_frame_ = false;
-  bool ended_ = false, unwritable_ = false;
+  bool ended_ = false, unwritable_ = false, may_receive_ = true;
   uint64_t frames_queued_ = 0, frames_taken_ = 0;
 
   // The destination of the next frame's body, if the frame has this header.

@@ -30,8 +30,9 @@ Link* Links::obtain(int32_t peer) {
 void Links::look() {
   for (Link* link : polled_) link->progress();
   if (!watch_.is_open()) return;
-  for (PeerLink& entry : all_) entry.has_inbound = entry.is_ring || entry.link->holds_inbound();
-  for (size_t index : watch_.look()) all_[index].has_inbound = true;
+  for (const PeerLink& entry : all_)
+    entry.link->note_inbound(entry.is_ring || entry.link->is_polled() || entry.link->holds_inbound());
+  for (size_t index : watch_.look()) all_[index].link->note_inbound(true);
 }
 
 }  // namespace sirtaki

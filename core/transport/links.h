@@ -21,7 +21,6 @@ class Links {
     int32_t peer;
     bool is_ring;  // in shared memory: doorbells announce its frames
     std::unique_ptr<Link> link;
-    bool has_inbound = true;  // it may have bytes to receive, as far as look() knows
   };
 
   explicit Links(int32_t size)
@@ -46,7 +45,7 @@ class Links {
   // Prepares look() for the links that were added since the last call. A few sockets are not watched: to receive from
   // each costs no more than to ask for those that have bytes.
   Status watch();
-  // Notes which links have bytes to receive.
+  // Notes which links have bytes to receive; until the next call, the others do not ask their sockets.
   void look();
 
   // Lets operations request links to any peer; whoever takes the requests has to add the links.
@@ -125,8 +124,7 @@ class Links {
   Link* add(int32_t peer, bool is_ring, std::unique_ptr<BytePipe> pipe) {
     SentCounter* sent = sent_ ? &sent_->of(peer, pipe->transport()) : nullptr;
     const bool is_polled = pipe->is_polled();
-    // Only operations receive from a link that is polled: a rank without any leaves MPI alone.
-    all_.push_back({peer, is_ring, std::make_unique<Link>(std::move(pipe), sent), !is_polled});
+    all_.push_back({peer, is_ring, std::make_unique<Link>(std::move(pipe), sent)});
     Link* added = all_.back().link.get();
     if (is_polled) polled_.push_back(added);
     return added;

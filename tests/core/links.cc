@@ -271,7 +271,7 @@ struct WatchedLinks {
     links.look();
     std::vector<int32_t> peers;
     for (const Links::PeerLink& entry : links.all())
-      if (entry.has_inbound) peers.push_back(entry.peer);
+      if (entry.link->may_receive()) peers.push_back(entry.peer);
     return peers;
   }
 
@@ -287,6 +287,7 @@ TEST(only_links_with_bytes_are_received_from) {
   CHECK(watched.look() == Peers{});
   watched.send(2, {.kind = FrameKind::goodbye});
   watched.send(4, {.kind = FrameKind::goodbye});
+  CHECK(!watched.links.data(4)->receive());  // which nobody has noticed
   CHECK((watched.look() == Peers{2, 4}));
   CHECK((watched.look() == Peers{2, 4}));  // until the bytes are taken
   CHECK(watched.links.data(4)->receive());
