@@ -46,7 +46,7 @@ template <typename T>
 void check_reductions(DType dtype) {
   for (const Kernels* table : tables())
     for (int op = 0; op < 5; ++op)
-      for (int sources = 1; sources <= 5; ++sources)
+      for (int sources = 1; sources <= 9; ++sources)
         for (size_t count :
              {size_t{0}, size_t{1}, size_t{7}, size_t{8}, size_t{33}, size_t{1023}, size_t{1025}, size_t{3000}}) {
           std::vector<std::vector<T>> inputs(static_cast<size_t>(sources), std::vector<T>(count));
@@ -60,7 +60,7 @@ void check_reductions(DType dtype) {
             }
             pointers.push_back(inputs[s].data());
           }
-          T* out = inputs.back().data();  // in place of one of the sources
+          T* out = inputs[count % inputs.size()].data();  // in place of one of the sources
           table->of(dtype)->reduce[op](out, pointers.data(), sources, count, {});
           int wrong = 0;
           for (size_t i = 0; i < count; ++i) wrong += to_double(out[i]) != expected[i];

@@ -89,13 +89,21 @@ inline void store_block(T* out, const A* in, size_t count) {
   else std::copy_n(in, count, out);
 }
 
-// Reduces up to four ranks in one pass over memory. The destination may be the same memory as one of the sources.
+constexpr int few = 4;  // ranks
+
+// Finds where the elements of each source from `at` on begin.
+template <typename T>
+inline void find_sources(const T** out, const void* const* sources, int count, size_t at) {
+  for (int s = 0; s < count; ++s) out[s] = static_cast<const T*>(sources[s]) + at;
+}
+
+// Reduces two to four ranks in one pass over memory. The destination may be the same memory as one of the sources.
 template <ReduceOp op, typename T>
-inline void reduce_few(T* out, const void* const* sources, int count, size_t at, size_t n) {
-  const T* a = static_cast<const T*>(sources[0]) + at;
-  const T* b = static_cast<const T*>(sources[1]) + at;
-  const T* c = count > 2 ? static_cast<const T*>(sources[2]) + at : nullptr;
-  const T* d = count > 3 ? static_cast<const T*>(sources[3]) + at : nullptr;
+inline void reduce_few(T* out, const T* const* sources, int count, size_t n) {
+  const T* a = sources[0];
+  const T* b = sources[1];
+  const T* c = count > 2 ? sources[2] : nullptr;
+  const T* d = count > 3 ? sources[3] : nullptr;
   if (count == 2) {
 #pragma GCC ivdep
     for (size_t i = 0; i < n; ++i) out[i] = combine<op>(a[i], b[i]);
@@ -108,9 +116,9 @@ inline void reduce_few(T* out, const void* const* sources, int count, size_t at,
   }
 }
 
-// Reduces any number of ranks, block by block.
+// Reduces any number of ranks whose elements must be converted, block by block.
 template <ReduceOp op, typename T>
-void reduce_many(T* out, const void* const* sources, int count, size_t elements, Scale scale) {
+void reduce_converted(T* out, const void* const* sources, int count, size_t elements, Scale scale) {
   using A = Accumulator<T>;
   A sum[block], next[block];
   for (size_t at = 0; at < elements; at += block) {
@@ -125,21 +133,44 @@ void reduce_many(T* out, const void* const* sources, int count, size_t elements,
   }
 }
 
+// Reduces more than a few ranks, block by block: the first few, then the sum so far and some more at a time. The last
+// pass writes the destination, which may be the same memory as any source.
+template <ReduceOp op, typename T>
+void reduce_many(T* out, const void* const* sources, int count, size_t elements, Scale scale) {
+  T sum[block];
+  for (size_t at = 0; at < elements; at += block) {
+    const size_t n = std::min(block, elements - at);
+    const T* parts[few];
+    find_sources(parts, sources, few, at);
+    reduce_few<op>(sum, parts, few, n);
+    for (int next = few; next < count; next += few - 1) {
+      const int more = std::min(few - 1, count - next);
+      parts[0] = sum;
+      find_sources(parts + 1, sources + next, more, at);
+      reduce_few<op>(next + more == count ? out + at : sum, parts, 1 + more, n);
+    }
+    if (!scale.is_one()) scale_block(out + at, n, scale);
+  }
+}
+
 template <ReduceOp op, typename T>
 void reduce(void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
   auto* out = static_cast<T*>(destination);
   if constexpr (std::is_same_v<T, Accumulator<T>>) {
-    if (count >= 2 && count <= 4) {
+    if (count >= 2 && count <= few) {
       const size_t stride = scale.is_one() ? elements : block;  // blocks, so that scaling finds them in the cache
       for (size_t at = 0; at < elements; at += stride) {
         const size_t n = std::min(stride, elements - at);
-        reduce_few<op>(out + at, sources, count, at, n);
+        const T* parts[few];
+        find_sources(parts, sources, count, at);
+        reduce_few<op>(out + at, parts, count, n);
         if (!scale.is_one()) scale_block(out + at, n, scale);
       }
       return;
     }
+    if (count > few) return reduce_many<op>(out, sources, count, elements, scale);
   }
-  reduce_many<op>(out, sources, count, elements, scale);
+  reduce_converted<op>(out, sources, count, elements, scale);
 }
 
 template <typename T>
