@@ -13,13 +13,13 @@
 
 namespace virtual_network {
 
-constexpr int64_t chunk_bytes_of_links = 512 << 10, chunk_bytes_of_memory = 256 << 10;  // the core's defaults
+constexpr int64_t chunk_bytes_of_links = 512 << 10;  // the core's default
 
 // Returns the numbers that describe an all-reduce, with their default values. memory: megabytes per second that a host
 // copies through shared memory, or all hosts together if they share processors; sums: megabytes per second that it
 // reads to add them up, 0: as many as it copies; message: nanoseconds of a processor for each frame sent or received;
 // stream: megabytes per second that a processor sends or receives, 0: no limit; look: nanoseconds of a shared processor
-// for a rank that waits, when it has its turn.
+// for a rank that waits, when it has its turn; chunk: bytes of a chunk of shared memory.
 inline Numbers allreduce_numbers() {
   Numbers numbers = world_numbers();
   numbers.add("bytes", 64 << 20);
@@ -27,6 +27,7 @@ inline Numbers allreduce_numbers() {
   numbers.add("sums", 0);
   numbers.add("stream", 0);
   numbers.add("look", 2'000);
+  numbers.add("chunk", 256 << 10);
   return numbers;
 }
 
@@ -39,6 +40,7 @@ struct AllreduceCosts {
     const int64_t of_host = std::min(numbers.get("each"), numbers.get("ranks"));
     const auto sharers = static_cast<double>(numbers.get("processors") ? numbers.get("processors") : of_host);
     copied = static_cast<double>(numbers.get("memory")) / sharers;
+    chunk = numbers.get("chunk");
     added = numbers.get("sums") ? static_cast<double>(numbers.get("sums")) / sharers : copied;
   }
 
@@ -54,50 +56,13 @@ struct AllreduceCosts {
   Model model;
   double copied, added, stream;  // MB/s, of a processor while all others work as well
   Nanoseconds message, look;
+  int64_t chunk;  // bytes
 
  private:
   static Nanoseconds at_speed(int64_t bytes, double speed) {
     return static_cast<Nanoseconds>(static_cast<double>(bytes) * 1e3 / speed);
   }
 };
-
-// The rounds of a rank's part of a transfer through shared memory: a reduce-scatter, whose chunks have a share for each
-// member, or an all-gather.
-struct MemoryRounds {
-  std::vector<int64_t> bytes;  // by member: what it gets of a reduce-scatter, or gives to an all-gather
-  size_t own;
-  int64_t each;  // bytes of a member in a round, at most
-  bool adds;
-
-  int64_t count() const {
-    return std::max<int64_t>((*std::max_element(bytes.begin(), bytes.end()) + each - 1) / each, 1);
-  }
-
-  // Returns the time of step 2r, which packs round r, or of step 2r + 1, which reads what the others have packed.
-  Nanoseconds time_of(int64_t step, const AllreduceCosts& costs) const {
-    int64_t others = 0;
-    for (size_t member = 0; member < bytes.size(); ++member)
-      if (member != own) others += in_round(member, step / 2);
-    const int64_t mine = in_round(own, step / 2);
-    if (step % 2 == 0) return costs.copying(adds ? others : mine);
-    return adds ? costs.adding(mine * std::ssize(bytes)) : costs.copying(others);
-  }
-
- private:
-  int64_t in_round(size_t member, int64_t round) const {
-    return std::clamp<int64_t>(bytes[member] - round * each, 0, each);
-  }
-};
-
-inline MemoryRounds memory_rounds(const Transfer& transfer) {
-  const bool adds = transfer.kind == Kind::reducescatter;
-  must(adds || transfer.kind == Kind::allgather, "a transfer has no rounds here");
-  const auto members = static_cast<int64_t>(transfer.members.size());
-  MemoryRounds rounds{{}, transfer.own, adds ? chunk_bytes_of_memory / members / 64 * 64 : chunk_bytes_of_memory, adds};
-  must(rounds.each > 0, "a host has too many ranks");
-  for (const ScatterList& list : adds ? transfer.outgoing : transfer.incoming) rounds.bytes.push_back(list.bytes());
-  return rounds;
-}
 
 // Returns an all-reduce in place of one rank, among all ranks.
 inline std::shared_ptr<Transfer> make_allreduce(const Numbers& numbers, int32_t rank, uint8_t* memory) {

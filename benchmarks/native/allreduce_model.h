@@ -2,7 +2,7 @@
 // phases take modelled times. All hosts are alike, so that the phases of one host are those of each other one.
 #pragma once
 
-#include "allreduce_costs.h"
+#include "memory_steps.h"
 
 namespace virtual_network {
 
@@ -61,7 +61,7 @@ class AllreduceModel {
     ModelledBackend inside(now_, [this](const Transfer& transfer) { return through_memory(transfer); });
     ModelledBackend between(now_, [this](const Transfer& transfer) { return through_links(transfer); });
     const TransferPtr transfer = make_allreduce(numbers_, rank, &nothing_);
-    if (is_on_one_host(numbers_)) return on_one_host(numbers_.get("bytes"), numbers_.get("ranks"));
+    if (is_on_one_host(numbers_)) return through_memory(*transfer);
     if (choose_for(*transfer, hosts_) != Algorithm::hierarchical) return through_links(*transfer);
     HierarchicalBackend hierarchy({{&inside}, &between, hosts_, "auto"});
     const std::unique_ptr<Operation> operation = hierarchy.start(transfer);
@@ -82,21 +82,9 @@ class AllreduceModel {
     return processors ? std::max(numbers_.get("ranks") / processors, int64_t{1}) : 1;
   }
 
+  // Returns the time of a transfer in which no rank waits for others.
   Nanoseconds through_memory(const Transfer& transfer) const {
-    const MemoryRounds rounds = memory_rounds(transfer);
-    Nanoseconds sum = 0;
-    for (int64_t step = 0; step < 2 * rounds.count(); ++step) sum += rounds.time_of(step, costs_);
-    return sum * ranks_a_processor();
-  }
-
-  // Returns the time of an all-reduce, in which nobody waits. Each rank packs its buffer, and adds up all of them, if
-  // there are two, or few bytes; otherwise a slice of each, and copies all slices.
-  Nanoseconds on_one_host(int64_t bytes, int64_t ranks) const {
-    constexpr int64_t few_bytes = 64 << 10;
-    const bool is_whole = ranks == 2 || ranks * bytes <= few_bytes;
-    const Nanoseconds one = is_whole ? costs_.copying(bytes) + costs_.adding(bytes * ranks)
-                                     : costs_.copying(2 * bytes) + costs_.adding(bytes);
-    return one * ranks_a_processor();
+    return MemorySteps(transfer, costs_).sum() * ranks_a_processor();
   }
 
   // Returns the time of a transfer between hosts: in each of two exchanges, slices and results, the slowest of the

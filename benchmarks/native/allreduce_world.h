@@ -1,9 +1,9 @@
 // An all-reduce of all ranks in virtual time: the core's own operations between hosts, whose frames travel over the
 // virtual network, the core's own schedule, and steps in the memory of each host (host_memory.h).
 //
-// A rank that waits looks for news. On a processor of its own it has them at once. Ranks that share a few processors
-// look in turns, as real ones do (core/context/polling.h: more ranks than cores yield between two looks, and sleep
-// only if a peer takes longer than its steps so far): each look takes its time, even if there are no news.
+// A rank looks for news before each step. On a processor of its own it has them at once. Ranks that share a few
+// processors look in turns, as real ones do (core/context/polling.h: more ranks than cores yield between two looks, and
+// sleep only if a peer takes longer than its steps so far): each look takes its time, even if there are no news.
 #pragma once
 
 #include <deque>
@@ -79,7 +79,10 @@ class AllreduceWorld {
     rank.hierarchy =
         std::make_unique<HierarchicalBackend>(HierarchyParts{{rank.inside.get()}, rank.between.get(), hosts_, "auto"});
     const TransferPtr transfer = make_allreduce(numbers_, number, memory_.data());
-    rank.operation = is_hierarchical ? rank.hierarchy->start(transfer) : rank.between->start(transfer);
+    Backend& backend = is_on_one_host(numbers_) ? static_cast<Backend&>(*rank.inside)
+                       : is_hierarchical        ? static_cast<Backend&>(*rank.hierarchy)
+                                                : *rank.between;
+    rank.operation = backend.start(transfer);
     ++waiting_;
   }
 
@@ -133,7 +136,7 @@ class AllreduceWorld {
     while (progress == Progress::moved) must(rank.operation->advance(now_, progress).is_ok(), "the all-reduce failed");
     took += rank.time->worked + send_all(rank, number, took);
     rank.has_moved = took > 0;
-    if (is_shared() && !rank.has_moved) took = costs_.look;
+    if (is_shared()) took += costs_.look;
     rank.runs_until = now_ + took;
     if (is_shared() || rank.has_moved) network_.wake(number, rank.runs_until);
     if (progress != Progress::done) return;

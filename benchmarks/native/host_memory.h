@@ -1,10 +1,10 @@
-// The shared memory of a host in virtual time: transfers pass it in rounds of chunks, as the core's operations do
-// (core/data/memory_reductions.cc, memory_movers.cc), and each step of a rank takes a modelled time.
+// The shared memory of a host in virtual time: transfers pass it in steps (memory_steps.h), each of which takes a
+// modelled time, and waits for the steps of others.
 #pragma once
 
 #include <map>
 
-#include "allreduce_costs.h"
+#include "memory_steps.h"
 
 namespace virtual_network {
 
@@ -15,42 +15,37 @@ struct RankTime {
   std::function<void()> publish;  // tells the other ranks of the host of a step that has ended
 };
 
-// A transfer in the steps of one member. Step 2r packs the chunk of round r; step 2r + 1 reduces or copies the chunks
-// of all, which all must have packed. A slot is packed again when all have read it in this transfer.
-class MemorySteps final : public Operation {
+// A transfer in the steps of one member.
+class SteppedOperation final : public Operation {
  public:
   // `ended`: the steps that each member has ended.
-  MemorySteps(const Transfer& transfer, const AllreduceCosts& costs, std::vector<int64_t>& ended, RankTime& time)
-      : rounds_(memory_rounds(transfer)), costs_(costs), ended_(ended), time_(time) {}
+  SteppedOperation(const Transfer& transfer, const AllreduceCosts& costs, std::vector<int64_t>& ended, RankTime& time)
+      : steps_(transfer, costs), own_(transfer.own), ended_(ended), time_(time) {}
 
   Status advance(Nanoseconds now, Progress& progress) override {
     progress = Progress::blocked;
     if (is_working_ && now >= ends_at_) {
       is_working_ = false;
-      ++ended_[rounds_.own];
+      ++ended_[own_];
       progress = Progress::moved;
       time_.publish();
     }
-    const int64_t step = ended_[rounds_.own];
-    if (step == 2 * rounds_.count()) progress = Progress::done;
-    else if (!is_working_ && may_begin(step)) begin(step);
+    const int64_t step = ended_[own_];
+    if (step == std::ssize(steps_.all())) progress = Progress::done;
+    else if (!is_working_) begin(steps_.all()[static_cast<size_t>(step)]);
     return Status::ok();
   }
 
  private:
-  bool may_begin(int64_t step) const {
-    const int64_t needed = step % 2 ? step : step + 2 - 2 * SharedRegion::slots_each;
-    return *std::min_element(ended_.begin(), ended_.end()) >= needed;
-  }
-
-  void begin(int64_t step) {
+  void begin(const MemoryStep& step) {
+    if (*std::min_element(ended_.begin(), ended_.end()) < step.needs) return;
     is_working_ = true;
-    time_.worked += std::max<Nanoseconds>(rounds_.time_of(step, costs_), 1);  // even for no bytes: others wait for it
+    time_.worked += std::max<Nanoseconds>(step.takes, 1);  // even for no bytes: others wait for it
     ends_at_ = time_.now + time_.worked;
   }
 
-  MemoryRounds rounds_;
-  const AllreduceCosts& costs_;
+  MemorySteps steps_;
+  size_t own_;
   std::vector<int64_t>& ended_;
   RankTime& time_;
   bool is_working_ = false;
@@ -71,7 +66,7 @@ class HostBackend final : public Backend {
   std::unique_ptr<Operation> start(TransferPtr transfer) override {
     std::vector<int64_t>& ended = host_[transfer->phase];
     ended.resize(transfer->members.size());
-    return std::make_unique<MemorySteps>(*transfer, costs_, ended, time_);
+    return std::make_unique<SteppedOperation>(*transfer, costs_, ended, time_);
   }
 
  private:
