@@ -14,7 +14,7 @@
 namespace sirtaki {
 
 // A Channel is one connection, with is_encrypted, socket(), and with write(), read() and end_writing() like those of a
-// BytePipe. An encrypted one has unread(), too: the number of bytes that it holds.
+// BytePipe. An encrypted one has holds_inbound(), too.
 template <typename Channel>
 class StripedPipe : public BytePipe {
  public:
@@ -62,7 +62,7 @@ class StripedPipe : public BytePipe {
 
   bool holds_inbound() const override {
     if constexpr (Channel::is_encrypted)
-      return std::ranges::any_of(channels_, [](const Channel& channel) { return channel.unread() > 0; });
+      return std::ranges::any_of(channels_, [](const Channel& channel) { return channel.holds_inbound(); });
     return false;
   }
 

@@ -62,6 +62,8 @@ class TlsSession {
   ptrdiff_t write(std::span<const uint8_t> bytes, bool more);
   ptrdiff_t read(std::span<uint8_t> bytes);
   size_t unread() const;  // bytes taken from the socket that were not read yet; some may be TLS's own
+  // Returns whether a read may return what the socket no longer shows: bytes, or the end of the stream.
+  bool holds_inbound() const { return unread() > 0 || unreadable_; }
   void end_writing();
 
  private:

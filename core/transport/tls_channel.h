@@ -20,7 +20,7 @@ class TlsChannel {
   int socket() const { return socket_.get(); }
   ptrdiff_t write(std::span<const uint8_t> bytes, bool more) { return session_->write(bytes, more); }
   ptrdiff_t read(std::span<uint8_t> bytes) { return session_->read(bytes); }
-  size_t unread() const { return session_->unread(); }
+  bool holds_inbound() const { return session_->holds_inbound(); }
   void end_writing() { session_->end_writing(); }
 
  private:

@@ -108,6 +108,19 @@ TEST(bytes_that_the_socket_no_longer_shows_are_known) {
   CHECK(!pipe.holds_inbound());
 }
 
+TEST(an_end_that_nobody_has_read_is_known) {
+  Sockets sockets;
+  Sessions sessions = encrypted::establish(sockets.on());
+  const Bytes text = random_bytes(1000);
+  CHECK_EQUAL(sessions.ends[0]->write(text, false), static_cast<ptrdiff_t>(text.size()));
+  const Bytes no_record(5);  // as many bytes as the header of a record has
+  REQUIRE(::send(sockets.ends[0].get(), no_record.data(), no_record.size(), MSG_NOSIGNAL) == 5);
+  Bytes got(text.size() + 1);
+  CHECK_EQUAL(sessions.ends[1]->read(got), static_cast<ptrdiff_t>(text.size()));
+  CHECK(sessions.ends[1]->holds_inbound());
+  CHECK_EQUAL(sessions.ends[1]->read(got), -1);
+}
+
 TEST(nothing_of_the_text_is_on_the_wire) {
   const Bytes text = random_bytes(1000);
   Sockets sockets;
