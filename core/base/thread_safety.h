@@ -1,6 +1,6 @@
 // Locks that the compiler checks: macros for the attributes of clang's thread-safety analysis
 // (https://clang.llvm.org/docs/ThreadSafetyAnalysis.html), and a mutex that carries them. `make test-locks` runs the
-// analysis. GCC has no such analysis, and the macros expand to nothing.
+// analysis, and so does each build with clang. GCC has no such analysis, and the macros expand to nothing.
 #pragma once
 
 #include <chrono>
