@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
 
 #include "check.h"
 #include "data/kernels/half.h"
@@ -143,6 +144,36 @@ TEST(a_nan_wins_in_min_and_max) {
       table->of(DType::float32)->reduce[op](out.data(), sources, 2, 40, {});
       for (size_t i = 0; i < 40; ++i) CHECK_EQUAL(std::isnan(out[i]), i == 3 || i == 17);
     }
+}
+
+TEST(many_ranks_are_reduced_in_their_order) {
+  const auto fold = [](int op, float a, float b) {
+    if (op == SRT_MIN) return a < b || a != a ? a : b;
+    if (op == SRT_MAX) return a > b || a != a ? a : b;
+    return op == SRT_PRODUCT ? a * b : a + b;
+  };
+  const size_t count = 1500;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  for (const Kernels* table : tables())
+    for (int op : {SRT_SUM, SRT_MIN, SRT_MAX, SRT_PRODUCT})
+      for (size_t ranks = 5; ranks <= 9; ++ranks)
+        for (const Scale scale : {Scale{}, Scale{0.5, 3}}) {
+          std::vector<std::vector<float>> inputs(ranks, std::vector<float>(count));
+          std::vector<const void*> sources;
+          for (std::vector<float>& input : inputs) {
+            std::ranges::generate(input, [&] { return normal(random); });
+            sources.push_back(input.data());
+          }
+          for (size_t i = 0; i < ranks; ++i) inputs[i][100 + i] = std::numeric_limits<float>::quiet_NaN();
+          std::vector<float> expected(inputs[0]), out(count);
+          for (size_t rank = 1; rank < ranks; ++rank)
+            for (size_t i = 0; i < count; ++i) expected[i] = fold(op, expected[i], inputs[rank][i]);
+          if (!scale.is_one())
+            for (float& value : expected) value = value * 0.5f / 3.0f;
+          table->of(DType::float32)->reduce[op](out.data(), sources.data(), static_cast<int>(ranks), count, scale);
+          CHECK_EQUAL(std::memcmp(out.data(), expected.data(), count * sizeof(float)), 0);
+        }
 }
 
 TEST(integers_wrap_around) {
