@@ -49,11 +49,10 @@ def python_of(launcher: str) -> list[str]:
 
 
 def tier_of(launcher: str, trainer: str) -> Marks:
-    """Returns the marks. Transformers trains through accelerate, so the first tier leaves that out.
-
-    The backend under torchrun has tests of its own (`test_torch_backend_programs.py`).
-    """
-    return full_unless(trainer != "accelerate") if launcher == "hvdrun" else (pytest.mark.exhaustive,)
+    """Returns the marks. Transformers trains through accelerate, so the first tier leaves that out."""
+    if launcher == "hvdrun":
+        return full_unless(trainer != "accelerate")
+    return exhaustive_unless(trainer == "lightning")
 
 
 @pytest.mark.parametrize(

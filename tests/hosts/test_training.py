@@ -36,11 +36,7 @@ if hvd.rank() == 0:
 
 
 @pytest.mark.parametrize(
-    ("framework", "ranks_each"),
-    [
-        pytest.param("pytorch", 2, id="pytorch"),
-        pytest.param("keras", 1, id="keras with TensorFlow", marks=pytest.mark.exhaustive),
-    ],
+    ("framework", "ranks_each"), [("pytorch", 2), ("keras", 1)], ids=["pytorch", "keras with TensorFlow"]
 )
 def test_an_example_trains_on_two_hosts(network: Network, framework: str, ranks_each: int) -> None:
     pytest.importorskip("torch" if framework == "pytorch" else "tensorflow")
