@@ -1,8 +1,9 @@
 """Real processes on this machine beside as many simulated ranks, which share its processors.
 
-The simulation is given the cost of a message between two processes (`calibrate`), and what the code around
-the state machines costs in small worlds: for a step and for each of its operations, with two ranks for each
-processor; for a start, with two ranks. The larger worlds are the check.
+The simulation is given the cost of a message between two processes (`calibrate`), for each all-reduce the
+speed of memory for as many ranks (`memory_speed`), and what the code around the state machines costs in
+small worlds: for a step and for each of its operations, with two ranks for each processor; for a start, with
+two ranks. The larger worlds are the check.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _check_negotiation(ranks: int, barriers: int, machine: Machine, options: Nam
 
 def _check_allreduce(ranks: int, size: int, machine: Machine, options: Namespace) -> Check:
     """Compares all-reduces. What their ranks' copies and sums cost depends on what the caches hold."""
-    world = {"ranks": ranks, "each": options.each, "bytes": size}
+    world = {"ranks": ranks, "each": options.each, "bytes": size, "processors": options.usable}
     real = _real(ranks, options.each, bytes=size)
     memory = run("memory_speed", **world)
     data = {"stream": machine.stream, "look": machine.look, "chunk": memory.pop("chunk"), **memory}

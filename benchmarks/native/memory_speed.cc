@@ -1,11 +1,12 @@
 // The speed of this machine's memory for ranks that exchange tensors through chunks of shared memory.
 //
-//   memory_speed ranks=8 each=8 bytes=16777216    ranks, of a host, bytes of a tensor
+//   memory_speed ranks=8 each=8 bytes=16777216 processors=2    ranks, of a host, bytes of a tensor
 //
 // What the caches hold depends on all of these numbers. Each processor does the work of its share of the ranks in
 // turns, as Linux lets ranks have theirs: each rank has a tensor, and the shared memory of its host at an address of
 // its own. Prints one JSON object: the bytes of a chunk, as the core chooses them on this machine, and megabytes per
-// second of all processors, which they copy between tensors and chunks, and which they read to add up parts of chunks.
+// second which a processor copies between tensors and chunks, and which it reads to add up parts of chunks, both times
+// the number of processors.
 #include <sys/mman.h>
 
 #include <barrier>
@@ -14,6 +15,7 @@
 #include <thread>
 
 #include "base/machine.h"
+#include "data/kernels/body.h"
 #include "numbers.h"
 #include "processes.h"
 #include "transport/shared_region.h"
@@ -22,12 +24,12 @@ namespace {
 
 constexpr int fewest_passes = 7;  // whose best one counts: other work may run
 constexpr double shortest = 1e6;  // microseconds of all passes
-constexpr size_t least = size_t{32} << 20;  // bytes that a processor copies in a pass
-constexpr double never = 1e18;  // microseconds
+constexpr size_t least = size_t{32} << 20;  // bytes that a processor packs in a pass
+constexpr double unmeasured = 1e18;  // microseconds
 
 // The world, in bytes and ranks.
 struct World {
-  size_t ranks, each, bytes, chunk, processors = std::max(std::thread::hardware_concurrency(), 1u);
+  size_t ranks, each, bytes, chunk, processors;
 
   size_t part() const { return chunk / each / 64 * 64; }
   // Returns the distance between a chunk's parts in a tensor: they are a slice apart if there are several hosts.
@@ -35,17 +37,23 @@ struct World {
   // Returns the distance between the parts of one member in successive chunks.
   size_t step() const { return ranks > each ? part() : chunk; }
   size_t rounds() const { return std::max(bytes / chunk, size_t{1}); }
-  size_t repetitions() const { return std::max(least * processors / (ranks * bytes), size_t{1}); }
+  // Returns how many ranks the busiest processor serves, and how often these pass over their tensors.
+  size_t ranks_a_processor() const { return (ranks + processors - 1) / processors; }
+  size_t repetitions() const { return std::max(least / (ranks_a_processor() * rounds() * chunk), size_t{1}); }
+  // Returns the bytes of the chunks of a host, of which each rank has two, in whole pages.
+  size_t host_bytes() const {
+    const auto page = static_cast<size_t>(page_bytes());
+    return (2 * each * chunk + page - 1) / page * page;
+  }
 };
 
 // A rank's tensor, and its view of the chunks of its host, of which each rank has two.
 class Rank {
  public:
   Rank(const World& world, size_t number, int memory)
-      : world_(world), own_(number % world.each), tensor_(world.bytes + world.chunk) {
-    const size_t length = 2 * world.each * world.chunk;
-    const auto begin = static_cast<off_t>(number / world.each * length);
-    void* mapped = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, memory, begin);
+      : world_(world), own_(number % world.each), tensor_(world.bytes + world.chunk), sources_(world.each) {
+    const auto begin = static_cast<off_t>(number / world.each * world.host_bytes());
+    void* mapped = ::mmap(nullptr, world.host_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory, begin);
     must(mapped != MAP_FAILED, "no shared memory");
     chunks_ = static_cast<char*>(mapped);
   }
@@ -55,23 +63,18 @@ class Rank {
       std::memcpy(part(own_, member, round), place(member, round), world_.part());
   }
 
-  void copy(size_t round) {
-    for (size_t member = 0; member < world_.each; ++member)
-      if (member != own_) std::memcpy(place(member, round), part(member, own_, round), world_.part());
+  // Adds up this rank's part of all chunks, in its own one.
+  void add_up(size_t round) {
+    for (size_t member = 0; member < world_.each; ++member) sources_[member] = part(member, own_, round);
+    const DTypeKernels& arithmetic = *kernels_of(DType::float32);
+    arithmetic.reduce[SRT_SUM](part(own_, own_, round), sources_.data(), static_cast<int>(world_.each),
+                               world_.part() / sizeof(float), {});
   }
 
-  void add_up(size_t round) {
-    constexpr size_t block = 1024;
-    auto* sums = reinterpret_cast<float*>(place(own_, round));
-    for (size_t begin = 0, count = world_.part() / sizeof(float); begin < count; begin += block) {
-      float total[block] = {};
-      const size_t end = std::min(begin + block, count);
-      for (size_t member = 0; member < world_.each; ++member) {
-        const auto* numbers = reinterpret_cast<const float*>(part(member, own_, round));
-        for (size_t i = begin; i < end; ++i) total[i - begin] += numbers[i];
-      }
-      std::copy_n(total, end - begin, sums + begin);
-    }
+  // Copies the sums of all members.
+  void copy(size_t round) {
+    for (size_t member = 0; member < world_.each; ++member)
+      std::memcpy(place(member, round), part(member, member, round), world_.part());
   }
 
  private:
@@ -85,6 +88,7 @@ class Rank {
   const World& world_;
   size_t own_;
   std::vector<char> tensor_;
+  std::vector<const void*> sources_;
   char* chunks_;
 };
 
@@ -96,7 +100,7 @@ class Processors {
  public:
   explicit Processors(const World& world) : world_(world), all_(static_cast<ptrdiff_t>(world.processors)) {
     const int memory = ::memfd_create("memory_speed", MFD_CLOEXEC);
-    const size_t length = 2 * world.chunk * (world.ranks + world.each);
+    const size_t length = (world.ranks / world.each + 1) * world.host_bytes();
     must(memory >= 0 && ::ftruncate(memory, static_cast<off_t>(length)) == 0, "no shared memory");
     for (size_t number = 0; number < world.ranks; ++number)
       ranks_.push_back(std::make_unique<Rank>(world_, number, memory));
@@ -141,7 +145,6 @@ class Processors {
 };
 
 size_t chunk_bytes(int ranks) {
-  using namespace sirtaki;
   const int64_t bytes = SharedRegion::fitting_chunk_bytes(second_level_cache_bytes(), ranks, online_cores());
   return static_cast<size_t>(bytes);
 }
@@ -149,22 +152,22 @@ size_t chunk_bytes(int ranks) {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  Numbers numbers({{"ranks", 8}, {"each", 8}, {"bytes", 16 << 20}}, {"ranks", "each", "bytes"});
+  const std::vector<std::string> names = {"ranks", "each", "bytes", "processors"};
+  Numbers numbers({{"ranks", 8}, {"each", 8}, {"bytes", 16 << 20}, {"processors", 2}}, names);
   numbers.parse(argument_count, arguments);
   const auto number = [&](const std::string& name) { return static_cast<size_t>(numbers.get(name)); };
   const size_t each = std::min(number("each"), number("ranks"));
-  const World world{number("ranks"), each, number("bytes"), chunk_bytes(static_cast<int>(each))};
+  const World world{number("ranks"), each, number("bytes"), chunk_bytes(static_cast<int>(each)), number("processors")};
   must(world.part() > 0, "a chunk is too small");
   Processors processors(world);
-  Durations best{never, never};
+  Durations best{unmeasured, unmeasured};
   const auto begun = Clock::now();
   for (int pass = 0; pass < fewest_passes || microseconds_since(begun) < shortest; ++pass) {
     const Durations took = processors.pass();
     best = {std::min(best.copying, took.copying), std::min(best.adding, took.adding)};
   }
-  const size_t parts = world.ranks * world.repetitions() * world.rounds();
-  const auto chunks = static_cast<double>(parts * world.each * world.part());
-  const auto copied = static_cast<double>(parts * (2 * world.each - 1) * world.part());
-  std::printf("{\"chunk\": %zu, \"memory\": %.0f, \"sums\": %.0f}\n", world.chunk, copied / best.copying,
-              chunks / best.adding);
+  const size_t rounds = world.ranks_a_processor() * world.repetitions() * world.rounds();
+  const auto bytes = static_cast<double>(rounds * world.each * world.part() * world.processors);
+  std::printf("{\"chunk\": %zu, \"memory\": %.0f, \"sums\": %.0f}\n", world.chunk, 2 * bytes / best.copying,
+              bytes / best.adding);
 }
