@@ -20,6 +20,7 @@ ON_HOSTS = {"network", "fragile"}
 ENGINES = {"spark", "ray_cluster"}  # each needs a GB of memory: one session of each at a time
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.pluginmanager.hasplugin("xdist"):
         return
