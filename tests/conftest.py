@@ -13,6 +13,8 @@ from process_world import LatestWorld
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
+# torch looks up the name of each peer of its stores; glibc waits 5 s for a lost answer by default.
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
 
 RunCase = Callable[[int, str], None]
 # Network namespaces have fixed names: all tests with one of these fixtures run in one process of pytest.
