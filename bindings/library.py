@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import platform
 import sys
 from functools import cache
@@ -34,7 +36,28 @@ def _open() -> Any:
         raise ImportError(
             f"{PATH} is version {built}, but the Python part is version {VERSION}; install the project again"
         )
+    _build_types(library)
     return library
+
+
+def _build_types(library: Any) -> None:
+    """Builds all C types now, while no garbage is collected.
+
+    cffi builds each when it is first used. It ends the process if a finalizer, or another thread that runs
+    because of one, uses the same type meanwhile.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for name in dir(library):
+            getattr(library, name)
+        for structure in ffi.list_types()[1]:
+            with contextlib.suppress(ffi.error):  # an opaque one has neither a size nor fields
+                ffi.sizeof(structure)
+                _ = ffi.typeof(structure).fields
+    finally:
+        if collects:
+            gc.enable()
 
 
 lib: Any = _open()
