@@ -87,7 +87,8 @@ def test_the_reset_limit_ends_the_call() -> None:
 
 
 def test_too_few_ranks_end_the_call() -> None:
-    with pytest.raises(sirtaki.RunError, match=r"^3 ranks are needed, and 2 were there after 6 s \(Ray has"):
+    text = r"^3 ranks are needed, and [0-2] were there after 6 s \(Ray has"  # which may start actors later
+    with pytest.raises(sirtaki.RunError, match=text):
         executor(min_workers=3, elastic_timeout=6).run(train, args=("kill",))
 
 
