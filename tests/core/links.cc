@@ -362,9 +362,10 @@ TEST(a_machine_whose_answer_was_lost_is_asked_again_at_once) {
   DeafConnection connection;
   if (!connection.open()) return;
   const int socket = connection.here.get();
-  REQUIRE(prepare_tcp(socket, seconds(1)));
-  const int never_again = 32'767;  // seconds until the next regular probe
+  REQUIRE(prepare_tcp(socket, seconds(1000)));
+  const int never_again = 32'767, soon = 1;  // seconds until the next regular probe, and until the first one
   REQUIRE(::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &never_again, sizeof never_again) == 0);
+  REQUIRE(::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &soon, sizeof soon) == 0);
   REQUIRE(holds_after([&] { return tcp_silence(socket) >= milliseconds(500); }, [] {}));  // one has been lost
   REQUIRE(connection.set_deaf(false));
   ::usleep(500'000);
