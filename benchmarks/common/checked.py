@@ -121,12 +121,12 @@ def _check_negotiation(ranks: int, barriers: int, machine: Machine, options: Nam
 
 
 def _check_allreduce(ranks: int, size: int, machine: Machine, options: Namespace) -> Check:
-    """Compares all-reduces. What their ranks' copies and sums cost depends on what the caches hold."""
+    """Compares all-reduces. The caches, and so the costs of copies and sums, depend on the world."""
     world = {"ranks": ranks, "each": options.each, "bytes": size, "processors": options.usable}
     real = _real(ranks, options.each, bytes=size)
     memory = run("memory_speed", **world)
-    data = {"stream": machine.stream, "look": machine.look, "chunk": memory.pop("chunk"), **memory}
-    found = run("allreduce", **{**machine.costs(options), **world}, events=1, **data)
+    costs = machine.costs(options) | {"stream": machine.stream, "look": machine.look} | memory
+    found = run("allreduce", **(costs | world), events=1)
     simulated = found["microseconds"] + _negotiation(ranks, 1, machine, options)
     return Check(f"all-reduce of {size >> 20} MiB", ranks, real, simulated)
 

@@ -34,14 +34,13 @@ inline Numbers allreduce_numbers() {
 struct AllreduceCosts {
   explicit AllreduceCosts(const Numbers& numbers)
       : model(network_model(numbers)), stream(static_cast<double>(numbers.get("stream"))),
-        message(numbers.get("message")), look(numbers.get("look")) {
+        message(numbers.get("message")), look(numbers.get("look")), chunk(numbers.get("chunk")) {
     must(numbers.get("memory") > 0, "memory is too small");
-    must(numbers.get("chunk") > 0, "chunk is too small");
+    must(chunk > 0, "chunk is too small");
     must(look > 0 || !numbers.get("processors"), "look is too small");
     const int64_t of_host = std::min(numbers.get("each"), numbers.get("ranks"));
     const auto sharers = static_cast<double>(numbers.get("processors") ? numbers.get("processors") : of_host);
     copied = static_cast<double>(numbers.get("memory")) / sharers;
-    chunk = numbers.get("chunk");
     added = numbers.get("sums") ? static_cast<double>(numbers.get("sums")) / sharers : copied;
   }
 

@@ -2,11 +2,11 @@
 //
 //   memory_speed ranks=8 each=8 bytes=16777216 processors=2    ranks, of a host, bytes of a tensor
 //
-// What the caches hold depends on all of these numbers. Each processor does the work of its share of the ranks in
-// turns, as Linux lets ranks have theirs: each rank has a tensor, and the shared memory of its host at an address of
-// its own. Prints one JSON object: the bytes of a chunk, as the core chooses them on this machine, and megabytes per
-// second which a processor copies between tensors and chunks, and which it reads to add up parts of chunks, both times
-// the number of processors.
+// Each processor does the work of its share of the ranks in turns, as Linux lets ranks have theirs: each rank has a
+// tensor, and the shared memory of its host at an address of its own. The contents of the caches, and therefore the
+// speed, depend on all of these numbers. Prints one JSON object: the bytes of a chunk, as the core chooses them on this
+// machine, and megabytes per second which a processor copies between tensors and chunks, and which it reads to add up
+// parts of chunks, both times the number of processors.
 #include <sys/mman.h>
 
 #include <barrier>
