@@ -12,12 +12,14 @@ constexpr Nanoseconds shortest_look = microseconds(50),
 }  // namespace
 
 bool Iteration::run(Nanoseconds now) {
+  const bool had_ended = parts_.failure.has_ended_all();
+  bool moved = false;
   try {
-    return run_parts(now);
+    moved = run_parts(now);
   } catch (const std::bad_alloc&) {
     parts_.failure.fail_without_memory(now);
-    return false;
   }
+  return moved || parts_.failure.has_ended_all() != had_ended;
 }
 
 bool Iteration::run_parts(Nanoseconds now) {

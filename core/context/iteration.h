@@ -34,7 +34,8 @@ class Iteration {
 
   explicit Iteration(const IterationParts& parts) : parts_(parts) {}
 
-  // Returns whether anything moved. Running out of memory fails the context like any other failure.
+  // Returns whether anything moved; the end of all operations by a failure counts, too, so that callers look for it.
+  // Running out of memory fails the context like any other failure.
   bool run(Nanoseconds now) REQUIRES(driving);
 
   // Returns whether work has arrived since the last run. Called once the peers can see that this rank sleeps.
