@@ -100,9 +100,9 @@ def simulate_all(options: Namespace) -> list[Start]:
     return [simulate_start(ranks, place, costs, describe(ranks, options.each)) for ranks in options.ranks]
 
 
-def with_base(costs: StartCosts, seconds: float, ranks: int, place: Place) -> StartCosts:
-    """Returns the costs with a base that makes a start of some ranks take this much longer."""
-    return replace(costs, base=max(seconds, 0.0) / _crowd(ranks, place))
+def base_of(seconds: float, ranks: int, place: Place) -> float:
+    """Returns the base that makes a start of some ranks take this much longer."""
+    return max(seconds, 0.0) / _crowd(ranks, place)
 
 
 def _crowd(ranks: int, place: Place) -> float:
