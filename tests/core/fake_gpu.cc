@@ -6,8 +6,8 @@ using namespace fixture;
 // This case runs first: a process with threads should not be forked.
 TEST(ranks_may_be_processes) {
   const auto run = [](Fakes& fakes, const NcclUniqueId& id, int rank) {
-    Gpu gpu(fakes, rank);
-    const Communicator communicator(fakes, 2, id, rank);
+    TestGpu gpu(fakes, rank);
+    const TestCommunicator communicator(fakes, 2, id, rank);
     const DeviceArray<float> array(gpu, {static_cast<float>(rank + 1)});
     communicator.nccl.allreduce(array.data(), array.data(), 1, float32, sum, communicator.handle, gpu.stream);
     finish(gpu, communicator);
@@ -38,7 +38,7 @@ TEST(ranks_may_be_processes) {
 
 TEST(a_stream_does_its_tasks_in_order_and_later) {
   Fakes fakes;
-  const Gpu gpu(fakes, 0);
+  const TestGpu gpu(fakes, 0);
   fakes.control.hold(gpu.stream, 1);
   const DeviceArray<int> from(gpu, {1, 2, 3}), to(gpu, {0, 0, 0});
   OK(gpu.cuda.copy(to.memory, from.memory, 12, gpu.stream));
@@ -54,7 +54,7 @@ TEST(a_stream_does_its_tasks_in_order_and_later) {
 
 TEST(a_stream_waits_for_the_event_of_another) {
   Fakes fakes;
-  const Gpu gpu(fakes, 0);
+  const TestGpu gpu(fakes, 0);
   CudaStream other = nullptr;
   OK(gpu.cuda.stream_create(&other, cuda_stream_non_blocking, -5));
   fakes.control.hold(gpu.stream, 1);
@@ -81,7 +81,7 @@ TEST(what_cuda_forbids_is_noticed) {
   CudaEvent event = nullptr;
   CHECK(cuda.event_create(&event, 0) != cuda_success);
   CHECK_EQUAL(fakes.take_misuse(), "cuEventCreate: there is no current context");
-  const Gpu gpu(fakes, 0);
+  const TestGpu gpu(fakes, 0);
   {
     const DeviceArray<int> array(gpu, {1});
     int ordinary[1] = {};
@@ -101,14 +101,14 @@ TEST(what_cuda_forbids_is_noticed) {
     fakes.control.hold(gpu.stream, 0);
     gpu.wait(gpu.record());
   }
-  const Gpu other(fakes, 1);  // this context is current now
+  const TestGpu other(fakes, 1);  // this context is current now
   CHECK(cuda.stream_wait_event(gpu.stream, nullptr, 0) != cuda_success);
   CHECK_EQUAL(fakes.take_misuse(), "cuStreamWaitEvent: no stream or event of the current context");
 }
 
 TEST(failures_come_when_a_test_wants_them) {
   Fakes fakes;
-  const Gpu gpu(fakes, 0);
+  const TestGpu gpu(fakes, 0);
   fakes.control.fail("cuMemAlloc_v2", 2, cuda_out_of_memory);
   CudaMemory memory = 0, more = 0;
   OK(gpu.cuda.memory_allocate(&memory, 8));

@@ -55,13 +55,13 @@ inline void check_ok(int result, int line) {
 #define OK(result) check_ok((result), __LINE__)
 
 // The context of a GPU, current in this thread, with a stream of its own.
-struct Gpu {
-  Gpu(Fakes& fakes, int device) : cuda(fakes.cuda()), device(device) {
+struct TestGpu {
+  TestGpu(Fakes& fakes, int device) : cuda(fakes.cuda()), device(device) {
     OK(cuda.context_retain(&context, device));
     OK(cuda.context_push(context));
     OK(cuda.stream_create(&stream, cuda_stream_non_blocking, 0));
   }
-  ~Gpu() {
+  ~TestGpu() {
     wait(record());
     OK(cuda.stream_destroy(stream));
     OK(cuda.context_pop(nullptr));
@@ -89,7 +89,7 @@ struct Gpu {
 // Device memory for elements.
 template <typename T>
 struct DeviceArray {
-  DeviceArray(const Gpu& gpu, const std::vector<T>& values) : cuda(gpu.cuda), values(values.size()) {
+  DeviceArray(const TestGpu& gpu, const std::vector<T>& values) : cuda(gpu.cuda), values(values.size()) {
     OK(cuda.memory_allocate(&memory, values.size() * sizeof(T)));
     std::copy(values.begin(), values.end(), data());
   }
@@ -103,13 +103,13 @@ struct DeviceArray {
 };
 
 // One rank of a communicator, which is created and destroyed as NCCL requires.
-struct Communicator {
-  Communicator(Fakes& fakes, int size, const NcclUniqueId& id, int rank) : nccl(fakes.nccl()) {
+struct TestCommunicator {
+  TestCommunicator(Fakes& fakes, int size, const NcclUniqueId& id, int rank) : nccl(fakes.nccl()) {
     NcclConfig config;
     CHECK_EQUAL(nccl.init(&handle, size, id, rank, &config), nccl_in_progress);
     state = settle();
   }
-  ~Communicator() {
+  ~TestCommunicator() {
     if (state != nccl_success) abort();
     if (!handle) return;
     nccl.finalize(handle);
@@ -133,7 +133,7 @@ struct Communicator {
   NcclResult state = nccl_in_progress;
 };
 
-using Body = std::function<void(int rank, Gpu&, Communicator&)>;
+using Body = std::function<void(int rank, TestGpu&, TestCommunicator&)>;
 
 // Runs ranks as threads, each with a GPU of its own.
 inline void run_ranks(Fakes& fakes, int size, const Body& body) {
@@ -142,8 +142,8 @@ inline void run_ranks(Fakes& fakes, int size, const Body& body) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank)
     threads.emplace_back([&, rank] {
-      Gpu gpu(fakes, rank);
-      Communicator communicator(fakes, size, id, rank);
+      TestGpu gpu(fakes, rank);
+      TestCommunicator communicator(fakes, size, id, rank);
       CHECK_EQUAL(communicator.state, nccl_success);
       body(rank, gpu, communicator);
     });
@@ -151,7 +151,7 @@ inline void run_ranks(Fakes& fakes, int size, const Body& body) {
 }
 
 // Waits until the launched calls are in the stream, and then until the stream has completed them.
-inline void finish(const Gpu& gpu, const Communicator& communicator) {
+inline void finish(const TestGpu& gpu, const TestCommunicator& communicator) {
   OK(communicator.settle());
   gpu.wait(gpu.record());
 }

@@ -5,7 +5,7 @@ using namespace fixture;
 
 TEST(collectives_give_exact_results_to_all_ranks) {
   Fakes fakes;
-  run_ranks(fakes, 3, [](int rank, Gpu& gpu, Communicator& communicator) {
+  run_ranks(fakes, 3, [](int rank, TestGpu& gpu, TestCommunicator& communicator) {
     const auto number = static_cast<float>(rank + 1);
     const DeviceArray<float> summed(gpu, {number, 10 * number}), given(gpu, {number, -number}), at_one(gpu, {0, 0});
     const NcclFunctions& nccl = communicator.nccl;
@@ -23,7 +23,7 @@ TEST(collectives_give_exact_results_to_all_ranks) {
 
 TEST(a_group_is_launched_at_its_end_and_exchanges_at_once) {
   Fakes fakes;
-  run_ranks(fakes, 4, [&](int rank, Gpu& gpu, Communicator& communicator) {
+  run_ranks(fakes, 4, [&](int rank, TestGpu& gpu, TestCommunicator& communicator) {
     const size_t count = 30'000;  // more than a channel holds
     const DeviceArray<float> input(gpu, std::vector<float>(4 * count, static_cast<float>(rank)));
     const DeviceArray<float> output(gpu, std::vector<float>(4 * count, -1));
@@ -47,7 +47,7 @@ TEST(a_group_is_launched_at_its_end_and_exchanges_at_once) {
 
 TEST(operators_know_every_type) {
   Fakes fakes;
-  run_ranks(fakes, 2, [](int rank, Gpu& gpu, Communicator& communicator) {
+  run_ranks(fakes, 2, [](int rank, TestGpu& gpu, TestCommunicator& communicator) {
     const NcclFunctions& nccl = communicator.nccl;
     const auto run = [&]<typename T>(int type, int operation, T mine) {
       const DeviceArray<T> array(gpu, {mine});
@@ -73,7 +73,7 @@ TEST(operators_know_every_type) {
 
 TEST(calls_that_do_not_fit_together_are_an_error_and_an_abort_ends_them) {
   Fakes fakes;
-  run_ranks(fakes, 2, [](int rank, Gpu& gpu, Communicator& communicator) {
+  run_ranks(fakes, 2, [](int rank, TestGpu& gpu, TestCommunicator& communicator) {
     const DeviceArray<float> array(gpu, {1, 2});
     const size_t count = rank ? 1 : 2;
     communicator.nccl.allreduce(array.data(), array.data(), count, float32, sum, communicator.handle, gpu.stream);
@@ -92,7 +92,7 @@ TEST(calls_that_do_not_fit_together_are_an_error_and_an_abort_ends_them) {
 TEST(a_kernel_that_never_ends_ends_with_an_abort) {
   Fakes fakes;
   fakes.control.set("hang", 1);
-  run_ranks(fakes, 2, [](int, Gpu& gpu, Communicator& communicator) {
+  run_ranks(fakes, 2, [](int, TestGpu& gpu, TestCommunicator& communicator) {
     const DeviceArray<float> array(gpu, {1});
     communicator.nccl.allreduce(array.data(), array.data(), 1, float32, sum, communicator.handle, gpu.stream);
     OK(communicator.settle());
@@ -113,8 +113,8 @@ TEST(an_abort_waits_for_the_kernels_of_other_communicators_unless_they_are_abort
     fakes.control.set("free_limit", is_grouped ? 20'000 : 20);
     NcclUniqueId other;
     OK(fakes.nccl().unique_id(&other));
-    run_ranks(fakes, 2, [&](int rank, Gpu& gpu, Communicator& first) {
-      Communicator second(fakes, 2, other, rank);
+    run_ranks(fakes, 2, [&](int rank, TestGpu& gpu, TestCommunicator& first) {
+      TestCommunicator second(fakes, 2, other, rank);
       const DeviceArray<float> array(gpu, {1}), more(gpu, {1});
       const NcclFunctions& nccl = first.nccl;
       nccl.allreduce(array.data(), array.data(), 1, float32, sum, first.handle, gpu.stream);
@@ -136,9 +136,9 @@ TEST(an_id_serves_for_one_communicator) {
   Fakes fakes;
   NcclUniqueId id;
   OK(fakes.nccl().unique_id(&id));
-  const Gpu gpu(fakes, 0);
+  const TestGpu gpu(fakes, 0);
   {
-    const Communicator first(fakes, 1, id, 0);
+    const TestCommunicator first(fakes, 1, id, 0);
     CHECK_EQUAL(first.state, nccl_success);
   }
   NcclConfig config;
@@ -151,7 +151,7 @@ TEST(an_id_serves_for_one_communicator) {
 TEST(a_communicator_ends_when_all_ranks_let_it) {
   Fakes fakes;
   std::atomic<bool> may_leave = false;
-  run_ranks(fakes, 2, [&](int rank, Gpu&, Communicator& communicator) {
+  run_ranks(fakes, 2, [&](int rank, TestGpu&, TestCommunicator& communicator) {
     if (rank == 1) {
       while (!may_leave) std::this_thread::yield();
       return;  // leaves
@@ -171,7 +171,7 @@ TEST(a_communicator_ends_when_all_ranks_let_it) {
 
 TEST(an_error_of_the_network_shows_in_the_state) {
   Fakes fakes;
-  run_ranks(fakes, 1, [&](int, Gpu&, Communicator& communicator) {
+  run_ranks(fakes, 1, [&](int, TestGpu&, TestCommunicator& communicator) {
     fakes.control.fail("ncclCommGetAsyncError", 2, 6);
     OK(communicator.settle());
     NcclResult state = nccl_success;
@@ -185,7 +185,7 @@ TEST(an_error_of_the_network_shows_in_the_state) {
 
 TEST(what_nccl_forbids_is_noticed) {
   Fakes fakes;
-  run_ranks(fakes, 1, [&](int, Gpu& gpu, Communicator& communicator) {
+  run_ranks(fakes, 1, [&](int, TestGpu& gpu, TestCommunicator& communicator) {
     const NcclFunctions& nccl = communicator.nccl;
     float ordinary[1] = {};
     CHECK_EQUAL(nccl.allreduce(ordinary, ordinary, 1, float32, sum, communicator.handle, gpu.stream), invalid_argument);
@@ -212,8 +212,8 @@ TEST(ranks_share_a_gpu_only_where_nccl_lets_them) {
     OK(fakes.nccl().unique_id(&id));
     NcclResult states[2] = {};
     const auto join = [&](int rank) {
-      const Gpu gpu(fakes, 0);
-      const Communicator communicator(fakes, 2, id, rank);
+      const TestGpu gpu(fakes, 0);
+      const TestCommunicator communicator(fakes, 2, id, rank);
       states[rank] = communicator.state;
     };
     std::thread other(join, 1);
