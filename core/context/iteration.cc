@@ -36,7 +36,8 @@ bool Iteration::run_parts(Nanoseconds now) {
     else if (parts_.links.has_requests()) parts_.link_intake.ask(parts_.links.take_requests());
   }
   if (moved) moved_at_ = now;
-  moved |= parts_.peer_monitor.check(now);
+  links_signalled_ = parts_.peer_monitor.check(now);
+  moved |= links_signalled_;
   if (failure.has_happened()) {
     parts_.link_intake.close();
     parts_.links.give_up_polled();
@@ -161,7 +162,7 @@ bool Iteration::must_run_again() {
 }
 
 bool Iteration::has_work_left(Nanoseconds now) const {
-  return is_busy() || polls_links() || parts_.negotiation.negotiator().report_due() <= now ||
+  return is_busy() || polls_links() || parts_.negotiation.negotiator().report_due() <= now || links_signalled_ ||
          parts_.links.has_inbound() || parts_.links.has_outbound() || parts_.link_intake.has_news() ||
          parts_.intake.has_work();
 }

@@ -64,6 +64,7 @@ class Iteration {
 
   IterationParts parts_;
   NegotiationEvents events_ GUARDED_BY(driving);
+  bool links_signalled_ GUARDED_BY(driving) = false;  // after the last run has read them; they do not signal it again
   Nanoseconds moved_at_ GUARDED_BY(driving) = 0;
 };
 
