@@ -49,6 +49,7 @@ REQUEST_LIMIT = PAYLOAD_LIMIT + 64
 CALL_LIMIT = 1024 * 1024 + 64
 TEXT_LIMIT = 4000
 COLLECTED_LIMIT = CALL_LIMIT + 64  # of a message from a collector
+DELIVERED_LIMIT = 16 * 1024 * 1024  # of a message to a rank: a World describes all members
 REPORTS = ("initialised", "finished", "aborted", "peer_lost")
 _MALFORMED = "the rendezvous does not understand this message"
 

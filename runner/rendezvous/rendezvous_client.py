@@ -144,11 +144,11 @@ class RendezvousClient:
         self._send(messages.MESSAGE + payload, deadline)
 
     def receive_message(self, deadline: float) -> bytes:
-        """Returns the next message of the process that runs the rendezvous.
+        """Returns the next message of the process that runs the rendezvous: at most 16 MiB.
 
         One thread may receive messages while another sends, if nothing else uses this client.
         """
-        return self._receive(messages.MESSAGE, deadline, messages.REQUEST_LIMIT)
+        return self._receive(messages.MESSAGE, deadline, messages.DELIVERED_LIMIT)
 
     def call(self, request: bytes, deadline: float) -> bytes:
         """Sends a request to the launcher's service, and returns the answer: at most 1 MiB each.

@@ -11,8 +11,9 @@ from launching import FAILSAFE_SECONDS, wait_until
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, pack
+from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, World, pack
 from sirtaki.runner.rendezvous.elastic.process import workers_job
+from sirtaki.runner.rendezvous.elastic.worker import Worker
 from sirtaki.runner.rendezvous.job import Identity, Job
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
@@ -88,4 +89,29 @@ def test_messages_keep_their_order_while_one_starts_a_worker(tmp_path: Path) -> 
     wait_until(serve, "all messages have been delivered")
     worker.join(FAILSAFE_SECONDS)
     assert received == ["first", "second", "third"]
+    post.close()
+
+
+def test_a_worker_gets_its_place_among_thousands_with_long_names(tmp_path: Path) -> None:
+    """The arbiter describes all members to each: a description has no limit of a few kilobytes."""
+    slots = [f"{'a-long-name-of-a-host' * 3}-{rank // 8}:{rank % 8}" for rank in range(4096)]
+    ranks = list(range(len(slots)))
+    world = World(2, 7, slots, ranks, len(slots), "job.2", "unix:@x", 17, ranks, 0, "rank 9 was lost", 1)
+    job = Job("job", 1, secrets.token_bytes(32), VERSION)
+    post = Post(job, str(tmp_path), (), lambda number, _: post.send(number, world), lambda _: None)
+    taken: list[World] = []
+
+    def be_worker() -> None:
+        client = RendezvousClient.connect(post.address, workers_job("job", job.key), Identity(7), 60.0)
+        taken.append(Worker(client, 7).enlist(Enlist(0, "new")))
+
+    worker = threading.Thread(target=be_worker, daemon=True)
+    worker.start()
+
+    def has_ended() -> bool:
+        post.serve()
+        return not worker.is_alive()
+
+    wait_until(has_ended, "the worker has its place")
+    assert taken == [world]
     post.close()
