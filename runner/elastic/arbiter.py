@@ -92,10 +92,13 @@ class Arbiter:
             self._slots.remove(worker.slot)
         before, worker.status, worker.is_running = worker.status, Status.ENDED, False
         is_lost = bool(killed_by) or worker.is_given_up
+        ends_well = code == 0 and not is_lost
+        if ends_well and before is Status.MEMBER:  # a function that has ended well is reported before
+            ends_well, why = False, "ended with exit code 0 inside the training function"
         if before is Status.ENDED or self.phase is Phase.OVER:
             pass
-        elif code == 0 and not is_lost:
-            self._note_exit(worker, before)
+        elif ends_well:
+            self._note_exit(worker)
         elif is_lost or self._rules.survive == EXIT or (self.generation and worker.first_generation == 0):
             self._note_loss(worker, before, why, now)
         else:
@@ -178,11 +181,9 @@ class Arbiter:
             worker.status = Status.RETURNED
             self._begin_ending()
 
-    def _note_exit(self, worker: Worker, before: Status) -> None:
+    def _note_exit(self, worker: Worker) -> None:
         """Takes a normal end: that of a worker whose function has returned, as a rule."""
-        if before is Status.MEMBER:
-            self._begin_ending()
-        elif self.generation and worker.first_generation == 0:
+        if self.generation and worker.first_generation == 0:
             self._orders.append(Say(f"{worker.name} has ended before it could join"))
         elif self.generation == 0:
             self._ended_early = worker

@@ -31,7 +31,7 @@ from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES
 from sirtaki.runner.rendezvous.elastic.process import ARBITER
 from sirtaki.runner.rendezvous.lifecycle import WORKER
 
-_LAST_MESSAGE_SECONDS = 1.0  # for the last message of a worker elsewhere, which comes by another connection
+_LAST_MESSAGE_SECONDS = 5.0  # for the last message of a worker elsewhere, which comes by another connection
 
 
 @dataclass

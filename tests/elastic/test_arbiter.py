@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 
-import pytest
 from elastic.arbiter_job import Job, finish, opened, place
 from elastic.simulation import Simulation
 
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Send, Slot, Start
-from sirtaki.runner.elastic.rules import EXIT
 from sirtaki.runner.elastic.slots import Slots
 from sirtaki.runner.rendezvous.elastic.messages import (
     Change,
@@ -71,20 +69,6 @@ def test_a_worker_killed_at_the_start_is_replaced_after_a_pause() -> None:
     assert job.loses(0) == []
     assert job.arbiter.due == 1.0
     assert job.ticks(1.0) == [Start(1, job.slots[0])]
-
-
-def test_an_early_exit_ends_the_job_if_others_wait() -> None:
-    job = Job(start=2, slots=2)
-    assert job.sees_exit(0) == []  # and nothing replaces it
-    orders = job.enlists_new(1)
-    assert finish(orders).code == 1
-    assert "has ended before it called" in finish(orders).text
-
-
-def test_a_program_without_a_training_function_ends_well() -> None:
-    job = Job(start=2, slots=2)
-    assert job.sees_exit(0) == []
-    assert job.sees_exit(1) == [Finish(0, "")]
 
 
 def test_a_job_whose_slots_go_before_it_starts_waits_for_others() -> None:
@@ -185,18 +169,6 @@ def test_a_commit_that_nobody_can_restore_ends_the_job() -> None:
     job.leaves(0, "lost", 4)
     orders = job.leaves(1, "lost", 5, False)
     assert "no rank can return to commit 5, the last one of rank 1" in finish(orders).text
-
-
-def test_an_exit_with_an_error_ends_the_job() -> None:
-    job = Job(start=2, slots=2).trains()
-    assert finish(job.sees_exit(1, 7)) == Finish(7, "rank 1 failed with exit code 7", 1)
-
-
-@pytest.mark.parametrize("code", [1, 7])
-def test_an_exit_with_an_error_is_a_loss_if_the_user_says_so(code: int) -> None:
-    job = Job(start=2, slots=2, survive=EXIT).trains()
-    over = Over(1, f"rank 1 was lost (failed with exit code {code})")
-    assert job.sees_exit(1, code) == [Send(0, over), Close()]
 
 
 def test_a_new_worker_that_fails_is_no_loss() -> None:

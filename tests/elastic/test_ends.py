@@ -39,6 +39,18 @@ def test_a_rank_that_ends_early_is_named() -> None:
     assert "has ended before it called the function of hvd.elastic.run" in job.text
 
 
+def test_a_rank_that_vanishes_during_the_training_is_named() -> None:
+    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:vanish-step:5")
+    assert job.code == 1
+    assert "rank 1 ended with exit code 0 inside the training function" in job.text
+    assert not job.results
+
+
+def test_ranks_that_all_exit_with_code_0_inside_the_training_function_end_the_job_well() -> None:
+    job = run_job(THREE, "numpy_training.py", 60, 0.01, *[f"{rank}:exit-step:5" for rank in range(3)])
+    assert job.code == 0, job.text
+
+
 def test_the_reset_limit_ends_the_job() -> None:
     options = (*THREE, "--reset-limit", "1")
     job = run_job(options, "numpy_training.py", 200, 0.02, "1:step:3", "2:step:6")

@@ -93,6 +93,8 @@ class Commits:
 def train(process: WorkerProcess, state: State, function: Callable[[], _Result]) -> _Result:
     """Runs the function, in as many generations as it takes to return once.
 
+    `sys.exit()` in the function ends it like a return.
+
     Raises:
         WorkerEnded: this worker is not needed any more, or the job has ended.
         Exception: that of the function, if no other rank has caused it.
@@ -109,10 +111,12 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
         state._commits = commits
         try:
             result = function()
-            if state._checkpoints is not None:
-                state._checkpoints.wait()
-            worker.returned()
+            _note_return(worker, state)
             return result
+        except SystemExit as end:
+            if end.code in (None, 0):
+                _note_return(worker, state)
+            raise
         except HostsUpdatedInterrupt:
             message = _report(world, worker, state, "changed")
         except Exception as error:
@@ -157,6 +161,12 @@ def _begin(
             continue
         change.record(context, world)
         return world, change
+
+
+def _note_return(worker: Worker, state: State) -> None:
+    if state._checkpoints is not None:
+        state._checkpoints.wait()
+    worker.returned()
 
 
 def _choose_average(process: WorkerProcess, state: State) -> None:

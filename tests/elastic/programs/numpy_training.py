@@ -1,7 +1,8 @@
 """Trains `SmallTraining` on ranks that may be lost or join, and dies where a test says so.
 
 Usage: numpy_training.py SAMPLES SECONDS [FAULT...]; SECONDS is the pause after a step, and a fault is
-WORKER:PLACE:STEP, where the place may begin with stop-, raise-, exit- or term- instead of a kill.
+WORKER:PLACE:STEP, where the place may begin with stop-, raise-, exit-, fail-, vanish- or term- instead of a
+kill.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ def fail_if_planned(place: str, step: int) -> None:
         raise RuntimeError("a planned mistake")
     if (WORKER, f"exit-{place}", str(step)) in FAULTS:
         sys.exit(0)
+    if (WORKER, f"fail-{place}", str(step)) in FAULTS:
+        sys.exit(3)
+    if (WORKER, f"vanish-{place}", str(step)) in FAULTS:
+        os._exit(0)
     if (WORKER, f"term-{place}", str(step)) in FAULTS:
         os.kill(os.getpid(), signal.SIGTERM)
     if (WORKER, f"child-{place}", str(step)) in FAULTS:
