@@ -27,6 +27,19 @@ def test_an_exception_is_survived_if_the_user_says_so() -> None:
     check_exact(job, 60, {0, 2})
 
 
+def test_a_rank_that_exits_with_an_error_ends_the_job_and_is_named() -> None:
+    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:fail-step:5")
+    assert job.code == 3
+    assert "rank 1 failed with exit code 3" in job.text
+    assert not job.results
+
+
+def test_a_rank_that_exits_with_an_error_is_survived_if_the_user_says_so() -> None:
+    options = (*THREE, "--elastic-survive", "exit")
+    job = run_job(options, "numpy_training.py", 60, 0.01, "1:fail-step:5")
+    check_exact(job, 60, {0, 2})
+
+
 def test_an_exception_before_the_first_world_ends_the_job() -> None:
     job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:raise-init:0")
     assert job.code == 1

@@ -17,6 +17,7 @@ from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt,
 from sirtaki.common.elastic.changes import ChangeClock
 from sirtaki.common.elastic.process_sets import FollowingSets
 from sirtaki.common.elastic.state import Start, State
+from sirtaki.runner.rendezvous import lifecycle
 from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES, write_list
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, World
 from sirtaki.runner.rendezvous.elastic.process import WorkerProcess
@@ -93,7 +94,7 @@ class Commits:
 def train(process: WorkerProcess, state: State, function: Callable[[], _Result]) -> _Result:
     """Runs the function, in as many generations as it takes to return once.
 
-    `sys.exit()` in the function ends it like a return.
+    `sys.exit()` in the function ends it: like a return with exit code 0, else like an exception.
 
     Raises:
         WorkerEnded: this worker is not needed any more, or the job has ended.
@@ -116,6 +117,8 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
         except SystemExit as end:
             if end.code in (None, 0):
                 _note_return(worker, state)
+            else:  # sys.excepthook is not called; an orderly end of the world would fail the others
+                lifecycle.abort(end)
             raise
         except HostsUpdatedInterrupt:
             message = _report(world, worker, state, "changed")
