@@ -33,9 +33,11 @@ class Wait:
         names = ", ".join(one.name for one in awaited)
         if self._is_over("members", self._patience, now):
             kills = [order for one in awaited for order in one.give_up()]
-            what = f"{names} has not noticed for {self._patience:g} s that the ranks change: it is given up"
+            late = "has not noticed that the ranks change, or not returned to its commit"
+            what = f"{names} {late}, for {self._patience:g} s: it is given up"
             return [Say(what), *kills] if kills else []
-        return self._tell(f"waiting for {names} to notice that the ranks change", self._patience, now)
+        what = f"waiting for {names} to notice that the ranks change, or to return to its commit"
+        return self._tell(what, self._patience, now)
 
     def for_workers(self, present: int, wanted: int, now: float) -> tuple[list[Action], str]:
         """Waits for more workers; returns orders, and why the job ends if it has taken too long."""

@@ -191,7 +191,7 @@ def test_a_rank_that_does_not_leave_is_given_up() -> None:
     job.leaves(0, "lost", 2)
     assert job.arbiter.due == 10.0
     assert job.ticks(10.0) == []
-    assert job.said[-1] == "waiting for rank 1 to notice that the ranks change"
+    assert job.said[-1] == "waiting for rank 1 to notice that the ranks change, or to return to its commit"
     assert job.ticks(60.0) == [Kill(1)]
     assert opened(job.loses(1)).members == (0,)
 

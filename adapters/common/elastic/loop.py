@@ -136,12 +136,12 @@ def _begin(
     worker = process.worker
     change = ChangeClock(process.survivors)
     while True:
+        if message.reason == "lost" and message.can_restore:
+            state.restore()  # before others wait for this rank's links, for which they have seconds only
         world = worker.enlist(message)
         change.take_world(world)
         is_new = worker.commit < 0
         all_current = len(world.current) == len(world.slots)
-        if message.reason == "lost" and message.can_restore:
-            state.restore()
         try:
             context = process.enter(world)
             sets.move_to(context, is_new=is_new, all_know=all_current)

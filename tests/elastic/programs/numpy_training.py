@@ -68,6 +68,22 @@ def fail_during_recoveries(state: Any) -> None:
     state.receive = counted("receive", state.receive)
 
 
+def restore_slowly(state: Any) -> None:
+    """Makes a return to the last commit take longer than others wait for a link."""
+    from sirtaki.runner.rendezvous import rendezvous_client
+    from sirtaki.runner.rendezvous.elastic import process
+
+    restore = state.restore
+
+    def sleep_and_restore() -> None:
+        if WORKER in os.environ["SLOW_RESTORE"]:
+            time.sleep(2.0)
+        restore()
+
+    process._LINK_SECONDS = rendezvous_client._SLACK_SECONDS = 0.5
+    state.restore = sleep_and_restore
+
+
 @hvd.elastic.run
 def train(state: Any, training: SmallTraining) -> None:
     STARTS.append(state.step)
@@ -102,6 +118,8 @@ def main() -> None:
     fail_if_planned("init", 0)
     state = hvd.elastic.ObjectState(step=0, w=np.zeros(WIDTH, np.float32), sizes=[])
     fail_during_recoveries(state)
+    if "SLOW_RESTORE" in os.environ:
+        restore_slowly(state)
     if "RESET" in os.environ:
         state.register_reset_callbacks([lambda: hvd.allreduce(np.ones(1), name="reset")])
     if "CHECKPOINTS" in os.environ:
