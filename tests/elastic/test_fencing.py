@@ -121,6 +121,14 @@ def test_without_hvdrun_nobody_writes(worker_of: Callable[[Answer], workers.Work
         worker.fence()
 
 
+def test_without_hvdrun_nobody_trains_on(worker_of: Callable[[Answer], workers.Worker]) -> None:
+    worker = worker_of(lambda _: None)
+    worker.check(lambda: None)
+    worker._note_gone("the other side closed the connection")
+    with pytest.raises(HorovodInternalError, match="is gone"):
+        worker.check(lambda: None)
+
+
 def test_the_arbiter_refuses_a_rank_that_it_has_given_up() -> None:
     job = ArbitersJob(start=3, slots=3).trains()
     assert job.receives(1, Fence(1, 7)) == [Send(1, Standing(1, 7, True))]

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -137,11 +137,29 @@ def test_a_killed_guard_is_replaced(
     wait_until(lambda: not list((tmp_path / "temporary").iterdir()), "the key has been removed")
 
 
+# hvd.init() of an elastic job handles SIGTERM. Its notice must not end the rank: the pipe is broken then.
+INIT = """
+import sys
+import sirtaki.numpy as hvd
+hvd.init()
+sys.stderr = open(os.devnull, "w")
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "begin"), [((), ""), (("--min-np", "1"), INIT)], ids=["static", "elastic"]
+)
 def test_ranks_end_although_both_hvdrun_and_its_guard_are_killed(
-    start_hvdrun: Start, rank_script: Script, tmp_path: Path, environment: dict[str, str]
+    options: Sequence[str],
+    begin: str,
+    start_hvdrun: Start,
+    rank_script: Script,
+    tmp_path: Path,
+    environment: dict[str, str],
 ) -> None:
     environment["TMPDIR"] = str(tmp_path)
-    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
+    script = rank_script(begin + FAMILY + "time.sleep(300)")
+    process = start_hvdrun("-np", "2", *options, "python", script)
     family = set(read_pids(tmp_path, 4))
     children = {int(file.read_text()) for file in tmp_path.glob("child*.pid")}
     process.send_signal(signal.SIGSTOP)  # so that it cannot replace the reaper

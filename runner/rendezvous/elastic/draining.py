@@ -18,15 +18,16 @@ class _Draining:
     """Handles SIGTERM in one process."""
 
     worker: Worker
+    parent: int = field(default_factory=os.getppid)  # hvdrun or its agent, as a rule
     is_asked: threading.Event = field(default_factory=threading.Event)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Asks to leave. A second signal ends the process, and so does the first one if the job has ended:
-        hvdrun sends it after its message.
+        hvdrun sends it after its message. If hvdrun, or the agent of this host, is gone, the kernel sends it.
         """
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.is_asked.set()
-        if _is_final(self.worker.end):
+        if _is_final(self.worker.end) or os.getppid() != self.parent:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         sys.stderr.write("sirtaki: asked to end (SIGTERM): this rank leaves at the next commit\n")

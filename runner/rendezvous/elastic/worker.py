@@ -153,8 +153,8 @@ class Worker:
             agreed.checks += 1
             if agreed.must_wait:
                 self._wait_for_answer(agreed)
-            if agreed.is_over:
-                raise HorovodInternalError(agreed.is_over)
+            if agreed.is_over or agreed.gone:
+                raise HorovodInternalError(agreed.is_over or agreed.gone)
             leaves = agreed.leave_at == agreed.checks
         if leaves:
             before_leaving()
