@@ -49,7 +49,7 @@ def own_certificate() -> Certificate:
 class TlsConnection:
     """A connected socket with TLS on it, and those methods of a socket that its users need.
 
-    `peer`: the fingerprint of the peer's certificate.
+    One thread may receive while another one sends. `peer`: the fingerprint of the peer's certificate.
     """
 
     def __init__(self, connection: socket.socket, own: Certificate, peer: bytes, accepts: bool) -> None:
@@ -60,6 +60,7 @@ class TlsConnection:
         self.socket = connection
         self.is_established = False
         self._session: Any = ffi.gc(session, lib.srt_tls_close)
+        self._using = threading.Lock()  # the core's sessions are for one thread at a time
 
     def run_handshake(self) -> None:
         """Continues TLS's handshake, without blocking.
@@ -76,12 +77,14 @@ class TlsConnection:
 
     @property
     def wants_write(self) -> bool:
-        return bool(lib.srt_tls_wants_write(self._session))
+        with self._using:
+            return bool(lib.srt_tls_wants_write(self._session))
 
     @property
     def unread(self) -> int:
         """Returns the number of bytes that were taken from the socket and not read yet."""
-        return int(lib.srt_tls_unread(self._session))
+        with self._using:
+            return int(lib.srt_tls_unread(self._session))
 
     def recv(self, count: int) -> bytes:
         buffer = ffi.new("char[]", count)
@@ -116,7 +119,11 @@ class TlsConnection:
         """Repeats a step that returns 0 while nothing moves, until the socket's timeout expires."""
         seconds = self.socket.gettimeout()
         deadline = None if seconds is None else time.monotonic() + seconds
-        while (moved := int(step())) == 0:
+        while True:
+            with self._using:
+                moved = int(step())
+            if moved != 0:
+                return moved
             if seconds == 0:
                 raise BlockingIOError
             left = None if deadline is None else deadline - time.monotonic()
@@ -124,7 +131,6 @@ class TlsConnection:
             poll.register(self.socket, event)
             if (left is not None and left <= 0) or not poll.poll(None if left is None else left * 1000):
                 raise TimeoutError("timed out")
-        return moved
 
 
 Connection = socket.socket | TlsConnection

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from launching import FAILSAFE_SECONDS
@@ -26,6 +27,7 @@ from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.wire import receive_frame, send_frame
 
 JOB = Job("job", 2, b"k" * 32, "1.0", encrypt=True)
 PLAIN = replace(JOB, encrypt=False)
@@ -254,6 +256,58 @@ def test_a_connection_waits_no_longer_than_its_timeout() -> None:
     with pytest.raises(BrokenPipeError):
         send_for_ever(near)
     near.close()
+
+
+class SlowLibrary:
+    """The core, whose calls on a session last a while, and may not overlap: a session is for one thread."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._used: set[Any] = set()
+        self.has_overlapped = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def srt_tls_read(self, session: Any, *arguments: Any) -> int:
+        return self._call(self._library.srt_tls_read, session, *arguments)
+
+    def srt_tls_write(self, session: Any, *arguments: Any) -> int:
+        return self._call(self._library.srt_tls_write, session, *arguments)
+
+    def _call(self, function: Callable[..., int], session: Any, *arguments: Any) -> int:
+        self.has_overlapped |= session in self._used
+        self._used.add(session)
+        time.sleep(0.001)
+        moved = function(session, *arguments)
+        self._used.discard(session)
+        return moved
+
+
+def test_a_thread_may_send_while_another_one_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SlowLibrary(encryption.lib)
+    near, far = encrypt(*socket.socketpair())
+    monkeypatch.setattr(encryption, "lib", library)
+    messages = [bytes([number]) * 100 for number in range(100)]
+
+    def send(connection: TlsConnection) -> None:
+        for message in messages:
+            send_frame(connection, message, time.monotonic() + FAILSAFE_SECONDS)
+
+    def receive(connection: TlsConnection) -> list[bytes]:
+        deadline = time.monotonic() + FAILSAFE_SECONDS
+        return [receive_frame(connection, deadline, 100) for _ in messages]
+
+    for side in (near, far):
+        side.settimeout(FAILSAFE_SECONDS)
+    with ThreadPoolExecutor(4) as pool:
+        received = [pool.submit(receive, side) for side in (near, far)]
+        sent = [pool.submit(send, side) for side in (near, far)]
+        assert [one.result() for one in received] == [messages, messages]
+        assert [one.result() for one in sent] == [None, None]
+    assert not library.has_overlapped
+    near.close()
+    far.close()
 
 
 def test_without_openssl_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
