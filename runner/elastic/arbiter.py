@@ -240,7 +240,6 @@ class Arbiter:
         if worker.is_draining:
             return
         worker.is_draining = True
-        self._news.append(f"{worker.name} leaves")
         if worker.first_generation == 0:
             self._end_worker(worker, 0, "it is not needed")
 
@@ -299,6 +298,7 @@ class Arbiter:
         candidates = choose_candidates(enlisted)
         for worker in enlisted:
             if worker.is_draining and worker not in candidates:
+                self._news.append(f"{worker.name} leaves")
                 self._end_worker(worker, 0, "it has left")
         needs_all = not self._has_trained and not self._is_ending and not self._wait.is_too_long(now)
         wanted = self._rules.start if needs_all else 1 if self._is_ending else self._rules.minimum

@@ -266,6 +266,25 @@ def test_a_drained_rank_leaves_at_a_change_and_keeps_its_slot_until_its_process_
     assert job.arbiter.losses == 0
 
 
+def test_ranks_whose_slots_were_gone_for_a_moment_do_not_leave() -> None:
+    job = Job(start=3, slots=3).trains()
+    job.sets_slots([])  # the script has read a file that was being written
+    job.sets_slots(job.slots)
+    job.loses(1)
+    job.leaves(0, "lost", 4)
+    orders = job.leaves(2, "lost", 4)
+    assert job.said[-1] == "2 ranks from commit 4 on: rank 1 was lost (killed by signal 9)"
+    assert opened(orders).places[0].text == "rank 1 was lost (killed by signal 9)"
+
+
+def test_a_rank_that_leaves_is_named() -> None:
+    job = Job(start=2, slots=2).trains()
+    job.receives(1, Drain(1))
+    job.leaves(0, "changed", 4)
+    job.leaves(1, "changed", 4)
+    assert job.said == ["1 rank from commit 4 on: rank 1 leaves"]
+
+
 def test_a_drained_rank_makes_room_if_the_others_are_too_few() -> None:
     job = Job(start=2, slots=2, minimum=2).trains()
     job.receives(1, Drain(1))
