@@ -60,7 +60,12 @@ class Process:
         self._reaper = reaper
         failure, report_failure = os.pipe()
         parent = os.getpid()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:  # the user has too many processes; an elastic job tries again
+            os.close(failure)
+            os.close(report_failure)
+            raise
         if self.pid == 0:
             _exec(command, environment, reaper, parent, (*streams, report_failure))
         reaper.note_group(self.pid)

@@ -1,10 +1,11 @@
-"""A launcher with so many ranks that its descriptors have high numbers."""
+"""The descriptors of a launcher: with high numbers, because of many ranks, and those of a failed start."""
 
 from __future__ import annotations
 
 import os
 import resource
 
+import pytest
 from launching import wait_until
 
 from sirtaki.runner.process import RankProcess
@@ -29,3 +30,17 @@ def test_a_rank_is_started_with_descriptors_that_select_does_not_take() -> None:
         for descriptor in opened:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_failed_fork_leaves_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with Reaper() as reaper:
+        before = os.listdir("/proc/self/fd")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fork", fork)
+            for _ in range(2):
+                with pytest.raises(BlockingIOError):
+                    RankProcess(0, ["/bin/true"], os.environ, reaper)
+        assert len(os.listdir("/proc/self/fd")) == len(before)
