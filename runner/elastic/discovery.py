@@ -1,4 +1,4 @@
-"""Runs the user's discovery script every second, without waiting for it.
+"""Runs the user's discovery script every second, without waiting for it or for look-ups of its hosts' names.
 
 A failure or nonsense at the first run ends the job; later, such an answer changes nothing.
 """
@@ -15,16 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.elastic.name_lookup import NameLookup
 from sirtaki.runner.elastic.settings import slots_of
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import parse_hosts
-from sirtaki.runner.own_host import with_own_host
+from sirtaki.runner.hosts import Host, merge_own, parse_hosts
 from sirtaki.runner.rendezvous.wire import printable
 
 _PAUSE_SECONDS = 1.0  # between two runs
 _LIMIT_SECONDS = 10.0  # for one run
 _POLL_SECONDS = 0.05  # no event announces that the script has ended
 _LONGEST_OUTPUT = 1 << 20  # bytes
+_UNUSABLE = "has printed something that cannot be used"
 
 
 class Discovery:
@@ -35,12 +36,14 @@ class Discovery:
         self._slots_per_host = slots_per_host or 1
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed: subprocess.Popen[bytes] | None = None  # a run that may not have ended yet
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this
         self._runs = False  # a run has been started, and its answer not been taken
         self._cannot_run = ""
         self._started = 0.0
         self._complaint = ""  # shown once
-        self._text, self._slots = "", list[Slot]()  # the last answer that could be used
+        self._hosts: Sequence[Host] | None = None  # those in the answer, while their names are looked up
+        self._names = NameLookup()
         self.due: float | None = None if script is None else 0.0  # when to call `poll` (time.monotonic())
 
     def first(self) -> Sequence[Slot]:
@@ -71,11 +74,18 @@ class Discovery:
     def close(self) -> None:
         """Ends a run in progress."""
         self.due = None
+        self._names.close()
         if self._process is not None:
             _kill(self._process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
         self._output.close()
 
     def _start(self, now: float) -> None:
+        if self._killed is not None and self._killed.poll() is None:
+            self.due = now + _PAUSE_SECONDS
+            return
+        self._killed = None
         self._output.seek(0)
         self._output.truncate()
         self._runs = True
@@ -88,7 +98,9 @@ class Discovery:
         self._started, self.due = now, now + _POLL_SECONDS
 
     def _answer(self, now: float) -> Sequence[Slot] | str | None:
-        """Returns the slots, or why there are none; None while the script runs."""
+        """Returns the slots, or why there are none; None while the script or a look-up runs."""
+        if self._hosts is not None:
+            return self._resolve(self._hosts, now)
         process = self._process
         if process is None:
             return self._ended(now, self._cannot_run)
@@ -96,37 +108,49 @@ class Discovery:
             if now < self._started + _LIMIT_SECONDS:
                 return None
             _kill(process)
+            self._killed = process
             return self._ended(now, f"has not ended within {_LIMIT_SECONDS:g} s")
         if code:
             what = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
             )
             return self._ended(now, what)
+        self._process = None
         self._output.seek(0)
         text = self._output.read(_LONGEST_OUTPUT).decode(errors="replace")
-        return self._ended(now, self._parse(text))
+        try:
+            self._hosts = self._parse(text)
+            self._names.start([host.name for host in self._hosts], now)
+        except LaunchError as error:
+            return self._ended(now, f"{_UNUSABLE}: {printable(str(error), 300)}")
+        except OSError as error:
+            return self._ended(now, f"has printed names that cannot be looked up: {error.strerror}")
+        return self._resolve(self._hosts, now)
 
     def _ended(self, now: float, answer: Sequence[Slot] | str) -> Sequence[Slot] | str:
-        self._process, self._runs = None, False
+        self._process, self._hosts, self._runs = None, None, False
         self.due = now + _PAUSE_SECONDS
         return answer
 
-    def _parse(self, text: str) -> Sequence[Slot] | str:
-        if text == self._text:
-            return self._slots  # without a look-up of names, which may take seconds
+    def _parse(self, text: str) -> Sequence[Host]:
+        """Returns the hosts in an answer. Raises LaunchError if it cannot be used."""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        if not lines:
-            return []
+        return parse_hosts(",".join(lines)) if lines else []
+
+    def _resolve(self, hosts: Sequence[Host], now: float) -> Sequence[Slot] | str | None:
+        """Returns the slots of the hosts, or why there are none; None while names are looked up."""
+        if not self._names.poll(now):
+            return None
+        if missing := self._names.missing(host.name for host in hosts):
+            names = ", ".join(missing[:5])
+            return self._ended(now, f"has printed names that could not be looked up: {names}")
         try:
-            self._slots = slots_of(with_own_host(parse_hosts(",".join(lines))), self._slots_per_host)
+            return self._ended(now, slots_of(merge_own(hosts, self._names.is_own), self._slots_per_host))
         except LaunchError as error:
-            return f"has printed something that cannot be used: {printable(str(error), 300)}"
-        self._text = text
-        return self._slots
+            return self._ended(now, f"{_UNUSABLE}: {printable(str(error), 300)}")
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the script, and all processes that it has started."""
+    """Kills the script, and all processes that it has started; does not wait for their end."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

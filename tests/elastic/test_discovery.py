@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import socket
 import stat
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic.running import QUICK, check_exact, run_job
+from launching import wait_until
 
+from sirtaki.runner.elastic import name_lookup
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.errors import LaunchError
@@ -73,6 +79,75 @@ def test_a_script_that_does_not_end_is_killed(tmp_path: Path) -> None:
     assert not list(discovery.poll(111.0))
     discovery.close()
     assert said == ["the host discovery script has not ended within 10 s; the hosts stay as they are"]
+
+
+def test_a_script_that_was_killed_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stuck in a file system ends later; until then, no other run is started."""
+    discovery = Discovery(script(tmp_path, "exec sleep 1000"), 1, lambda _: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", refuse)
+        assert not list(discovery.poll(100.0))
+        stuck = discovery._process
+        assert stuck is not None
+        patch.setattr(stuck, "poll", lambda: None)
+        assert not list(discovery.poll(111.0))
+        assert not list(discovery.poll(112.0))
+        assert discovery._process is None
+    stuck.wait()
+    assert not list(discovery.poll(113.0))
+    assert discovery._process is not None
+    discovery.close()
+
+
+def test_names_are_looked_up_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer would keep hvdrun from answering the leases of other hosts."""
+    for name in ("getaddrinfo", "getfqdn"):
+        monkeypatch.setattr(socket, name, refuse)
+    lines = "\\n".join(["127.0.0.1:1", f"{socket.gethostname()}:1", "203.0.113.1:1"])
+    discovery = Discovery(script(tmp_path, f"printf '{lines}\\n'"), 1, print)
+    assert discovery.first() == [Slot("localhost", 0), Slot("localhost", 1), Slot("203.0.113.1", 0)]
+    discovery.close()
+
+
+def test_a_name_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = tmp_path / "answer"
+    answer.write_text("203.0.113.1:1\n203.0.113.2:1\n")
+    discovery = Discovery(script(tmp_path, f"cat {answer}"), 1, print)
+    discovery.first()
+    monkeypatch.setattr(name_lookup, "_COMMAND", ("false",))
+    answer.write_text("203.0.113.2:2\n")
+    assert discovery.first() == [Slot("203.0.113.2", 0), Slot("203.0.113.2", 1)]
+    answer.write_text("203.0.113.2:2\n203.0.113.3:2\n")
+    with pytest.raises(LaunchError, match=r"has printed names that could not be looked up: 203\.0\.113\.3"):
+        discovery.first()
+    discovery.close()
+
+
+def test_a_look_up_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_lookup, "_COMMAND", ("sleep", "1000"))
+    said: list[str] = []
+    discovery = Discovery(script(tmp_path, "echo 203.0.113.1:1"), 1, said.append)
+    moments = itertools.count(100.0, 0.06)
+    later = itertools.count(500.0, 0.06)
+
+    def has_begun() -> bool:
+        assert not list(discovery.poll(next(moments)))
+        return discovery._hosts is not None
+
+    def has_been_given_up() -> bool:
+        assert not list(discovery.poll(next(later)))
+        return bool(said)
+
+    wait_until(has_begun, "the look-up has begun")
+    assert not said
+    wait_until(has_been_given_up, "the look-up has been given up")
+    text = "has printed names that could not be looked up: 203.0.113.1; the hosts stay as they are"
+    assert said == [f"the host discovery script {text}"]
+    discovery.close()
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise AssertionError("hvdrun's only thread must not wait for this")
 
 
 def test_a_host_without_a_number_has_the_slots_of_the_option(tmp_path: Path) -> None:
