@@ -2,13 +2,14 @@
 
 In the second exchange, the parameters and the optimizer's state are compared (not in the first: some programs
 broadcast them after one step); in each exchange, learning rates that have changed; in the first two, the
-gradients that each rank has computed, which should not be equal. A difference is analysed, and raised, when
-the optimizer is about to step: all ranks do that in the same order, while exchanges of several optimizers may
-end in any order.
+gradients that each rank has computed, which should not be equal; and in each exchange, the epoch of the data
+if a rank has begun another one. A difference is analysed, and raised, when the optimizer is about to step:
+all ranks do that in the same order, while exchanges of several optimizers may end in any order.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -16,12 +17,13 @@ from typing import Protocol
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.consistency import Finding, Options, Scope, Tensors, checksum_of_tensors, find_difference
+from sirtaki.common.epochs import Epoch, checksum_of_epoch, difference_of_epochs
 from sirtaki.common.hints import hint
 from sirtaki.common.ops import join_count
 from sirtaki.common.process_sets import global_process_set
 from sirtaki.common.semantics import are_horovods
 
-_PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND = range(4)  # indices of the numbers that are compared
+_PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND, _EPOCH = range(5)  # indices of the numbers that are compared
 _FIRST_CHECK = 2  # the round whose comparison includes the parameters
 _ROUNDS_WITH_GRADIENTS = 2
 
@@ -55,16 +57,19 @@ class RoundChecks:
         """Creates the checks. `first_check` is the first round that compares parameters, counted from 1."""
         self._scope, self._optimizer, self._first_check = scope, optimizer, first_check
         self._interval = int(scope.context.setting("check_parameters"))  # 0: never; -1: once
-        self._comparison = Comparison(scope.context, scope.call(), 4)
+        self._comparison = Comparison(scope.context, scope.call(), 5)
         self._set_number = scope.process_set.number(scope.context)
         self._round = 0
         self._rates: Sequence[float] | None = None  # those of the last round, and their checksum
         self._rates_checksum = 0
+        self._thread = threading.get_ident()  # a thread that reads data ahead is in any epoch
+        self._epoch: Epoch | None = None  # that of the last round, and its checksum
+        self._epoch_checksum = 0
         self._joins = join_count(scope.context, self._set_number)
         self._is_after_join = False
         self._gradients: dict[int, int] = {}  # checksums of this round's gradients, by parameter
         self._equal_gradient_rounds = 0  # number of rounds in which all ranks had the same
-        self._has_difference = False
+        self._has_difference = self._has_other_epoch = False
         self._has_reported_rounding = False
 
     @property
@@ -95,10 +100,13 @@ class RoundChecks:
         self._round += 1
         is_due = self._is_due()
         rates = self._optimizer.rates()
-        is_new = is_due or has_gradients or rates != self._rates
+        epoch = self._scope.context.epochs.get(self._thread)
+        is_new = is_due or has_gradients or rates != self._rates or epoch != self._epoch
+        if epoch != self._epoch:
+            self._epoch, self._epoch_checksum = epoch, checksum_of_epoch(epoch)
         if rates != self._rates:
             self._rates, self._rates_checksum = rates, checksum_of_text(repr(rates))
-        numbers = [0, self._rates_checksum, 0, self._round if is_new else 0]
+        numbers = [0, self._rates_checksum, 0, self._round if is_new else 0, self._epoch_checksum]
         if is_due:
             numbers[_PARAMETERS] = checksum_of_tensors(self._optimizer)
             numbers[_OPTIONS] = checksum_of_text(repr(self._optimizer.options()))
@@ -128,6 +136,7 @@ class RoundChecks:
             self._has_difference = True
         elif outcome.equal[_GRADIENTS] and outcome.largest[_GRADIENTS] and outcome.is_shared:
             self._equal_gradient_rounds += 1
+        self._has_other_epoch |= not outcome.equal[_EPOCH]
 
     def discard(self) -> None:
         """Drops the comparison of a round that has failed."""
@@ -140,6 +149,7 @@ class RoundChecks:
         Raises:
             ParametersDifferError: parameters or hyper-parameters differ; on all ranks, with the same text. A
                 warning with Horovod's rules.
+            ValueError: ranks train on different epochs of their data; likewise.
         """
         after_join, self._is_after_join = self._is_after_join, False
         if self._has_difference:
@@ -150,6 +160,16 @@ class RoundChecks:
         if self._equal_gradient_rounds == _ROUNDS_WITH_GRADIENTS:
             self._equal_gradient_rounds = 0
             self._warn(_SAME_DATA.format(count=self._scope.context.size, example=self._scope.data_advice))
+        if self._has_other_epoch:
+            self._has_other_epoch = False
+            self._report_epochs()
+
+    def _report_epochs(self) -> None:
+        text = difference_of_epochs(self._scope, self._epoch)
+        if text and not are_horovods():
+            raise ValueError(text)
+        if text:
+            self._warn(text)
 
     def _after_join(self) -> str:
         return _AFTER_JOIN.format(remedy=self._scope.after_join or f"after it, call {self._scope.remedy}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.default_context import current, find
+from sirtaki.common.epochs import Epoch
 from sirtaki.common.hints import hint
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.survivor import Survivor
@@ -65,6 +67,7 @@ class DistributedSampler(Survivor, TorchSampler[Any]):
             drop_last,
         )
         self._has_iterated = self._has_epoch = False
+        self._next_epoch = 0  # of the DataLoader that has made it
         self._register(context)
 
     def set_epoch(self, epoch: int) -> None:
@@ -73,7 +76,11 @@ class DistributedSampler(Survivor, TorchSampler[Any]):
         super().set_epoch(epoch)
 
     def move_to(self, context: Context) -> None:
-        """Distributes the next epoch over the ranks of another world. `hvd.elastic.run` calls it."""
+        """Distributes the next epoch over the ranks of another world. `hvd.elastic.run` calls it.
+
+        A DataLoader counts from 0 again, as it does on ranks that have joined.
+        """
+        self._next_epoch = 0
         again: TorchSampler[Any] = TorchSampler(
             self.dataset, context.size, context.rank, drop_last=self.drop_last
         )
@@ -97,7 +104,9 @@ class DataLoader(data.DataLoader[Any]):
     """torch's DataLoader for this rank's samples: `batch_size` is that of one rank.
 
     All ranks have the same number of batches. Each epoch has a different order, if `shuffle` is on;
-    `set_epoch` sets the epoch to continue with after a restart.
+    `set_epoch` sets the epoch to continue with after a restart. Each iteration begins the next epoch, so
+    iterate on all ranks or on none: a DistributedOptimizer raises ValueError if ranks train on different
+    epochs.
 
     Args:
         dataset: as for `DistributedSampler`.
@@ -128,17 +137,42 @@ class DataLoader(data.DataLoader[Any]):
             dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, process_set=process_set
         )
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, **options)
-        self._epoch = 0
+        self._own = sampler
+        self._is_noted = shuffle and process_set is global_process_set
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the next epoch; without it, epochs are counted from 0."""
-        self._epoch = epoch
+        self._own._next_epoch = epoch
 
     def __iter__(self) -> Any:
-        assert isinstance(self.sampler, DistributedSampler)
-        self.sampler.set_epoch(self._epoch)
-        self._epoch += 1
-        return super().__iter__()
+        epoch = Epoch(self._own._next_epoch, self._own.seed, len(self._own.dataset))  # type: ignore[arg-type]
+        self._own.set_epoch(epoch.number)
+        self._own._next_epoch += 1
+        batches, context = super().__iter__(), find()
+        if context is None or context.size == 1 or not self._is_noted:
+            return batches
+        return _NotedBatches(batches, epoch, context)
+
+
+class _NotedBatches:
+    """The batches of an epoch, which notes the epoch for the checks of the steps that follow."""
+
+    def __init__(self, batches: Any, epoch: Epoch, context: Context) -> None:
+        self._batches, self._epoch, self._context = batches, epoch, context
+
+    def __iter__(self) -> _NotedBatches:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._context.epochs[threading.get_ident()] = self._epoch
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
 
 
 def _check_follows_changes(num_replicas: int | None, rank: int | None, process_set: ProcessSet) -> None:

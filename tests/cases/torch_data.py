@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +62,63 @@ def a_loader_shares_out_by_itself(drop_last: bool) -> None:
         assert all(set(epoch) == set(range(SAMPLES)) for epoch in seen)
     loader.set_epoch(0)
     assert [batch.tolist() for (batch,) in loader] == epochs[0]
+
+
+def batches_to_train_on(**options: Any) -> tuple[Any, Callable[[], None]]:
+    """Returns a shuffled loader, and a function that trains on an epoch of it."""
+    data = TensorDataset(torch.randn(SAMPLES, 4, dtype=torch.float64))
+    loader = hvd.DataLoader(data, batch_size=2, shuffle=True, **options)
+    model = network()
+    optimizer = distributed(model)
+
+    def epoch() -> None:
+        for (batch,) in loader:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+
+    return loader, epoch
+
+
+@case(least=2)
+def a_look_at_the_data_of_one_rank() -> None:
+    """The rank's next epoch would overlap with that of others: refused in the first step, on all ranks."""
+    loader, epoch = batches_to_train_on()
+    epoch()
+    if hvd.rank() == 1:
+        next(iter(loader))
+    with pytest.raises(ValueError, match="different epochs") as caught:
+        epoch()
+    text = str(caught.value)
+    assert f"on epoch 1 of {SAMPLES} samples (seed 0), and rank 1 (" in text
+    assert f"on epoch 2 of {SAMPLES} samples (seed 0), so" in text
+    assert set(hvd.allgather_object(text)) == {text}
+    loader.set_epoch(3)
+    epoch()
+
+
+@case(least=2)
+def looks_that_do_no_harm() -> None:
+    """A look on all ranks, one into data that is read in order, one between batches, and reading ahead."""
+    loader, epoch = batches_to_train_on()
+    in_order = hvd.DataLoader(samples(), batch_size=2)
+    next(iter(loader))
+    epoch()
+    other = hvd.DataLoader(samples(), batch_size=2, shuffle=True)
+    if hvd.rank() == 0:
+        next(iter(in_order))
+        next(iter(other))  # no step uses it
+        with ThreadPoolExecutor(1) as reader:  # it is ahead by another number of batches on each rank
+            assert len(reader.submit(list, other).result()) == len(other)
+    epoch()
+    assert len(iter(loader)) == len(loader)
+
+
+@case(least=2)
+def epochs_of_different_seeds() -> None:
+    _, epoch = batches_to_train_on(seed=hvd.rank())
+    with pytest.raises(ValueError, match=r"\(seed 0\), and rank 1 .*\(seed 1\)"):
+        epoch()
 
 
 class Stream(IterableDataset[int]):

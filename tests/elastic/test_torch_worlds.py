@@ -308,6 +308,22 @@ def test_distributed_samplers_follow_the_ranks(drop_last: bool) -> None:
         assert drop_last or {one for _, samples, _ in results for one in samples} == set(data)
 
 
+def test_epochs_that_loaders_count_are_equal_on_ranks_that_join() -> None:
+    data = list(range(22))
+
+    def make(worker: Worker) -> None:
+        worker.state = hvd.elastic.TorchState()
+        worker.result = hvd.DataLoader(data, batch_size=2, shuffle=True)
+
+    def epoch(worker: Worker) -> list[int]:
+        return [one for part in worker.result for one in part.tolist()]
+
+    job = Job(make)
+    for size in SIZES:
+        results = job.run(size, epoch)
+        assert {one for samples in results for one in samples} == set(data)
+
+
 def test_normalisation_over_all_ranks_follows_them() -> None:
     def make(worker: Worker) -> None:
         worker.model = hvd.SyncBatchNorm.convert_sync_batchnorm(network()).double()
