@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import keras
@@ -90,6 +91,17 @@ def keep_order_of(kind: type[Any]) -> None:
 
     initialise.is_patched = True  # type: ignore[attr-defined]
     adapter.__init__ = initialise
+
+
+def is_evaluation() -> bool:
+    """Returns whether Keras' `evaluate` or `predict` has called this, and not `fit` outside of validation."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__", ""))
+        if name in ("evaluate", "predict", "fit") and module.startswith("keras."):
+            return name != "fit"
+        frame = frame.f_back
+    return False
 
 
 def convert_to_sliceable(arrays: Any) -> Any:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from sirtaki.bindings.default_context import current
-from sirtaki.keras._private import functions_of, inputs_of
+from sirtaki.keras._private import functions_of, inputs_of, is_evaluation
 from sirtaki.keras.shares import Deal, Share, Uneven
 from sirtaki.numpy.worlds import is_elastic
 
@@ -118,7 +118,8 @@ class _ShardOfBatches(Share):
         return self._dataset[int(self._units(index)[0])]
 
     def on_epoch_end(self) -> None:
-        self._dataset.on_epoch_end()
+        if not is_evaluation():  # by it, the dataset may get another order on this rank
+            self._dataset.on_epoch_end()
         super().on_epoch_end()
 
     def finish_epoch(self) -> None:

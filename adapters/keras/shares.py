@@ -9,7 +9,7 @@ import numpy as np
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find
-from sirtaki.keras._private import keep_order_of
+from sirtaki.keras._private import is_evaluation, keep_order_of
 from sirtaki.numpy.worlds import add_survivor, is_elastic
 
 _SHUFFLED = (
@@ -154,8 +154,12 @@ class Share(keras.utils.PyDataset):
         self._deal.start_epoch(self._deal.epoch + 1)
 
     def on_epoch_end(self) -> None:
-        """Begins the next epoch, unless a callback does that."""
-        if not self._is_counted:
+        """Begins the next epoch, unless a callback does that.
+
+        An evaluation or a prediction begins none: one rank may make it alone, and its later epochs would
+        overlap with those of other ranks.
+        """
+        if not self._is_counted and not is_evaluation():
             self.finish_epoch()
 
     def state_dict(self) -> dict[str, Any]:

@@ -43,6 +43,46 @@ def samples_dealt_out(uneven: Any) -> None:
     assert len(hvd.shard_arrays(np.arange(count), batch_size=3, uneven="drop")) == 4
 
 
+class Rows(keras.utils.PyDataset):
+    """A user-defined data set of batches of one row, in another order in each epoch."""
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__()
+        self.rows, self.epochs = rows, 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.rows[(index + self.epochs) % len(self) :][:1]
+        return row, row[:, :1]
+
+    def on_epoch_end(self) -> None:
+        self.epochs += 1
+
+
+@case(kind=["arrays", "batches"], least=2)
+def an_evaluation_by_one_rank(kind: str) -> None:
+    """The rank's later epochs are still those of the other ranks."""
+    rows = np.arange(18.0 * hvd.size()).reshape(-1, 3)
+    dataset = hvd.shard_arrays(rows, rows[:, :1]) if kind == "arrays" else hvd.shard(Rows(rows))
+    model = make_model()
+    model.compile("sgd", "mse", run_eagerly=True)
+
+    def seen() -> list[int]:
+        return sorted(of_all([int(row[0]) for index in range(len(dataset)) for row in dataset[index][0]]))
+
+    model.fit(dataset, verbose=0)
+    first = dataset[0][0].tolist()
+    if hvd.is_root():
+        model.evaluate(dataset, verbose=0)
+        model.predict(dataset, verbose=0)
+    assert seen() == rows[:, 0].astype(int).tolist()
+    model.fit(dataset, validation_data=dataset, verbose=0)
+    assert seen() == rows[:, 0].astype(int).tolist()
+    assert dataset[0][0].tolist() != first or kind == "batches"
+
+
 @case()
 def datasets_in_another_order_on_each_rank() -> None:
     """Such data sets are rejected, wherever the order arises: the ranks' parts would overlap."""
