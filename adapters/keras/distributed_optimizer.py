@@ -14,6 +14,7 @@ from sirtaki.keras._private import trainable_variables_of
 from sirtaki.keras.consistency import OptimizerChecks
 from sirtaki.keras.gradient_reducer import Exchange
 from sirtaki.keras.sharded.optimizer import Sharded
+from sirtaki.keras.stopping import require_all_to_stop
 
 
 class Distributed(keras.optimizers.Optimizer):
@@ -79,11 +80,12 @@ class Distributed(keras.optimizers.Optimizer):
 
         Raises:
             ParametersDifferError: they are not.
-            ValueError: the steps have exchanged nothing.
+            ValueError: the steps have exchanged nothing, or other ranks go on.
         """
         if _is_leaving():
             return
         super().finalize_variable_values(var_list)
+        require_all_to_stop(self, self._exchange)
         self._checks.after_steps(var_list)
 
     def register_local_var(self, var: Any) -> None:

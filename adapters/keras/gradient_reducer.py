@@ -86,6 +86,7 @@ class Exchange:
         local: the gradients that are not exchanged.
         number: its number among the optimizers that have been made in one world.
         has_reduced: whether gradients have been reduced, or a step that reduces them has been compiled.
+        first_name: the name of the first operation of each step; None if there has been none.
         is_compiled: whether such a step has been compiled, so that nothing here sees it run.
     """
 
@@ -100,6 +101,7 @@ class Exchange:
     number: int = 0
     has_reduced: bool = field(default=False, init=False)
     is_compiled: bool = field(default=False, init=False)
+    first_name: str | None = field(default=None, init=False)
     _rows: Rows | None = field(default=None, init=False)
     _recorded: list[Any] | None = field(default=None, init=False)
     _is_done: bool = field(default=False, init=False)
@@ -262,6 +264,8 @@ class Exchange:
                 value, context = compression.compress(value)
                 undo.append(context)
             gradients.append(Gradient(f"{self.prefix}.{index}.{stable_path(variable)}", value, is_absent))
+        if self.first_name is None:
+            self.first_name = self.backend.first_name(f"{self.prefix}.{name}", gradients)
         reduced = self.backend.allreduce(f"{self.prefix}.{name}", gradients, how)
         for index, value, context in zip(indices, reduced, undo, strict=True):
             restores = value is not None and context is not _UNCOMPRESSED

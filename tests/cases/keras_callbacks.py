@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import sirtaki.keras as hvd
 from cases import case
@@ -253,3 +254,72 @@ def accumulated_batches_count_as_one_step() -> None:
         callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
         model.fit(*samples(8, hvd.rank()), batch_size=2, verbose=0, callbacks=callbacks)
         assert hvd.stats()["steps"]["count"] - before == 2
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends the training on some ranks, after the third batch or after the first epoch; counts batches."""
+
+    def __init__(self, ranks: Any = (), when: str = "") -> None:
+        super().__init__()
+        self.is_due, self.when, self.count = hvd.rank() in ranks, when, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.count += 1
+        if self.is_due and self.when == "batch" and batch == 2:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.is_due and self.when == "epoch":
+            self.model.stop_training = True
+
+
+def fit(*callbacks: Any, has_bad_batch: bool = False, validates: bool = False) -> None:
+    """Trains two epochs of five batches; the loss of the third batch of rank 1 may be no number."""
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", run_eagerly=True)
+    x, y = samples(10, hvd.rank())
+    targets = y.astype(np.float64)
+    if has_bad_batch and hvd.rank() == 1:
+        targets[4] = np.nan
+    both = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    model.fit(
+        x,
+        targets,
+        batch_size=2,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*both, *callbacks],
+        validation_data=(x, y) if validates else None,
+    )
+
+
+@case(what=["batch", "batch and validation", "epoch", "no number"], least=2)
+def a_rank_that_stops_alone(what: str) -> None:
+    """The other ranks would wait for it: refused there and here, before anything waits."""
+    callback = Stop([1], what.split()[0])
+    if what == "no number":
+        callback = keras.callbacks.TerminateOnNaN()
+    text = (
+        r"rank 1 \(pid.* alone has ended its training, after \d+ steps"
+        if hvd.rank() == 1
+        else "uint8 of shape"
+    )
+    with pytest.raises(Exception, match=text):
+        fit(callback, has_bad_batch=what == "no number", validates="validation" in what)
+
+
+@case(when=["batch", "epoch"])
+def ranks_that_stop_together(when: str) -> None:
+    for validates in (False, True):
+        callback = Stop(range(hvd.size()), when)
+        fit(callback, validates=validates)
+        assert callback.count == (3 if when == "batch" else 5)
+
+
+@case(least=2)
+def a_loss_that_is_no_number_on_one_rank() -> None:
+    """All ranks end after the same batch."""
+    counter = Stop()
+    fit(counter, hvd.callbacks.TerminateOnNaN(), has_bad_batch=True)
+    assert counter.count == 3

@@ -83,6 +83,10 @@ class Backend(Protocol):
         """
         ...
 
+    def first_name(self, name: str, gradients: Sequence[Gradient]) -> str | None:
+        """Returns the name of the first operation of `allreduce` with these; None if there is none."""
+        ...
+
     def broadcast(self, name: str, variables: Sequence[Any], root: int) -> None:
         """Overwrites variables of Keras with those of rank `root`; they complete together under the name."""
         ...

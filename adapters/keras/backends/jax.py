@@ -63,6 +63,11 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
     return [None if one.is_absent else next(values) for one in gradients]
 
 
+def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
+    """Works like `Backend.first_name`."""
+    return f"{name}[0]" if any(not one.is_absent for one in gradients) else None
+
+
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""
     own = [one.value for one in variables]

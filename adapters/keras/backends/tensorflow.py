@@ -70,6 +70,14 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
     return results
 
 
+def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
+    """Works like `Backend.first_name`. The exchange of sparse gradients has other operations."""
+    dense = [one for one in gradients if not one.is_absent and not is_sparse(one.value)]
+    if not dense:
+        return None
+    return name if len(dense) == 1 else f"{name}.0"
+
+
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""
     with exchange.exposed():

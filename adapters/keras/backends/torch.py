@@ -65,6 +65,11 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
         return run(context, with_absent(operation, absent))
 
 
+def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
+    """Works like `Backend.first_name`."""
+    return gradients[0].name if gradients else None
+
+
 @torch.compiler.disable
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""

@@ -7,6 +7,7 @@ from sirtaki.keras.callbacks.checkpoint import BestModelCheckpoint
 from sirtaki.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from sirtaki.keras.callbacks.local_steps import LocalSGDCallback
 from sirtaki.keras.callbacks.metrics import MetricAverageCallback
+from sirtaki.keras.callbacks.not_a_number import TerminateOnNaN
 
 __all__ = [
     "BestModelCheckpoint",
@@ -15,4 +16,5 @@ __all__ = [
     "LearningRateWarmupCallback",
     "LocalSGDCallback",
     "MetricAverageCallback",
+    "TerminateOnNaN",
 ]

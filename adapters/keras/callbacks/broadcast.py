@@ -14,6 +14,7 @@ from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.callbacks.compiled_steps import CompiledSteps
 from sirtaki.keras.callbacks.state import is_averaged, is_built, sync_variables
 from sirtaki.keras.distributed_optimizer import distributed_of
+from sirtaki.keras.stopping import require_all_to_stop
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -40,6 +41,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._root_rank = root_rank
         self._local_variables = list(local_variables or ())
         self._is_due = False
+        self._last_batch, self._is_in_epoch = -1, False
         self._steps = CompiledSteps()
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -59,8 +61,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._steps.begin_epoch()
+        self._last_batch, self._is_in_epoch = -1, True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._last_batch = batch
         self._steps.end_batch(self.model, batch, (self.params or {}).get("steps"))
         if self._is_due:
             self._is_due = False
@@ -72,11 +76,27 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         root = self._root_rank if current().survivors is None else 0
         broadcast_model(self.model, root, local_variables=self._local_variables)
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Checks an end of the training in the middle of an epoch, before other callbacks wait for all."""
+        self._end_epoch()
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._end_epoch()
         optimizer = distributed_of(self.model.optimizer)
         if optimizer is not None:
             sync_variables(self.model)
             optimizer._checks.after_steps(self.model.trainable_variables)
+
+    def _end_epoch(self) -> None:
+        """Makes sure that all ranks end the training, if this one does in the middle of an epoch."""
+        is_in_epoch, self._is_in_epoch = self._is_in_epoch, False
+        steps = (self.params or {}).get("steps")
+        if not is_in_epoch or not self.model.stop_training or steps is None or self._last_batch + 1 >= steps:
+            return
+        optimizer = distributed_of(self.model.optimizer)
+        if optimizer is not None:
+            sync_variables(self.model)
+            require_all_to_stop(optimizer, optimizer._exchange)
 
 
 class _Plan(NamedTuple):
