@@ -101,7 +101,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 
     distributed = optax.GradientTransformationExtraArgs(inner.init, update)
     if backward_passes_per_step > 1:
-        distributed = _accumulating(distributed, backward_passes_per_step)
+        distributed = _accumulating(distributed, inner, backward_passes_per_step)
 
     def update_by_rows(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         return distributed.update(weighted(gradients, op, process_set), state, params, **extra)
@@ -130,7 +130,9 @@ def _combined(
     return combined(gradients, options, compression, process_set)
 
 
-def _accumulating(optimizer: Any, passes: int) -> Any:
+def _accumulating(optimizer: Any, inner: Any, passes: int) -> Any:
+    """Returns a transformation that updates once in so many passes; `inner` is the one without exchange."""
+
     def init(params: Any) -> AccumulatingState:
         zeros = jax.tree.map(jnp.zeros_like, params)
         return AccumulatingState(optimizer.init(params), zeros, jnp.zeros((), jnp.int32))
@@ -139,16 +141,19 @@ def _accumulating(optimizer: Any, passes: int) -> Any:
         total = jax.tree.map(jnp.add, state.total, gradients)
 
         def step() -> tuple[Any, AccumulatingState]:
-            updates, inner = optimizer.update(total, state.inner, params, **extra)
+            updates, after = optimizer.update(total, state.inner, params, **extra)
             zeros = jax.tree.map(jnp.zeros_like, total)
-            return updates, AccumulatingState(inner, zeros, jnp.zeros((), jnp.int32))
+            return updates, AccumulatingState(after, zeros, jnp.zeros((), jnp.int32))
 
         def wait() -> tuple[Any, AccumulatingState]:
-            shapes = jax.eval_shape(step)[0]
+            shapes = jax.eval_shape(lambda: inner.update(total, state.inner, params, **extra)[0])
             updates = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
             return updates, AccumulatingState(state.inner, total, state.passes + 1)
 
-        return jax.lax.cond(state.passes == passes - 1, step, wait)
+        is_last = state.passes == passes - 1
+        if isinstance(is_last, jax.core.Tracer):
+            return jax.lax.cond(is_last, step, wait)
+        return step() if is_last else wait()  # outside of programs cond() would compile both in each call
 
     return type(optimizer)(init, update)
 

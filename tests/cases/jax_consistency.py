@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 import sirtaki.jax as hvd
 from cases import case
 from cases.differing import differ, expect_hint_for_equal_batches
+from sirtaki.common.round_checks import RoundChecks
 
 
 def loss(params: Any, batch: Any) -> Any:
@@ -86,3 +88,34 @@ def keys_and_functions_in_a_tree() -> None:
     if hvd.size() > 1:
         with pytest.raises(hvd.ParametersDifferError, match=r"\['key'\]. on rank 1"):
             hvd.check_parameters(tree)
+
+
+@case(least=2)
+def accumulated_passes_outside_of_programs() -> None:
+    """Nothing is compiled anew in each update, and each exchange is compared once."""
+    rounds, compiled = [], []
+    start = RoundChecks.start
+
+    def counted(checks: RoundChecks) -> None:
+        rounds.append(checks)
+        start(checks)
+
+    def listen(event: str, duration: float, **_: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    optimizer = hvd.DistributedOptimizer(optax.adam(0.1), backward_passes_per_step=2)
+    params = {"w": jnp.zeros(3), "b": jnp.zeros(2, jnp.float32)}
+    state = optimizer.init(params)
+    counts = []
+    with mock.patch.object(RoundChecks, "start", counted):
+        for number in range(10):
+            gradients = jax.tree.map(lambda one: one + 1.0 + hvd.rank(), params)
+            updates, state = optimizer.update(gradients, state, params)
+            assert updates["b"].dtype == jnp.float32
+            assert bool(updates["w"].any()) == (number % 2 == 1)
+            counts.append(len(compiled))
+    assert counts[3:] == counts[-1:] * 7, counts
+    assert len(rounds) == 5
+    assert hvd.stats()["steps"]["count"] == 5
