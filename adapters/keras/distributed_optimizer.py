@@ -12,7 +12,7 @@ import keras
 from sirtaki.bindings.default_context import find
 from sirtaki.keras._private import trainable_variables_of
 from sirtaki.keras.consistency import OptimizerChecks
-from sirtaki.keras.gradient_reducer import Exchange
+from sirtaki.keras.gradient_reducer import Exchange, is_stored
 from sirtaki.keras.sharded.optimizer import Sharded
 from sirtaki.keras.stopping import require_all_to_stop
 
@@ -40,8 +40,11 @@ class Distributed(keras.optimizers.Optimizer):
             return None
         gradients = exchange.weighted(gradients)
         if self._postpones:
+            # Keras stores values that are no gradients in each pass, before it adds up the others.
+            gradients = exchange.reduce_stored(gradients, variables)
             pairs = zip(gradients, variables, strict=True)
-            with exchange.postponed([one for gradient, one in pairs if gradient is not None]):
+            added = [one for gradient, one in pairs if gradient is not None and not is_stored(one)]
+            with exchange.postponed(added):
                 return super().apply(gradients, given)
         # The parts of one batch may have equal gradients, which the checks take for equal data.
         with nullcontext() if exchange.counts_rows else self._checks.around(gradients, variables):

@@ -195,14 +195,34 @@ class Exchange:
         self.is_compiled = not self.backend.is_eager(gradients)
         if not self.is_compiled:
             current().steps.end(by=self._stepper)
-        results = list(gradients)
-        members = self.how.process_set.members(current())
-        if current().rank in members and (len(members) > 1 or is_elastic()):
-            self._reduce_among(len(members), results, variables)
+        results = self.reduce_stored(gradients, variables)
+        if ranks := self._ranks():
+            self._reduce_among(ranks, results, variables)
             results = self.backend.joined(results) if is_elastic() else results
         if self.factor != 1.0:
-            results = [None if one is None else self.backend.scaled(one, self.factor) for one in results]
+            for index, variable in enumerate(variables):
+                if results[index] is not None and not is_stored(variable):
+                    results[index] = self.backend.scaled(results[index], self.factor)
         return results
+
+    def reduce_stored(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns the gradients, with the maxima over all ranks in the places of values that are none.
+
+        Keras stores these unchanged, such as the maxima of 8-bit floats: they have no sum. All ranks of the
+        process set must call it.
+        """
+        results, own = list(gradients), self.local.numbers()
+        stored = [place for place, one in enumerate(variables) if is_stored(one) and id(one) not in own]
+        if stored and self._ranks():
+            how = Combination(Max, process_set=self.how.process_set)
+            self._reduce_group("stored", stored, results, variables, how, NoneCompressor)
+        return results
+
+    def _ranks(self) -> int:
+        """Returns the number of ranks that exchange gradients with this one; 0 if it exchanges none."""
+        members = self.how.process_set.members(current())
+        takes_part = current().rank in members and (len(members) > 1 or is_elastic())
+        return len(members) if takes_part else 0
 
     @property
     def _stepper(self) -> Stepper | None:
@@ -213,23 +233,17 @@ class Exchange:
     def _reduce_among(self, ranks: int, results: list[Any], variables: Sequence[Any]) -> None:
         own = self.local.numbers()
         divisor = fixed_divisor(current()) if self.how.op == Average else None
-        overwriting = {id(one) for one in variables if getattr(one, "overwrite_with_gradient", False)}
         exchanged: list[int] = []
         for index, variable in enumerate(variables):
             if id(variable) not in own:
-                exchanged.append(index)
+                if not is_stored(variable):
+                    exchanged.append(index)
             elif self.local.scale and results[index] is not None:
                 local = results[index]
                 if divisor is None:
                     results[index] = self.backend.divided(local, ranks)
                 else:
                     results[index] = self.backend.scaled(local, 1.0 / divisor)
-        # Values that Keras stores unchanged, such as the maxima of 8-bit floats, have no sum.
-        stored = [index for index in exchanged if id(variables[index]) in overwriting]
-        if stored:
-            how = Combination(Max, process_set=self.how.process_set)
-            self._reduce_group("stored", stored, results, variables, how, NoneCompressor)
-        exchanged = [index for index in exchanged if id(variables[index]) not in overwriting]
         how = self.how
         if divisor is not None:
             how = how._replace(op=Sum)
@@ -273,6 +287,11 @@ class Exchange:
 
 
 _UNCOMPRESSED = object()
+
+
+def is_stored(variable: Any) -> bool:
+    """Returns whether Keras stores what it gets as the gradient of a variable, instead of stepping by it."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def stable_path(variable: Any) -> str:

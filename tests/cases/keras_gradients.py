@@ -126,6 +126,23 @@ def what_keras_stores_as_it_is() -> None:
     )
 
 
+@case(passes=["backward_passes_per_step", "gradient_accumulation_steps"])
+def what_keras_stores_as_it_is_after_several_passes(passes: str) -> None:
+    """The largest value of all passes and ranks; a sum of passes is none of it."""
+    rank, mean, is_sum = hvd.rank(), mean_of_ranks(), passes == "backward_passes_per_step"
+    if is_sum:
+        optimizer = sgd(backward_passes_per_step=2)
+    else:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, gradient_accumulation_steps=2))
+    found = variables(3)
+    found[0].overwrite_with_gradient = True
+    assert_are(applied(optimizer, [3.0 * rank, 2.0 * rank, 2.0 * rank], found), [0, 0, 0])
+    total = (6 if is_sum else 3) * mean
+    assert_are(
+        applied(optimizer, [1.0 * rank, 4.0 * rank, 4.0 * rank], found), [3 - 3 * hvd.size(), total, total]
+    )
+
+
 @case()
 def accumulated_in_several_optimizers() -> None:
     """Two optimizers that are used in turns do not affect each other."""
