@@ -179,12 +179,12 @@ def during(share: Share) -> Iterator[None]:
     handle = register_optimizer_step_pre_hook(_check_optimizer)
     try:
         for reducer in GradientReducer.of_world(share.context):
-            reducer.count_by_rows(share)
+            reducer.weighting.count_by_rows(share)
         yield
     finally:
         handle.remove()
         for reducer in GradientReducer.of_world(share.context):
-            reducer.count_by_rows(None)
+            reducer.weighting.count_by_rows(None)
 
 
 def _check_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:

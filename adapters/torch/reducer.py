@@ -13,14 +13,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import ContextDecorator
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.common.round_checks import RoundChecks
-from sirtaki.common.shares import Share
 from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.claims import Claim
@@ -30,6 +28,7 @@ from sirtaki.torch.overlap import overlap_of
 from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, trainable
 from sirtaki.torch.pass_end import PassEnd
+from sirtaki.torch.row_weighting import RowWeighting
 from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.wrapping import Wrapped
@@ -93,9 +92,7 @@ class GradientReducer:
         self._memory = gradient_memory_of(exchange_options, [one.parameter for one in named])
         self._handles = [self._watch(index, one.parameter) for index, one in enumerate(named)]
         self._nodes = [self._protect(one.parameter) for one in named] if self.flight is not None else []
-        self._factor = 1.0
-        self._weighting: list[tuple[Any, Any]] = []  # nodes, held so that they live, and their hooks
-        self.op = exchange_options.how.op  # as the program has given it
+        self.weighting = RowWeighting(named, exchange_options.how.op)
         self._by_world.setdefault(self._scope.context, weakref.WeakSet()).add(self)
 
     @classmethod
@@ -103,30 +100,16 @@ class GradientReducer:
         """Returns the reducers of a world that are in use."""
         return list(cls._by_world.get(context, ()))
 
-    def count_by_rows(self, share: Share | None) -> None:
-        """Makes this rank's gradients count by its rows of a batch from now on; None: as those of others.
-
-        The gradients of each pass are multiplied before they add up, so that passes of several batches do.
-        """
-        self._remove_weighting()
-        factor = self._factor = 1.0 if share is None else share.gradient_factor(self.op)
-        if factor != 1.0:
-            for _, parameter, _ in self._named:
-                # A hook of the tensor would be called by torch.autograd.grad, too.
-                with trainable(parameter):
-                    node = get_gradient_edge(parameter).node
-                hook = node.register_prehook(lambda given: (_times(given[0], factor),))
-                self._weighting.append((node, hook))
-
-    def _remove_weighting(self) -> None:
-        while self._weighting:
-            self._weighting.pop()[1].remove()
+    @property
+    def is_idle(self) -> bool:
+        """Returns whether it exchanges nothing, for this rank has no peer."""
+        return not self._named
 
     def close(self) -> None:
         """Releases the parameters."""
         self._claim.release()
         self._exchange.close()
-        self._remove_weighting()
+        self.weighting.remove()
         for handle in self._handles + self._guards:
             handle.remove()
 
@@ -144,8 +127,7 @@ class GradientReducer:
         if not is_due and not self._is_reduced:
             indices = range(len(self._named))
             self._fired = dict.fromkeys(index for index in indices if self._is_unreduced(index))
-            if self._factor != 1.0:
-                self._multiply(self._fired)
+            self.weighting.multiply(self._fired)
             is_due = True
         if is_due:
             self._end_round()
@@ -212,14 +194,6 @@ class GradientReducer:
     @property
     def _is_open(self) -> bool:
         return self._exchange.is_open or self._is_left_open
-
-    @torch.no_grad()
-    def _multiply(self, indices: Iterable[int]) -> None:
-        """Makes gradients that no pass has made count by rows."""
-        for index in indices:
-            parameter = self._named[index].parameter
-            if parameter.grad is not None:
-                parameter.grad = _times(parameter.grad, self._factor)
 
     def _skips_exchange(self) -> bool:
         """Returns whether the gradients of the current pass stay on this rank."""
@@ -390,8 +364,3 @@ class GradientReducer:
             return False
         reduced = self._reduced.get(index)
         return reduced is None or reduced() is not gradient
-
-
-def _times(gradient: Tensor, factor: float) -> Tensor:
-    """Returns a gradient times a factor: zeros for 0, whatever the gradient holds."""
-    return gradient * factor if factor else torch.zeros_like(gradient)

@@ -10,6 +10,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.groups import Groups
+from sirtaki.common.ops import Reduction
 from sirtaki.common.shares import current_share
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import round_checks
@@ -40,8 +41,7 @@ class ReducerSettings:
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
         """Returns a reducer for all parameters of the optimizer; for none if there is no peer."""
         scope, how = self.exchange_options.scope, self.exchange_options.how
-        is_real = not scope.context.is_provisional
-        reduced = gradient_sum(how, fixed_divisor(scope.context)) if is_real else how
+        reduced = self.reduction()
         prefix, is_alone = f"{scope.name}.", scope.has_no_peers and reduced == how
         found = [] if is_alone else exchanged(optimizer, self.names, self.groups, prefix)
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
@@ -51,10 +51,15 @@ class ReducerSettings:
         checks = round_checks(scope, found, optimizer, checks_data=self.checks_data, first_check=first)
         reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
         reducer.no_sync = self.no_sync
-        reducer.op = how.op
+        reducer.weighting.op = how.op
         if share := current_share():
-            reducer.count_by_rows(share)
+            reducer.weighting.count_by_rows(share)
         return reducer
+
+    def reduction(self) -> Reduction:
+        """Returns the combination of gradients in the present world."""
+        context, how = self.exchange_options.scope.context, self.exchange_options.how
+        return how if context.is_provisional else gradient_sum(how, fixed_divisor(context))
 
     def stepper(self, optimizer: Optimizer) -> Stepper:
         """Returns the optimizer, as autotune knows it: with all gradients, and the news that go with them.

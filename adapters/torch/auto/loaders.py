@@ -131,7 +131,7 @@ def _delivered(whole: Any, iteration: Iteration) -> Any:
         job.has_split = True
         shares.make_current(share)
         for reducer in GradientReducer.of_world(job.context):
-            reducer.count_by_rows(share)
+            reducer.weighting.count_by_rows(share)
         random_states.enter_own(job.context.rank)
     else:
         _check_same_data(batch)
@@ -197,7 +197,7 @@ def _leave(batch: Batch) -> None:
     if batch.is_part:
         shares.make_current(None)
         for reducer in GradientReducer.of_world(batch.share.context):
-            reducer.count_by_rows(None)
+            reducer.weighting.count_by_rows(None)
 
 
 def _give_all_rows(iteration: Iteration) -> None:
