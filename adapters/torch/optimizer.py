@@ -20,6 +20,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.stateful_compression import StatefulCompression
 from sirtaki.torch.adasum import with_adasum
 from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.closures import decides_by_loss, reduced_loss
 from sirtaki.torch.compressed.arguments import plain_and_memory
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
@@ -216,6 +217,10 @@ class _Distributed(Survivor, Wrapped):
     def _end_update(self) -> None:
         """Completes the optimizer's own step."""
 
+    def _reduced_loss(self, loss: Any) -> Any:
+        """Returns a closure's loss, which the ranks have to agree on, for all ranks."""
+        return reduced_loss(loss, self._scope, self._settings.reduction(), self._reducer.weighting.factor)
+
     def _unwrap(self) -> None:
         self._finalizer()
         self._is_retired = False
@@ -348,11 +353,13 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         optimizer._begin_update()
         return None
 
+    has_decisive_loss = decides_by_loss(optimizer) and not optimizer._reducer.is_idle
+
     def reduced_closure() -> Any:
         optimizer._reducer.stepped()  # each call makes its own gradients
         loss = closure()
         optimizer._begin_update()
-        return loss
+        return optimizer._reduced_loss(loss) if has_decisive_loss else loss
 
     rest = {name: value for name, value in kwargs.items() if name != "closure"}
     return (optimizer, reduced_closure, *args[2:]), rest

@@ -27,6 +27,7 @@ MODULES = (
 )
 TORCH_MODULES = (
     "torch_autograd",
+    "torch_closures",
     "torch_collectives",
     "torch_compression",
     "torch_compression_limits",

@@ -1,0 +1,44 @@
+"""Closures of optimizers: their gradients, and a loss that decides about the step, are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki.common.handles import run
+from sirtaki.common.ops import Reduction
+from sirtaki.common.requests import ALLREDUCE
+from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.wrapping import Optimizer
+
+Closure = Callable[[], Any]
+
+
+def decides_by_loss(optimizer: Optimizer) -> bool:
+    """Returns whether the optimizer compares the losses of its closure; others only return them."""
+    return isinstance(optimizer, torch.optim.LBFGS)
+
+
+def reduced_loss(loss: Any, scope: CollectiveScope, how: Reduction, weight: float) -> Any:
+    """Returns a closure's loss, combined over the ranks as the gradients are. All ranks must call it.
+
+    Args:
+        loss: a number, or a tensor with one element; anything else is returned as it is.
+        scope: the ranks.
+        how: the combination of the gradients.
+        weight: the factor of this rank's gradients; 0 if the rank has no rows, so no loss.
+
+    Returns:
+        The same on all ranks, without a graph: a tensor like the rank's own, or a number.
+    """
+    is_tensor = isinstance(loss, Tensor) and loss.numel() == 1
+    if not (is_tensor or isinstance(loss, int | float)):
+        return loss
+    value = float(loss.detach() if is_tensor else loss)
+    own = torch.tensor(value * weight if weight else 0.0, dtype=torch.float64)
+    options = scope.derived("loss").options(how)
+    total = float(run(scope.context, COLLECTIVES.single(scope.context, ALLREDUCE, own, options)))
+    return torch.full_like(loss, total, requires_grad=False) if is_tensor else total
