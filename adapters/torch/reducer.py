@@ -28,8 +28,8 @@ from sirtaki.torch.overlap import overlap_of
 from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, trainable
 from sirtaki.torch.pass_end import PassEnd
+from sirtaki.torch.reduced_gradients import ReducedGradients
 from sirtaki.torch.row_weighting import RowWeighting
-from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.wrapping import Wrapped
 
@@ -75,7 +75,7 @@ class GradientReducer:
         )  # a second pass on top of a reduced gradient does no harm
         self._fired: dict[int, None] = {}  # in order, not submitted yet
         self._submitted: set[int] = set()  # in this round
-        self._reduced: dict[int, weakref.ref[Tensor]] = {}  # gradients that must not grow any more
+        self._reduced = ReducedGradients(named)  # those that must not grow any more
         self._pass = -1  # the latest pass, possibly nested, that fired
         self._passes: set[int] = set()  # those that have not ended
         self._passes_done = 0  # since the last round
@@ -125,8 +125,7 @@ class GradientReducer:
             self.finish_open_round()
         is_due = self._fired or self._is_open
         if not is_due and not self._is_reduced:
-            indices = range(len(self._named))
-            self._fired = dict.fromkeys(index for index in indices if self._is_unreduced(index))
+            self._fired = dict.fromkeys(self._reduced.take_new())
             self.weighting.multiply(self._fired)
             is_due = True
         if is_due:
@@ -164,6 +163,7 @@ class GradientReducer:
         self._is_reduced = False
         self._has_stepped = self.flight is not None
         self._passes_done = 0
+        self._reduced.note_use()
 
     def clear(self) -> None:
         """Prepares for dropping the gradients. A pass that raised still owes the other ranks its round."""
@@ -211,7 +211,7 @@ class GradientReducer:
             if gpu >= 0 and device.current_stream(gpu) != self._stream:
                 self._change_stream(device.current_stream(gpu))
             if memory is not None and memory.move((index,)):
-                self._reduced.pop(index, None)
+                self._reduced.forget(index)
             self._fired[index] = None
             self._bytes_until_submit -= size
             if self._bytes_until_submit <= 0:
@@ -344,23 +344,14 @@ class GradientReducer:
     def _note_reduced(self, indices: Iterable[int]) -> None:
         """Records the gradients of these parameters as reduced."""
         if not self._may_grow:
-            grown = ((index, self._named[index].parameter.grad) for index in indices)
-            self._reduced = {index: weakref.ref(grad) for index, grad in grown if grad is not None}
+            self._reduced.note(indices)
 
     def _check_growth(self, fired: list[int]) -> None:
-        for index in fired if self._reduced else ():
-            if not self._is_unreduced(index):
-                raise ValueError(
-                    f"{self._named[index].name!r} has already been combined over the ranks, and only with "
-                    "op=Average may another backward pass add to it; say how many passes a step has with "
-                    "backward_passes_per_step=N, run all but the last inside `with optimizer.no_sync():`, or "
-                    "call optimizer.zero_grad() between the passes"
-                )
-
-    def _is_unreduced(self, index: int) -> bool:
-        """Returns whether there is a gradient that no round has reduced yet."""
-        gradient = self._named[index].parameter.grad
-        if gradient is None or isinstance(gradient, ShardedGradient):
-            return False
-        reduced = self._reduced.get(index)
-        return reduced is None or reduced() is not gradient
+        index = self._reduced.grown(fired)
+        if index is not None:
+            raise ValueError(
+                f"{self._named[index].name!r} has already been combined over the ranks, and only with "
+                "op=Average may another backward pass add to it; say how many passes a step has with "
+                "backward_passes_per_step=N, run all but the last inside `with optimizer.no_sync():`, or "
+                "call optimizer.zero_grad() between the passes"
+            )

@@ -27,6 +27,7 @@ MODULES = (
 )
 TORCH_MODULES = (
     "torch_autograd",
+    "torch_by_hand",
     "torch_closures",
     "torch_collectives",
     "torch_compression",
