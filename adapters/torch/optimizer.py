@@ -25,6 +25,7 @@ from sirtaki.torch.compressed.arguments import plain_and_memory
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.deadlines import LateRule, refuse_options, with_deadline
+from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.optimizer_arguments import (
     check_follows_changes,
     check_passes,
@@ -189,10 +190,12 @@ class _Distributed(Survivor, Wrapped):
     _reducer: GradientReducer
     _finalizer: Any
     _has_stepped: bool
+    _listed: ListedParameters  # as they were in the last step
 
     def _adopt(self, settings: ReducerSettings, reducer: GradientReducer) -> None:
         self._settings, self._reducer = settings, reducer
         self._has_stepped = False
+        self._listed = ListedParameters(self.param_groups)
         # A discarded optimizer releases the parameters at once: another may be made for them.
         self._finalizer = weakref.finalize(self, reducer.close)
         self._finalizer.atexit = False
@@ -208,6 +211,28 @@ class _Distributed(Survivor, Wrapped):
     def _make_reducer_again(self) -> None:
         self._finalizer()
         self._adopt(self._settings, self._settings.reducer(self))
+
+    def _follow_groups(self) -> None:
+        """Exchanges the gradients of parameters that the program has put into the groups itself.
+
+        Those that it has taken out are exchanged as before.
+        """
+        earlier, reducer = self._listed, self._reducer
+        if earlier.are_in(self.param_groups) or self._settings.skips.depth:
+            return
+        present = ListedParameters(self.param_groups)
+        if not reducer.lacks(present):
+            self._listed = present
+            return
+        reducer.finish_open_round()
+        self._settings.follow(earlier, present)
+        self._make_reducer_again()
+        self._reducer.continue_from(reducer)
+
+    def _prepare_update(self) -> None:
+        self._put_parameters_back()
+        self._follow_groups()
+        self._begin_update()
 
     def _begin_update(self) -> None:
         """Prepares for the optimizer's own step: the gradients become those of all ranks."""
@@ -242,6 +267,7 @@ class _Distributed(Survivor, Wrapped):
         All ranks must call it, or step().
         """
         self._check_use()
+        self._follow_groups()
         self._reducer.finish_round()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
@@ -350,7 +376,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
-        optimizer._begin_update()
+        optimizer._prepare_update()
         return None
 
     has_decisive_loss = decides_by_loss(optimizer) and not optimizer._reducer.is_idle
@@ -358,7 +384,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     def reduced_closure() -> Any:
         optimizer._reducer.stepped()  # each call makes its own gradients
         loss = closure()
-        optimizer._begin_update()
+        optimizer._prepare_update()
         return optimizer._reduced_loss(loss) if has_decisive_loss else loss
 
     rest = {name: value for name, value in kwargs.items() if name != "closure"}

@@ -94,10 +94,13 @@ def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Ite
     seen = set()
     for group, settings in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(settings["params"]):
-            can_have = parameter.is_floating_point() or parameter.is_complex()
-            if can_have and parameter not in seen:
+            if can_have_gradient(parameter) and parameter not in seen:
                 seen.add(parameter)
                 yield names.get(parameter, f"parameter {place} of group {group}"), parameter
+
+
+def can_have_gradient(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def _members(parameters: list[Tensor], groups: Groups) -> list[list[Tensor]]:

@@ -26,7 +26,7 @@ from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.gradient_memory import gradient_memory_of
 from sirtaki.torch.overlap import overlap_of
 from sirtaki.torch.overlapped.flight import Flight
-from sirtaki.torch.parameters import NamedParameter, trainable
+from sirtaki.torch.parameters import NamedParameter, can_have_gradient, trainable
 from sirtaki.torch.pass_end import PassEnd
 from sirtaki.torch.reduced_gradients import ReducedGradients
 from sirtaki.torch.row_weighting import RowWeighting
@@ -105,6 +105,11 @@ class GradientReducer:
         """Returns whether it exchanges nothing, for this rank has no peer."""
         return not self._named
 
+    def lacks(self, parameters: Iterable[Tensor]) -> bool:
+        """Returns whether one of these could have a gradient, and is not exchanged."""
+        known = {id(one.parameter) for one in self._named}
+        return any(id(one) not in known for one in parameters if can_have_gradient(one))
+
     def close(self) -> None:
         """Releases the parameters."""
         self._claim.release()
@@ -131,6 +136,24 @@ class GradientReducer:
         if is_due:
             self._end_round()
         self._checks.report()
+
+    def continue_from(self, earlier: GradientReducer) -> None:
+        """Continues the step that another reducer has begun, which had other parameters: exchanges the rest.
+
+        All ranks must call it, as for a round.
+        """
+        places = {one.parameter: index for index, one in enumerate(earlier._named)}
+        sources = [places.get(one.parameter) for one in self._named]
+        self._reduced.take(earlier._reduced, sources)
+        added = [
+            index for index, source in enumerate(sources) if source is None and self._reduced.lacks(index)
+        ]
+        if earlier._is_reduced or earlier._fired:
+            self.weighting.multiply(added)
+            fired = [index for index, source in enumerate(sources) if source in earlier._fired]
+            self._fired = dict.fromkeys([*fired, *added])
+        if earlier._is_reduced:
+            self._end_round()
 
     def step_ahead(self, optimizer: Wrapped) -> list[list[Tensor]] | None:
         """Leaves the update of parameters in flight to their landing, if all gradients of the step are there.

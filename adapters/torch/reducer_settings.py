@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.groups import Groups
@@ -15,6 +16,7 @@ from sirtaki.common.shares import current_share
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
+from sirtaki.torch.listed_parameters import ListedParameters, inherited_groups, inherited_names
 from sirtaki.torch.overlap import least_early_bytes
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.reducer import GradientReducer, Nesting
@@ -77,6 +79,26 @@ class ReducerSettings:
             bytes=size + _NEWS_BYTES * (len(found) + 1),
             parts=size // least_early_bytes(self.exchange_options.overlaps_forward) + 1,
         )
+
+    def follow(self, earlier: ListedParameters, present: ListedParameters) -> None:
+        """Prepares for a reducer of parameters that the program has put into the groups itself.
+
+        Those that are gone are forgotten.
+
+        Raises:
+            UnsupportedError: the optimizer's state is in slices of the parameters that it had.
+        """
+        if self.shard is not None:
+            raise UnsupportedError(
+                "the program has put a parameter into the optimizer's param_groups, and with shard= state is "
+                "kept in slices of those that it had: call add_param_group, or make a new optimizer of the "
+                "new parameters and wrap that"
+            )
+        heirs = present.heirs_of(earlier)
+        self.names = inherited_names(self.names, heirs, present)
+        self.groups = inherited_groups(self.groups, heirs, present)
+        if self.exchange_options.memory is not None:
+            self.exchange_options.memory.keep(present)
 
     def move_to(self, context: Context) -> None:
         """Changes the world for which the next reducer is made."""

@@ -31,6 +31,9 @@ class Wrapped(Optimizer):
         """The ranks among which it exchanges data, and their world."""
         raise NotImplementedError
 
+    def _put_parameters_back(self) -> None:
+        """Makes the groups hold the program's parameters, also after a step that has raised."""
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles as the plain optimizer: hooks and connections cannot be copied."""
         kind = self._plain_class()

@@ -2,19 +2,179 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import sirtaki.torch as hvd
 from cases import case
 from cases.torch_models import (
+    OPTIMIZERS,
     assert_alike,
+    assert_same_on_all_ranks,
     distributed,
     network,
     own_loss,
     sgd,
     whole_loss,
 )
+from sirtaki.common.exceptions import UnsupportedError
+
+LAST_STEP = 4
+
+
+def heir(old: Tensor, scale: float = 2.0) -> nn.Parameter:
+    return nn.Parameter(scale * old.detach())
+
+
+def replace_weight(model: Any, optimizer: Any) -> None:
+    """Puts another parameter into the place of the first, with its state, as programs that prune do."""
+    old = model[0].weight
+    model[0].weight = optimizer.param_groups[0]["params"][0] = heir(old)
+    if old in optimizer.state:
+        optimizer.state[model[0].weight] = optimizer.state.pop(old)
+
+
+def train_and_replace(model: Any, optimizer: Any, loss: Any, when: str) -> nn.Module:
+    for step in range(LAST_STEP):
+        optimizer.zero_grad()
+        if step == 2 and when == "before the pass":
+            replace_weight(model, optimizer)
+        loss(model, step).backward()
+        if step == 2 and when == "before the step":
+            gradient = model[0].weight.grad
+            replace_weight(model, optimizer)
+            model[0].weight.grad = gradient.mul_(0.5)
+        optimizer.step()
+    return model
+
+
+@case(when=["before the pass", "before the step"])
+def a_parameter_that_takes_the_place_of_another(when: str) -> None:
+    """Its gradient is exchanged in the same step, if it is not that of the other."""
+    for name, op in (("SGD", hvd.Average), ("Adam", hvd.Average), ("SGD", hvd.Sum)):
+        model, plain = network(), network()
+        factor = hvd.size() if op == hvd.Sum else 1
+        optimizer = distributed(model, OPTIMIZERS[name](model.parameters()), op=op)
+        train_and_replace(model, optimizer, own_loss, when)
+        train_and_replace(
+            plain,
+            OPTIMIZERS[name](plain.parameters()),
+            lambda plain, step, factor=factor: factor * whole_loss(plain, step),
+            when,
+        )
+        assert_alike(model, plain)
+        assert_same_on_all_ranks(model)
+
+
+@case(options=["sums", "in groups", "held back", "synchronized", "in shared memory", "in flight"])
+def replaced_parameters_with_other_options(options: str) -> None:
+    """The other gradients have been combined in the pass, and are not combined again."""
+    arguments: dict[str, dict[str, Any]] = {
+        "sums": {"op": hvd.Sum},
+        "held back": {"backward_passes_per_step": 3},
+        "in shared memory": {"gradients_in_shared_memory": True},
+        "in flight": {"overlap_forward": True},
+    }
+    model, plain = network(), network()
+    chosen = arguments.get(options, {})
+    if options == "in groups":
+        chosen = {"groups": [[model[0].weight, model[0].bias], [model[2].weight, model[4].bias]]}
+    optimizer, reference = distributed(model, **chosen), sgd(plain)
+    factor = hvd.size() if options == "sums" else 1
+    for step in range(LAST_STEP):
+        for one, each, loss in ((model, optimizer, own_loss), (plain, reference, whole_loss)):
+            each.zero_grad()
+            if step == 2:
+                replace_weight(one, each)
+            ((factor if one is plain else 1) * loss(one, step)).backward()
+            if one is model and options == "synchronized":
+                optimizer.synchronize()
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                each.step()
+    assert_alike(model, plain)
+    assert_same_on_all_ranks(model)
+
+
+@case()
+def rows_that_count_unequally() -> None:
+    """A pass has multiplied the gradients of the other parameters, and not that of the new one."""
+    model, plain = network(), network()
+    optimizer, reference = distributed(model), sgd(plain)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+
+    def update(inputs: Tensor, model: Any, optimizer: Any, replaces: bool) -> None:
+        optimizer.zero_grad()
+        if replaces:
+            replace_weight(model, optimizer)
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    step = hvd.consistent(lambda inputs, replaces: update(inputs, model, optimizer, replaces), batch="inputs")
+    for number in range(LAST_STEP):
+        step(inputs, replaces=number == 2)
+        update(inputs, plain, reference, replaces=number == 2)
+    assert_alike(model, plain)
+
+
+@case(least=2)
+def a_new_parameter_that_one_rank_uses() -> None:
+    model, plain = network(), network()
+    optimizer, reference = distributed(model, op=hvd.Sum), sgd(plain)
+    for one, each in ((model, optimizer), (plain, reference)):
+        extra = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        each.param_groups[0]["params"].append(extra)
+        for step in range(3):
+            each.zero_grad()
+            is_used = one is plain or hvd.rank() == 1
+            loss = own_loss(one, step) if one is model else hvd.size() * whole_loss(one, step)
+            (loss + (extra.square().sum() if is_used else 0.0)).backward()
+            each.step()
+        one.register_parameter("extra", extra)
+    assert_alike(model, plain)
+
+
+@case()
+def a_parameter_of_another_shape_is_named() -> None:
+    """Pruning leaves a layer with fewer rows; the name stays, and nothing keeps the old parameter."""
+    model = network()
+    optimizer = distributed(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    own_loss(model, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    gone = weakref.ref(model[4].weight)
+    parameters = optimizer.param_groups[0]["params"]
+    model[4].weight = parameters[4] = nn.Parameter(model[4].weight.detach()[:2])
+    model[4].bias = parameters[5] = nn.Parameter(model[4].bias.detach()[:2])
+    for _ in range(3):
+        model(torch.ones(2, 4, dtype=torch.float64) * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same_on_all_ranks(model)
+    names = [one.name for one in optimizer._reducer._named]
+    assert hvd.size() == 1 or names[4].endswith("4.weight")
+    gc.collect()
+    assert gone() is None
+
+
+@case(least=2)
+def slices_of_other_parameters_are_refused() -> None:
+    model = network()
+    optimizer = distributed(model, shard="state")
+    own_loss(model, 0).backward()
+    optimizer.step()
+    model[0].weight = optimizer.param_groups[0]["params"][0] = heir(model[0].weight)
+    own_loss(model, 1).backward()
+    with pytest.raises(UnsupportedError, match="add_param_group"):
+        optimizer.step()
+
 
 @case(op=["Average", "Sum"])
 def gradients_that_are_written_into_the_same_memory(op: str) -> None:

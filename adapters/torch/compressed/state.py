@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,13 @@ class CompressionState:
             zeros = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
             self.residuals[parameter] = zeros
         return self.residuals[parameter]
+
+    def keep(self, parameters: Iterable[Tensor]) -> None:
+        """Forgets all parameters but these."""
+        kept = set(parameters)
+        for memory in (self.residuals, self.bases):
+            for one in memory.keys() - kept:
+                del memory[one]
 
     # ---- Loss scaling ----------------------------------------------------------------------------------
 

@@ -37,7 +37,6 @@ class Overlapped(Wrapped):
 
     def _begin_update(self) -> None:
         """Leaves the update of parameters that are in flight to their landing."""
-        self._put_parameters_back()
         self._replaced = self._reducer.step_ahead(self)
         if self._replaced is None:
             super()._begin_update()  # type: ignore[misc]  # of the optimizer that exchanges the gradients

@@ -53,7 +53,6 @@ class Sharded(Wrapped):
 
     def _begin_update(self) -> None:
         """Puts the slices into the groups, with their gradients."""
-        self._put_parameters_back()
         super()._begin_update()  # type: ignore[misc]  # of the optimizer that exchanges the gradients
         groups = [[self._partition.slice_of(one) for one in group["params"]] for group in self.param_groups]
         for slices in groups:
