@@ -17,6 +17,7 @@ from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
 _BYTES = {dtype.code: dtype.size for dtype in dtypes()}
 _INT64 = DTYPE_CODES["int64"]
+_LEAST = -(1 << 63)
 
 
 def checksum(view: TensorView) -> int:
@@ -38,6 +39,14 @@ def combined(checksums: Iterable[int]) -> int:
     """Returns the 64-bit XXH3 of checksums in their order."""
     numbers = list(checksums)
     return xxh3_64_intdigest(pack(f"<{len(numbers)}Q", *numbers))
+
+
+def _pair(number: int | None) -> tuple[int, int]:
+    """Returns a number and its complement, signed; what changes no maximum for an unknown one."""
+    if number is None:
+        return _LEAST, _LEAST
+    signed = number - (number >> 63 << 64)
+    return signed, ~signed
 
 
 class Outcome(NamedTuple):
@@ -62,7 +71,7 @@ class Comparison:
 
     def __init__(self, context: Context, call: Call, count: int) -> None:
         self.is_open = False
-        self._last_numbers: Sequence[int] | None = None  # the contents of the memory, if known
+        self._last_numbers: Sequence[int | None] | None = None  # the contents of the memory, if known
         self._context = context
         self._batch = Batch(1)
         # For each number: this rank's value and its complement, whose maximum gives the minimum.
@@ -71,8 +80,11 @@ class Comparison:
         view = TensorView(address, (2 * (count + 1),), _INT64, ROW_MAJOR, self._values)
         describe(self._batch, ALLREDUCE, view, address, call, how=Reduction(MAX))
 
-    def start(self, numbers: Sequence[int], *, is_new: bool = True) -> None:
-        """Queues a comparison. If no rank has news, nothing is compared and nothing is sent."""
+    def start(self, numbers: Sequence[int | None], *, is_new: bool = True) -> None:
+        """Queues a comparison. If no rank has news, nothing is compared and nothing is sent.
+
+        A number that this rank does not know, None, differs from no other.
+        """
         if numbers != self._last_numbers:
             self._write(numbers)
         self._batch.set_flags(0, 0 if is_new else ABSENT)
@@ -80,9 +92,9 @@ class Comparison:
         self._context.enqueue(self._batch)
         self.is_open = True
 
-    def _write(self, numbers: Sequence[int]) -> None:
-        signed = [number - (number >> 63 << 64) for number in (*numbers, self._context.rank)]
-        self._values[0 : 2 * len(signed)] = [value for number in signed for value in (number, ~number)]
+    def _write(self, numbers: Sequence[int | None]) -> None:
+        pairs = list(map(_pair, (*numbers, self._context.rank)))
+        self._values[0 : 2 * len(pairs)] = [value for pair in pairs for value in pair]
         self._last_numbers = numbers
 
     def finish(self) -> Outcome | None:
@@ -101,7 +113,8 @@ class Comparison:
     def _outcome(self) -> Outcome:
         values = list(self._values)
         largest, complements = values[0::2], values[1::2]
-        equal = [high == ~low for high, low in zip(largest, complements, strict=True)]
+        pairs = zip(largest, complements, strict=True)
+        equal = [high == ~low or high == low == _LEAST for high, low in pairs]
         return Outcome(equal[:-1], largest[:-1], not equal[-1])
 
     def discard(self) -> None:

@@ -104,11 +104,13 @@ class Finding:
         text: the tensors, values and ranks, equal on all ranks.
         advice: the remedy.
         is_rounding: whether the difference is so small that only rounding can explain it.
+        is_scaling: whether the scaling of losses differs, which may have made parameters differ.
     """
 
     text: str
     advice: str
     is_rounding: bool = False
+    is_scaling: bool = False
 
     def __str__(self) -> str:
         return f"{self.text}; {self.advice}"
@@ -122,6 +124,7 @@ class _Report(NamedTuple):
     kinds: Sequence[str]
     checksums: Sequence[int]
     options: Options
+    scaling: Mapping[str, Any] | None
 
 
 def checksum_of_tensors(tensors: Tensors) -> int:
@@ -150,9 +153,12 @@ def check(scope: Scope, tensors: Tensors, options: Options = ()) -> None:
         raise ParametersDifferError(str(finding))
 
 
-def find_difference(scope: Scope, tensors: Tensors, options: Options = ()) -> Finding | None:
+def find_difference(
+    scope: Scope, tensors: Tensors, options: Options = (), scaling: Mapping[str, Any] | None = None
+) -> Finding | None:
     """Finds the differences between ranks, and their tensors: every rank that has not joined must call it."""
-    mine = _Report(scope.context.rank, tensors.names(), tensors.kinds(), tensors.checksums(), options)
+    names, kinds, found = tensors.names(), tensors.kinds(), tensors.checksums()
+    mine = _Report(scope.context.rank, names, kinds, found, options, scaling)
     name = f"{scope.name}.differences"
     reports: list[_Report] = gather_objects(scope.context, mine, name, scope.process_set)
     base = _most_common(reports)
@@ -160,6 +166,8 @@ def find_difference(scope: Scope, tensors: Tensors, options: Options = ()) -> Fi
         return Finding(text, f"make them in the same way on all ranks, then call {scope.remedy}")
     if text := _options_differ(scope, base, reports):
         return Finding(text, _SAME_OPTIONS)
+    if text := _scaling_differs(scope, reports):
+        return Finding(text, _SAME_OPTIONS, is_scaling=True)
     return _tensors_differ(scope, tensors, base, reports)
 
 
@@ -170,7 +178,7 @@ def _most_common(reports: Sequence[_Report]) -> _Report:
 
 
 def _key(report: _Report) -> str:
-    return repr(report[1:])
+    return repr(report[1:-1])  # some ranks may not know the scaling
 
 
 def _names_differ(scope: Scope, base: _Report, reports: Sequence[_Report]) -> str:
@@ -216,6 +224,23 @@ def _options_differ(scope: Scope, base: _Report, reports: Sequence[_Report]) -> 
                         f"optimizers differ between ranks: {option}{of_group} is {theirs.get(option)} on "
                         f"{scope.label(report.rank)} and {ours.get(option)} on {scope.label(base.rank)}"
                     )
+    return ""
+
+
+def _scaling_differs(scope: Scope, reports: Sequence[_Report]) -> str:
+    known = [report for report in reports if report.scaling is not None]
+    if not known:
+        return ""
+    counts = Counter(repr(report.scaling) for report in known)
+    base = max(known, key=lambda report: (counts[repr(report.scaling)], -report.rank))
+    for report in known:
+        theirs, ours = report.scaling or {}, base.scaling or {}
+        for name in sorted(theirs.keys() | ours.keys()):
+            if theirs.get(name) != ours.get(name):
+                return (
+                    f"loss scaling differs between ranks: {name} is {theirs.get(name)} on "
+                    f"{scope.label(report.rank)} and {ours.get(name)} on {scope.label(base.rank)}"
+                )
     return ""
 
 

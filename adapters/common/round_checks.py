@@ -1,18 +1,19 @@
 """Comparisons during the exchange of an optimizer's gradients, so that ranks cannot diverge unnoticed.
 
-In the second exchange, the parameters and the optimizer's state are compared (not in the first: some programs
-broadcast them after one step); in each exchange, learning rates that have changed; in the first two, the
-gradients that each rank has computed, which should not be equal; and in each exchange, the epoch of the data
-if a rank has begun another one. A difference is analysed, and raised, when the optimizer is about to step:
-all ranks do that in the same order, while exchanges of several optimizers may end in any order.
+In the second exchange, the parameters, the optimizer's state and the loss scaling are compared (not in the
+first: some programs broadcast them after one step); in each exchange, learning rates and a loss scaling that
+have changed; in the first two, the gradients that each rank has computed, which should not be equal; and in
+each exchange, the epoch of the data if a rank has begun another one. A difference is analysed, and raised,
+when the optimizer is about to step: all ranks do that in the same order, while exchanges of several
+optimizers may end in any order.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.checksums import Comparison, checksum_of_text, combined
@@ -23,7 +24,8 @@ from sirtaki.common.ops import join_count
 from sirtaki.common.process_sets import global_process_set
 from sirtaki.common.semantics import are_horovods
 
-_PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND, _EPOCH = range(5)  # indices of the numbers that are compared
+# Indices of the numbers that are compared.
+_PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND, _EPOCH, _SCALING = range(6)
 _FIRST_CHECK = 2  # the round whose comparison includes the parameters
 _ROUNDS_WITH_GRADIENTS = 2
 
@@ -46,6 +48,24 @@ class Optimizer(Tensors, Protocol):
         ...
 
 
+class LossScaling(Protocol):
+    """The scaling of losses as an adapter presents it.
+
+    Attributes:
+        remedy: how the program makes it equal on all ranks, for messages.
+    """
+
+    remedy: str
+
+    def checksum(self, *, is_due: bool) -> int | None:
+        """Returns a checksum of the state; None if this rank knows none. Has to be cheap unless `is_due`."""
+        ...
+
+    def state(self) -> Mapping[str, Any] | None:
+        """Returns the state, as plain values by name; None if this rank knows none."""
+        ...
+
+
 class RoundChecks:
     """The comparisons of one optimizer. A round is one exchange of all its gradients, by all its ranks.
 
@@ -53,11 +73,19 @@ class RoundChecks:
     have arrived, and `report` before the optimizer steps.
     """
 
-    def __init__(self, scope: Scope, optimizer: Optimizer, first_check: int = _FIRST_CHECK) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        optimizer: Optimizer,
+        first_check: int = _FIRST_CHECK,
+        scaling: LossScaling | None = None,
+    ) -> None:
         """Creates the checks. `first_check` is the first round that compares parameters, counted from 1."""
         self._scope, self._optimizer, self._first_check = scope, optimizer, first_check
+        self._scaling = scaling
+        self._scaling_checksum: int | None = None  # that of the last round
         self._interval = int(scope.context.setting("check_parameters"))  # 0: never; -1: once
-        self._comparison = Comparison(scope.context, scope.call(), 5)
+        self._comparison = Comparison(scope.context, scope.call(), 6)
         self._set_number = scope.process_set.number(scope.context)
         self._round = 0
         self._rates: Sequence[float] | None = None  # those of the last round, and their checksum
@@ -101,12 +129,15 @@ class RoundChecks:
         is_due = self._is_due()
         rates = self._optimizer.rates()
         epoch = self._scope.context.epochs.get(self._thread)
-        is_new = is_due or has_gradients or rates != self._rates or epoch != self._epoch
+        scaling = self._scaling.checksum(is_due=is_due) if self._scaling is not None else None
+        is_new = is_due or has_gradients or rates != self._rates
+        is_new = is_new or epoch != self._epoch or scaling != self._scaling_checksum
         if epoch != self._epoch:
             self._epoch, self._epoch_checksum = epoch, checksum_of_epoch(epoch)
         if rates != self._rates:
             self._rates, self._rates_checksum = rates, checksum_of_text(repr(rates))
-        numbers = [0, self._rates_checksum, 0, self._round if is_new else 0, self._epoch_checksum]
+        self._scaling_checksum = scaling
+        numbers = [0, self._rates_checksum, 0, self._round if is_new else 0, self._epoch_checksum, scaling]
         if is_due:
             numbers[_PARAMETERS] = checksum_of_tensors(self._optimizer)
             numbers[_OPTIONS] = checksum_of_text(repr(self._optimizer.options()))
@@ -132,7 +163,7 @@ class RoundChecks:
         if outcome is None:
             return
         self._round = max(self._round, outcome.largest[_ROUND])  # a rank that had joined has missed some
-        if not (outcome.equal[_PARAMETERS] and outcome.equal[_OPTIONS]):
+        if not (outcome.equal[_PARAMETERS] and outcome.equal[_OPTIONS] and outcome.equal[_SCALING]):
             self._has_difference = True
         elif outcome.equal[_GRADIENTS] and outcome.largest[_GRADIENTS] and outcome.is_shared:
             self._equal_gradient_rounds += 1
@@ -154,9 +185,10 @@ class RoundChecks:
         after_join, self._is_after_join = self._is_after_join, False
         if self._has_difference:
             self._has_difference = False
-            finding = find_difference(self._scope, self._optimizer, self._optimizer.options())
+            scaling = self._scaling.state() if self._scaling is not None else None
+            finding = find_difference(self._scope, self._optimizer, self._optimizer.options(), scaling)
             if finding is not None:
-                self._report_finding(replace(finding, advice=self._after_join()) if after_join else finding)
+                self._report_finding(replace(finding, advice=self._advice(finding, after_join)))
         if self._equal_gradient_rounds == _ROUNDS_WITH_GRADIENTS:
             self._equal_gradient_rounds = 0
             self._warn(_SAME_DATA.format(count=self._scope.context.size, example=self._scope.data_advice))
@@ -171,8 +203,12 @@ class RoundChecks:
         if text:
             self._warn(text)
 
-    def _after_join(self) -> str:
-        return _AFTER_JOIN.format(remedy=self._scope.after_join or f"after it, call {self._scope.remedy}")
+    def _advice(self, finding: Finding, after_join: bool) -> str:
+        missed = self._scope.after_join or f"after it, call {self._scope.remedy}"
+        parts = [_AFTER_JOIN.format(remedy=missed)] if after_join else []
+        if finding.is_scaling and self._scaling is not None:
+            parts.append(self._scaling.remedy)
+        return "; ".join(parts) or finding.advice
 
     def _report_finding(self, finding: Finding) -> None:
         if not finding.is_rounding:

@@ -65,6 +65,14 @@ def has_compiled() -> bool:
     return bool(counters["frames"]["total"] or counters["stats"]["unique_graphs"])
 
 
+def loaded_state(scaler: torch.amp.GradScaler) -> tuple[float, ...]:
+    """Returns what a scaler was made with, or has last loaded. It does not wait for a GPU."""
+    if not scaler.is_enabled():
+        return ()
+    factors = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+    return scaler._init_scale, scaler._init_growth_tracker, *factors
+
+
 def forget_stages(scaler: torch.amp.GradScaler) -> None:
     """Makes a scaler regard no optimizer's gradients as unscaled or used, as at the start of a step."""
     scaler._per_optimizer_states.clear()

@@ -21,6 +21,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.requests import ALLREDUCE
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.loss_scale import LossScale
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.state import named_tensors
 from sirtaki.torch.tensors import plain_name, view
@@ -80,10 +81,12 @@ def round_checks(
     has_same_state: bool = True,
     checks_data: bool = True,
     first_check: int = 2,
+    loss_scale: LossScale | None = None,
 ) -> RoundChecks:
     """Comparisons beside each exchange of this optimizer's gradients, its state included.
 
     With `checks_data`, also of the gradients that each rank has computed, which should not be equal.
+    With `loss_scale`, also of the scaler, where it is known.
     Parameters are compared for the first time in the round `first_check`, counted from 1.
     """
     here = scope.derived("check of parameters")
@@ -91,7 +94,7 @@ def round_checks(
     parameters = [(one.name.removeprefix(prefix), one.parameter) for one in named]
     kind = RoundChecks if checks_data else _ChecksOfParameters
     compared = TorchOptimizer(here, parameters, optimizer, has_same_state)
-    return kind(_scope(here, _BROADCAST_BOTH), compared, first_check)
+    return kind(_scope(here, _BROADCAST_BOTH), compared, first_check, loss_scale)
 
 
 class _ChecksOfParameters(RoundChecks):

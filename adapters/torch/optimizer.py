@@ -26,6 +26,7 @@ from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.deadlines import LateRule, refuse_options, with_deadline
 from sirtaki.torch.listed_parameters import ListedParameters
+from sirtaki.torch.loss_scale import calling_scaler
 from sirtaki.torch.optimizer_arguments import (
     check_follows_changes,
     check_passes,
@@ -369,8 +370,10 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     assert isinstance(optimizer, _Distributed)
     optimizer._check_use()
     optimizer._scope.check_world()
+    scaler = calling_scaler()
+    optimizer._settings.loss_scale.note(scaler)
     if optimizer._exchange_options.memory is not None:
-        optimizer._exchange_options.memory.note_step()
+        optimizer._exchange_options.memory.note_step(scaler)
     if not optimizer._has_stepped:  # a wrapper may have been made since
         optimizer._has_stepped = True
         refuse_other_reducers(all_named(optimizer, optimizer._settings.names))

@@ -17,6 +17,7 @@ from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
 from sirtaki.torch.listed_parameters import ListedParameters, inherited_groups, inherited_names
+from sirtaki.torch.loss_scale import LossScale
 from sirtaki.torch.overlap import least_early_bytes
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.reducer import GradientReducer, Nesting
@@ -38,6 +39,7 @@ class ReducerSettings:
     shard: str | None = None
     skips: Nesting = field(default_factory=Nesting)
     no_sync: Nesting = field(default_factory=Nesting)
+    loss_scale: LossScale = field(default_factory=LossScale)
     checks_data: bool = True  # whether the ranks' gradients are compared, to find ranks with the same data
 
     def reducer(self, optimizer: Optimizer) -> GradientReducer:
@@ -50,7 +52,14 @@ class ReducerSettings:
         if any(view.device >= 0 for view in views):
             warn_if_crowded(scope.context.topology)
         first = 2 if self.shard is None else 1  # the first step makes different parameters equal
-        checks = round_checks(scope, found, optimizer, checks_data=self.checks_data, first_check=first)
+        checks = round_checks(
+            scope,
+            found,
+            optimizer,
+            checks_data=self.checks_data,
+            first_check=first,
+            loss_scale=self.loss_scale,
+        )
         reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
         reducer.no_sync = self.no_sync
         reducer.weighting.op = how.op

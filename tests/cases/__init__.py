@@ -35,6 +35,7 @@ TORCH_MODULES = (
     "torch_consistency",
     "torch_data",
     "torch_failed_passes",
+    "torch_loss_scale",
     "torch_matrix",
     "torch_mistakes",
     "torch_more_collectives",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,9 +10,6 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.stateful_compression import StatefulCompression
-
-_SCALERS_STEP = torch.amp.GradScaler.step.__code__
-_MOST_FRAMES = 12  # between a scaler's step and the hook of an optimizer's: wrappers of schedulers and others
 
 
 class CompressionState:
@@ -55,9 +51,8 @@ class CompressionState:
 
     # ---- Loss scaling ----------------------------------------------------------------------------------
 
-    def note_step(self) -> None:
-        """Finds the GradScaler in whose `step` the optimizer steps. Call it in the optimizer's step."""
-        scaler = _calling_scaler()
+    def note_step(self, scaler: Any) -> None:
+        """Stores the GradScaler in whose `step` the optimizer steps; None without one."""
         if scaler is not None and self._scale is None:
             self._scale = scaler.get_scale()  # until now it has not changed since residuals are not zero
         elif scaler is None and self._scale is not None:
@@ -117,18 +112,3 @@ def _by_place(tensors: dict[Tensor, Tensor], parameters: Sequence[Tensor]) -> di
 
 def _by_parameter(tensors: dict[int, Tensor], parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
     return {parameters[at]: one.to(parameters[at].device, copy=True) for at, one in tensors.items()}
-
-
-def _calling_scaler() -> Any:
-    """Returns the GradScaler whose `step` has called this thread's code; None without one.
-
-    A scaler tells an optimizer nothing, and changes its scale later, in `update`.
-    """
-    frame = sys._getframe(2)
-    for _ in range(_MOST_FRAMES):
-        if frame.f_code is _SCALERS_STEP:
-            return frame.f_locals["self"]
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return None

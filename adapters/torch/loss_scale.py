@@ -1,0 +1,72 @@
+"""The GradScaler in whose `step` an optimizer steps, which has to scale the losses of all ranks equally."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sirtaki.common.checksums import checksum_of_text
+from sirtaki.torch._private import loaded_state
+
+_SCALERS_STEP = torch.amp.GradScaler.step.__code__
+_MOST_FRAMES = 12  # between a scaler's step and the hook of an optimizer's: wrappers of schedulers and others
+
+
+class LossScale:
+    """The state of the scaler, for the comparison over the ranks.
+
+    Ranks have the same gradients, so scalers that are equal once remain equal, unless the program loads the
+    state of one.
+    """
+
+    remedy = (
+        "give all ranks the state of one, before the training, after a checkpoint that only one rank has "
+        "loaded and after hvd.join(): scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict()))"
+    )
+
+    def __init__(self) -> None:
+        self._scaler: weakref.ref[Any] | None = None
+        self._seen: Any = None  # the scaler at the last reading, and the state that had been loaded into it
+        self._checksum = 0
+
+    def note(self, scaler: Any) -> None:
+        """Stores the scaler of a step; None: the program steps without one."""
+        self._scaler = None if scaler is None else weakref.ref(scaler)
+
+    def state(self) -> Mapping[str, Any] | None:
+        """Returns the scaler's state; None if this rank knows none. Waits for a scale on a GPU."""
+        scaler = self._scaler() if self._scaler is not None else None
+        return None if scaler is None else scaler.state_dict()
+
+    def checksum(self, *, is_due: bool) -> int | None:
+        """Returns a checksum of the state as it was last read; None if this rank knows no scaler.
+
+        It is read if `is_due`, or if the scaler is another one or has loaded a state: otherwise no step waits
+        for a scale on a GPU.
+        """
+        scaler = self._scaler() if self._scaler is not None else None
+        if scaler is None:
+            return None
+        seen = (self._scaler, loaded_state(scaler))
+        if is_due or seen != self._seen:
+            self._seen, self._checksum = seen, checksum_of_text(repr(scaler.state_dict()))
+        return self._checksum
+
+
+def calling_scaler() -> Any:
+    """Returns the GradScaler whose `step` has called the caller; None without one.
+
+    A scaler tells an optimizer nothing, and changes its scale later, in `update`.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame.f_code is _SCALERS_STEP:
+            return frame.f_locals["self"]
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None

@@ -1,0 +1,156 @@
+"""Detection of ranks that scale their losses differently, with a GradScaler each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import sirtaki.torch as hvd
+from cases import case
+from cases.differing import differ
+from cases.torch_models import (
+    assert_alike,
+    assert_same_on_all_ranks,
+    distributed,
+    network,
+    own_loss,
+    sgd,
+    whole_loss,
+)
+
+REMEDY = r"scaler\.load_state_dict\(hvd\.broadcast_object\(scaler\.state_dict\(\)\)\)"
+
+
+def scaler_of(scale: float = 1024.0, tracker: int = 0) -> Any:
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=4)
+    scaler.load_state_dict(scaler.state_dict() | {"_growth_tracker": tracker})
+    return scaler
+
+
+def step(model: nn.Module, optimizer: Any, scaler: Any, number: int, factor: float = 1.0) -> None:
+    optimizer.zero_grad()
+    scaler.scale(own_loss(model, number) * factor).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@case(least=2)
+def a_tracker_that_one_rank_has_loaded() -> None:
+    """The scales are equal until that rank doubles its own."""
+    model = network()
+    optimizer = distributed(model)
+    scaler = scaler_of(tracker=2 if hvd.rank() == 1 else 0)
+    step(model, optimizer, scaler, 0)
+    differ(
+        lambda: step(model, optimizer, scaler, 1), "_growth_tracker is 3 on rank 1 ", "1 on rank 0", REMEDY
+    )
+    assert_same_on_all_ranks(model)
+
+
+@case(least=2)
+def a_scale_that_one_rank_has_loaded() -> None:
+    """The parameters differ after one step, and the error names the cause."""
+    model = network()
+    optimizer = distributed(model)
+    scaler = scaler_of(scale=65536.0 if hvd.rank() == 1 else 1024.0)
+    step(model, optimizer, scaler, 0)
+    differ(
+        lambda: step(model, optimizer, scaler, 1),
+        "loss scaling differs between ranks: scale is 65536.0 on rank 1",
+        "1024.0 on rank 0",
+        REMEDY,
+    )
+
+
+@case(least=2)
+def scales_that_are_too_large_at_first() -> None:
+    """Overflows skip the steps in which parameters are compared."""
+    model = network()
+    optimizer = distributed(model)
+    scaler = scaler_of(scale=65536.0 if hvd.rank() == 1 else 1024.0)
+    for number in range(3):
+        step(model, optimizer, scaler, number, factor=float("inf"))
+    step(model, optimizer, scaler, 3)
+    differ(lambda: step(model, optimizer, scaler, 4), "scale is 8192.0 on rank 1", REMEDY)
+
+
+@case(least=2)
+def a_state_that_one_rank_loads_later() -> None:
+    model = network()
+    optimizer = distributed(model)
+    scaler = scaler_of()
+    for number in range(6):
+        step(model, optimizer, scaler, number)
+    if hvd.rank() == 1:
+        scaler.load_state_dict(scaler.state_dict() | {"scale": 64.0})
+    differ(lambda: step(model, optimizer, scaler, 6), "scale is 64.0 on rank 1", "2048.0 on rank 0")
+    assert_same_on_all_ranks(model)
+
+
+@case()
+def a_state_that_is_broadcast() -> None:
+    model, plain = network(), network()
+    optimizer, reference = distributed(model), sgd(plain)
+    scaler = scaler_of(tracker=3 if hvd.rank() == 0 else 0)
+    scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict()))
+    for number in range(6):
+        step(model, optimizer, scaler, number)
+        reference.zero_grad()
+        whole_loss(plain, number).backward()
+        reference.step()
+    assert scaler.get_scale() == 4096.0
+    assert_alike(model, plain)
+
+
+@case(least=2)
+def a_join_that_leaves_scalers_different() -> None:
+    """The ranks that still had data have taken more steps."""
+
+    def train(model: nn.Module, optimizer: Any, scaler: Any) -> int:
+        for number in range(2 + hvd.rank()):
+            step(model, optimizer, scaler, number)
+        return hvd.join(model=model, optimizer=optimizer)
+
+    model = network()
+    optimizer, scaler = distributed(model), scaler_of()
+    train(model, optimizer, scaler)
+    differ(lambda: step(model, optimizer, scaler, 9), "_growth_tracker is", r"hvd\.join", REMEDY)
+
+    model = network()
+    optimizer, scaler = distributed(model), scaler_of()
+    for _ in range(2):
+        last = train(model, optimizer, scaler)
+        scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict(), root_rank=last))
+    for number in range(3):
+        step(model, optimizer, scaler, number)
+    assert_same_on_all_ranks(model)
+
+
+@case(least=2)
+def a_rank_that_knows_no_scaler_yet() -> None:
+    """It had no data before the first join."""
+    model = network()
+    optimizer, scaler = distributed(model), scaler_of()
+    for number in range(3 if hvd.rank() else 0):
+        step(model, optimizer, scaler, number)
+    last = hvd.join(model=model, optimizer=optimizer)
+    scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict(), root_rank=last))
+    for number in range(4):
+        step(model, optimizer, scaler, number)
+    assert_same_on_all_ranks(model)
+
+
+@case(least=2)
+def scalers_that_are_off_or_of_another_step() -> None:
+    """States that a program does not use may differ."""
+    model = network()
+    optimizer = distributed(model)
+    off = torch.amp.GradScaler("cpu", init_scale=2.0 + hvd.rank(), enabled=False)
+    for number in range(3):
+        step(model, optimizer, off, number)
+    optimizer.zero_grad()
+    own_loss(model, 4).backward()
+    optimizer.step()
+    assert_same_on_all_ranks(model)
