@@ -12,14 +12,27 @@ from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
 from sirtaki.common.requests import ALLREDUCE
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
-from sirtaki.torch.wrapping import Optimizer
-
-Closure = Callable[[], Any]
 
 
-def decides_by_loss(optimizer: Optimizer) -> bool:
-    """Returns whether the optimizer compares the losses of its closure; others only return them."""
-    return isinstance(optimizer, torch.optim.LBFGS)
+class ReducedClosure:
+    """A closure whose gradients, and loss if the optimizer decides by it, are those of all ranks."""
+
+    def __init__(self, closure: Callable[[], Any], optimizer: Any) -> None:
+        """Wraps the closure of a step. `optimizer` is distributed."""
+        self._closure, self._optimizer = closure, optimizer
+        # Other optimizers of torch only return the loss.
+        decides_by_loss = isinstance(optimizer, torch.optim.LBFGS)
+        self._exchanges_loss = decides_by_loss and not optimizer._reducer.is_idle
+
+    def __call__(self) -> Any:
+        optimizer = self._optimizer
+        optimizer._reducer.stepped()  # each call makes its own gradients
+        loss = self._closure()
+        optimizer._prepare_update()
+        if not self._exchanges_loss:
+            return loss
+        weight = optimizer._reducer.weighting.factor
+        return reduced_loss(loss, optimizer._scope, optimizer._settings.reduction(), weight)
 
 
 def reduced_loss(loss: Any, scope: CollectiveScope, how: Reduction, weight: float) -> Any:

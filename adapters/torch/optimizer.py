@@ -20,7 +20,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.stateful_compression import StatefulCompression
 from sirtaki.torch.adasum import with_adasum
 from sirtaki.torch.autograd import CollectiveScope
-from sirtaki.torch.closures import decides_by_loss, reduced_loss
+from sirtaki.torch.closures import ReducedClosure
 from sirtaki.torch.compressed.arguments import plain_and_memory
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
@@ -72,9 +72,10 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
 
     When `loss.backward()` returns, the gradients are reduced: clipping, scaling and closures need no special
-    handling. A parameter that no rank's pass has touched keeps its gradient unchanged (usually None); if only
-    some ranks' passes have touched it, the others contribute the gradient that they have, zero if none. A
-    `step()` without a backward pass before it takes part in the others' exchange.
+    handling. If even the last pass was held back, `synchronize()` reduces them. A parameter that no rank's
+    pass has touched keeps its gradient unchanged (usually None); if only some ranks' passes have touched it,
+    the others contribute the gradient that they have, zero if none. A `step()` without a backward pass before
+    it takes part in the others' exchange.
 
     The same optimizer is returned: it remains an instance of its own class, with its state, its parameter
     groups and all references to it. In a world of one nothing is exchanged.
@@ -243,10 +244,6 @@ class _Distributed(Survivor, Wrapped):
     def _end_update(self) -> None:
         """Completes the optimizer's own step."""
 
-    def _reduced_loss(self, loss: Any) -> Any:
-        """Returns a closure's loss, which the ranks have to agree on, for all ranks."""
-        return reduced_loss(loss, self._scope, self._settings.reduction(), self._reducer.weighting.factor)
-
     def _unwrap(self) -> None:
         self._finalizer()
         self._is_retired = False
@@ -263,9 +260,9 @@ class _Distributed(Survivor, Wrapped):
         super().retire()
 
     def synchronize(self) -> None:
-        """Makes sure that the gradients are reduced. After backward() they are, so a call is optional.
+        """Makes sure that the gradients are reduced, also those of passes that were held back.
 
-        All ranks must call it, or step().
+        All ranks must call it, or step(). Other passes have reduced theirs.
         """
         self._check_use()
         self._follow_groups()
@@ -382,16 +379,8 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         optimizer._prepare_update()
         return None
 
-    has_decisive_loss = decides_by_loss(optimizer) and not optimizer._reducer.is_idle
-
-    def reduced_closure() -> Any:
-        optimizer._reducer.stepped()  # each call makes its own gradients
-        loss = closure()
-        optimizer._prepare_update()
-        return optimizer._reduced_loss(loss) if has_decisive_loss else loss
-
     rest = {name: value for name, value in kwargs.items() if name != "closure"}
-    return (optimizer, reduced_closure, *args[2:]), rest
+    return (optimizer, ReducedClosure(closure, optimizer), *args[2:]), rest
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -47,6 +47,23 @@ def reference(step_count: int = 3, factor: float = 1.0) -> nn.Module:
     return train(model, sgd(model), lambda model, step: summed_loss(model, step) * factor, step_count)
 
 
+@case(count=[2, 3])
+def clipping_before_a_step_that_completes_passes(count: int) -> None:
+    """Data may end before the last pass of a step; where it has come, synchronize() is harmless."""
+    model, plain = network(), network()
+    optimizer, single = distributed(model, backward_passes_per_step=3), sgd(plain)
+    for step in range(3):
+        run_passes(model, step, count)
+        optimizer.synchronize()
+        summed_loss(plain, step, count).backward()
+        norms = [nn.utils.clip_grad_norm_(one.parameters(), 0.05) for one in (model, plain)]
+        torch.testing.assert_close(*norms)
+        for each in (optimizer, single):
+            each.step()
+            each.zero_grad()
+    assert_alike(model, plain)
+
+
 @case(op=OPS)
 def passes_that_add_up(op: str) -> None:
     model = network()
