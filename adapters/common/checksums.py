@@ -55,11 +55,13 @@ class Outcome(NamedTuple):
     Attributes:
         equal: for each number, whether it is equal on all ranks that have compared theirs.
         largest: the maximum of each number.
+        smallest: the minimum of each number.
         is_shared: whether more than one rank has compared its numbers; ranks that have joined do not compare.
     """
 
     equal: Sequence[bool]
     largest: Sequence[int]
+    smallest: Sequence[int]
     is_shared: bool
 
 
@@ -80,13 +82,19 @@ class Comparison:
         view = TensorView(address, (2 * (count + 1),), _INT64, ROW_MAJOR, self._values)
         describe(self._batch, ALLREDUCE, view, address, call, how=Reduction(MAX))
 
-    def start(self, numbers: Sequence[int | None], *, is_new: bool = True) -> None:
+    def start(
+        self, numbers: Sequence[int | None], *, is_new: bool = True, position: int | None = None
+    ) -> None:
         """Queues a comparison. If no rank has news, nothing is compared and nothing is sent.
 
-        A number that this rank does not know, None, differs from no other.
+        A number that this rank does not know, None, differs from no other. A `position` takes the place of
+        the last number, cheaply: it may change in each comparison.
         """
         if numbers != self._last_numbers:
             self._write(numbers)
+        if position is not None:
+            at = 2 * (len(numbers) - 1)
+            self._values[at], self._values[at + 1] = position, ~position
         self._batch.set_flags(0, 0 if is_new else ABSENT)
         self._batch.keepalive[0] = self._values
         self._context.enqueue(self._batch)
@@ -115,7 +123,8 @@ class Comparison:
         largest, complements = values[0::2], values[1::2]
         pairs = zip(largest, complements, strict=True)
         equal = [high == ~low or high == low == _LEAST for high, low in pairs]
-        return Outcome(equal[:-1], largest[:-1], not equal[-1])
+        smallest = [~low for low in complements]
+        return Outcome(equal[:-1], largest[:-1], smallest[:-1], not equal[-1])
 
     def discard(self) -> None:
         """Drops a comparison that has ended, successfully or not."""

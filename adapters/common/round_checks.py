@@ -22,10 +22,11 @@ from sirtaki.common.epochs import Epoch, checksum_of_epoch, difference_of_epochs
 from sirtaki.common.hints import hint
 from sirtaki.common.ops import join_count
 from sirtaki.common.process_sets import global_process_set
+from sirtaki.common.round_position import RoundPosition
 from sirtaki.common.semantics import are_horovods
 
 # Indices of the numbers that are compared.
-_PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND, _EPOCH, _SCALING = range(6)
+_PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND, _EPOCH, _SCALING, _POSITION = range(7)
 _FIRST_CHECK = 2  # the round whose comparison includes the parameters
 _ROUNDS_WITH_GRADIENTS = 2
 
@@ -71,6 +72,10 @@ class RoundChecks:
 
     In each round call: `note_gradient` while `wants_gradients`, `start`, then `finish` once the gradients
     have arrived, and `report` before the optimizer steps.
+
+    Attributes:
+        position: the place of rounds in the program, if the adapter counts passes: it is compared when a step
+            has more of them than the last one.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class RoundChecks:
         self._scaling = scaling
         self._scaling_checksum: int | None = None  # that of the last round
         self._interval = int(scope.context.setting("check_parameters"))  # 0: never; -1: once
-        self._comparison = Comparison(scope.context, scope.call(), 6)
+        self._comparison = Comparison(scope.context, scope.call(), 7)
         self._set_number = scope.process_set.number(scope.context)
         self._round = 0
         self._rates: Sequence[float] | None = None  # those of the last round, and their checksum
@@ -98,6 +103,8 @@ class RoundChecks:
         self._gradients: dict[int, int] = {}  # checksums of this round's gradients, by parameter
         self._equal_gradient_rounds = 0  # number of rounds in which all ranks had the same
         self._has_difference = self._has_other_epoch = False
+        self.position: RoundPosition | None = None
+        self._unequal_passes = ""  # the error about them
         self._has_reported_rounding = False
 
     @property
@@ -127,30 +134,35 @@ class RoundChecks:
         has_gradients = self.wants_gradients
         self._round += 1
         is_due = self._is_due()
+        has_more_passes = self.position is not None and self.position.begin_round()
         rates = self._optimizer.rates()
         epoch = self._scope.context.epochs.get(self._thread)
         scaling = self._scaling.checksum(is_due=is_due) if self._scaling is not None else None
-        is_new = is_due or has_gradients or rates != self._rates
+        is_new = is_due or has_gradients or has_more_passes or rates != self._rates
         is_new = is_new or epoch != self._epoch or scaling != self._scaling_checksum
         if epoch != self._epoch:
             self._epoch, self._epoch_checksum = epoch, checksum_of_epoch(epoch)
         if rates != self._rates:
             self._rates, self._rates_checksum = rates, checksum_of_text(repr(rates))
         self._scaling_checksum = scaling
-        numbers = [0, self._rates_checksum, 0, self._round if is_new else 0, self._epoch_checksum, scaling]
+        number = self._round if is_new else 0
+        numbers = [0, self._rates_checksum, 0, number, self._epoch_checksum, scaling, None]
         if is_due:
             numbers[_PARAMETERS] = checksum_of_tensors(self._optimizer)
             numbers[_OPTIONS] = checksum_of_text(repr(self._optimizer.options()))
         if has_gradients and self._gradients:
             numbers[_GRADIENTS] = combined(word for pair in sorted(self._gradients.items()) for word in pair)
         self._gradients.clear()
-        self._comparison.start(numbers, is_new=is_new)
+        position = None if self.position is None else self.position.number
+        self._comparison.start(numbers, is_new=is_new, position=position)
 
     def _is_due(self) -> bool:
         """Returns whether the parameters are compared in this round."""
         joins = join_count(self._scope.context, self._set_number)
         if joins != self._joins:
             self._joins, self._is_after_join = joins, True
+            if self.position is not None:
+                self.position.restart()
             return True
         since = self._round - self._first_check
         return since == 0 or (since > 0 and self._interval > 0 and since % self._interval == 0)
@@ -162,6 +174,9 @@ class RoundChecks:
         outcome = self._comparison.finish()
         if outcome is None:
             return
+        if self.position is not None and not outcome.equal[_POSITION]:
+            extremes = outcome.smallest[_POSITION], outcome.largest[_POSITION]
+            self._unequal_passes = self.position.difference(self._scope, *extremes)
         self._round = max(self._round, outcome.largest[_ROUND])  # a rank that had joined has missed some
         if not (outcome.equal[_PARAMETERS] and outcome.equal[_OPTIONS] and outcome.equal[_SCALING]):
             self._has_difference = True
@@ -178,10 +193,15 @@ class RoundChecks:
         """Raises or warns if a comparison has found a problem. All ranks have to call it.
 
         Raises:
-            ParametersDifferError: parameters or hyper-parameters differ; on all ranks, with the same text. A
-                warning with Horovod's rules.
+            ParametersDifferError: parameters or hyper-parameters differ; on all ranks, with the same text. Or
+                they would, because ranks make different numbers of passes. A warning with Horovod's rules.
             ValueError: ranks train on different epochs of their data; likewise.
         """
+        if self._unequal_passes:
+            text, self._unequal_passes = self._unequal_passes, ""
+            if not are_horovods():
+                raise ParametersDifferError(text)
+            hint(text)
         after_join, self._is_after_join = self._is_after_join, False
         if self._has_difference:
             self._has_difference = False

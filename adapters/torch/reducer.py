@@ -19,6 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.common.round_checks import RoundChecks
+from sirtaki.common.round_position import RoundPosition
 from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.claims import Claim
@@ -68,6 +69,7 @@ class GradientReducer:
         self._is_left_open = False
         self._has_stepped = False  # since the last pass, where rounds stay open
         self._checks = checks
+        self._position = checks.position = RoundPosition()
         self._named = named
         self._scope = exchange_options.scope
         self._may_grow = (
@@ -187,6 +189,7 @@ class GradientReducer:
         self._has_stepped = self.flight is not None
         self._passes_done = 0
         self._reduced.note_use()
+        self._position.end_step()
 
     def clear(self) -> None:
         """Prepares for dropping the gradients. A pass that raised still owes the other ranks its round."""
@@ -202,6 +205,7 @@ class GradientReducer:
         self._fired.clear()
         self._reduced.clear()
         self._exchange.drop_earlier()
+        self._position.drop_rounds()
         self._checks.report()
 
     def finish_open_round(self) -> None:

@@ -61,6 +61,7 @@ TORCH_MODULES = (
     "torch_steps",
     "torch_sync_batch_norm",
     "torch_training",
+    "torch_unequal_passes",
 )
 TORCH_BACKEND_MODULES = (  # a process has one default group: these run as processes only
     "torch_backend_any_source",
