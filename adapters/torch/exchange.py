@@ -67,6 +67,8 @@ class GradientExchange:
         self._filled = 0
         self._signatures: list[Any] = [None] * count
         self._converted = set(range(count))  # whose gradients are not sent unchanged, row by row
+        # Those whose gradients may be conjugates or negatives of their memory: autograd keeps such views.
+        self._lazy = {index for index, one in enumerate(self._parameters) if _may_be_lazy(one)}
         self._in_place: list[Tensor] = []
         self._results: list[_Result] = []
         for index, parameter in enumerate(self._parameters):
@@ -197,6 +199,7 @@ class GradientExchange:
             and all(map(Tensor.is_contiguous, gradients))
             and list(map(_dtype_of, gradients)) == [self._dtypes[index] for index in indices]
             and list(map(Tensor.numel, gradients)) == [self._sizes[index] for index in indices]
+            and not any(map(_is_lazy, map(self._parameters.__getitem__, self._lazy)))
         )
 
     def _are_on_described_devices(self, indices: list[int], gradients: Sequence[Any]) -> bool:
@@ -236,6 +239,7 @@ class GradientExchange:
             self._devices[index] = device.ordinal(parameter)
             self._gpu = max(self._gpu, view.device)
             direct = (CODES.get(parameter.dtype), tuple(parameter.shape), ROW_MAJOR, self._devices[index])
+            (self._lazy.add if _may_be_lazy(parameter) else self._lazy.discard)(index)
             (self._converted.discard if signature == direct else self._converted.add)(index)
         return view.owner
 
@@ -287,3 +291,16 @@ class GradientExchange:
         else:
             gradient.copy_(restored)
         return True
+
+
+def _may_be_lazy(parameter: Tensor) -> bool:
+    """Returns whether autograd may leave a gradient that is another one's conjugate or negative, uncopied.
+
+    A negative is a view of imaginary parts, which has gaps unless it has one element.
+    """
+    return parameter.is_complex() or parameter.numel() == 1
+
+
+def _is_lazy(parameter: Tensor) -> bool:
+    gradient = parameter.grad
+    return gradient is not None and (gradient.is_conj() or gradient.is_neg())

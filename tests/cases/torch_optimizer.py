@@ -218,6 +218,34 @@ def parameters_of_several_dtypes() -> None:
     assert all(one.grad.dtype == torch.float64 and one.grad.tolist() == [mean] * 3 for one in model)
 
 
+@case(op=["Average", "Sum"])
+def gradients_that_are_conjugates_or_negatives_of_their_memory(op: str) -> None:
+    """Autograd leaves them so, uncopied; on ranks that have not used the parameter, there is no such view."""
+    factor = hvd.size() if op == "Sum" else 1
+
+    def train(optimizer: torch.optim.Optimizer, ranks: list[int], parameters: nn.ParameterList) -> None:
+        wave, imaginary = parameters
+        zero, turn = torch.zeros((), dtype=torch.float64), torch.tensor(1 + 3j, dtype=torch.complex128)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = wave.abs().sum() * len(ranks)
+            for rank in ranks:
+                if rank == step % 2:
+                    loss = loss + (wave.conj() * turn).real.sum()
+                    loss = loss + (torch.complex(zero, imaginary).conj() * turn * (rank + 1)).real
+            (loss if len(ranks) == 1 else loss * factor / len(ranks)).backward()
+            optimizer.step()
+
+    def make() -> nn.ParameterList:
+        values = torch.tensor([1 + 2j, 3 - 1j, 0.5j], dtype=torch.complex128)
+        return nn.ParameterList([values, torch.tensor(2.0, dtype=torch.float64)])
+
+    ours, plain = make(), make()
+    train(distributed(ours, torch.optim.SGD(ours, lr=0.1), op=getattr(hvd, op)), [hvd.rank()], ours)
+    train(torch.optim.SGD(plain, lr=0.1), list(range(hvd.size())), plain)
+    assert_alike(ours, plain)
+
+
 @case()
 def lbfgs_with_closures() -> None:
     model, plain = network(), network()
