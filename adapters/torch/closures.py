@@ -22,7 +22,8 @@ class ReducedClosure:
         self._closure, self._optimizer = closure, optimizer
         # Other optimizers of torch only return the loss.
         decides_by_loss = isinstance(optimizer, torch.optim.LBFGS)
-        self._exchanges_loss = decides_by_loss and not optimizer._reducer.is_idle
+        is_whole = optimizer._reducer.is_idle or optimizer._settings.has_whole_losses
+        self._exchanges_loss = decides_by_loss and not is_whole
 
     def __call__(self) -> Any:
         optimizer = self._optimizer

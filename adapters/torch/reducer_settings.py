@@ -40,6 +40,7 @@ class ReducerSettings:
     skips: Nesting = field(default_factory=Nesting)
     no_sync: Nesting = field(default_factory=Nesting)
     loss_scale: LossScale = field(default_factory=LossScale)
+    has_whole_losses: bool = False  # whether a loss is read as that of all ranks, as under `hvdrun --auto`
     checks_data: bool = True  # whether the ranks' gradients are compared, to find ranks with the same data
 
     def reducer(self, optimizer: Optimizer) -> GradientReducer:

@@ -55,6 +55,7 @@ def _adopt(optimizer: torch.optim.Optimizer) -> None:
     # Autograd does not have to know: a loss may have been computed from the same values.
     broadcast_parameters([(f"auto.{index}", one.data) for index, one in enumerate(parameters)], root_rank=0)
     distributed = DistributedOptimizer(optimizer)
+    distributed._settings.has_whole_losses = True
     # Ranks compute whole batches at first, and are not to be warned that their gradients are equal.
     distributed._settings.checks_data = False
     distributed._make_reducer_again()
