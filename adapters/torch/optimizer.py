@@ -226,7 +226,7 @@ class _Distributed(Survivor, Wrapped):
         if not reducer.lacks(present):
             self._listed = present
             return
-        reducer.finish_open_round()
+        reducer.finish_round()  # that of passes which other ranks have made, and this rank has not
         self._settings.follow(earlier, present)
         self._make_reducer_again()
         self._reducer.continue_from(reducer)

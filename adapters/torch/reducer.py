@@ -140,9 +140,9 @@ class GradientReducer:
         self._checks.report()
 
     def continue_from(self, earlier: GradientReducer) -> None:
-        """Continues the step that another reducer has begun, which had other parameters: exchanges the rest.
+        """Continues the step of another reducer, which had other parameters: exchanges the rest.
 
-        All ranks must call it, as for a round.
+        All ranks must call it, after the round that was due there.
         """
         places = {one.parameter: index for index, one in enumerate(earlier._named)}
         sources = [places.get(one.parameter) for one in self._named]
@@ -150,12 +150,9 @@ class GradientReducer:
         added = [
             index for index, source in enumerate(sources) if source is None and self._reduced.lacks(index)
         ]
-        if earlier._is_reduced or earlier._fired:
-            self.weighting.multiply(added)
-            fired = [index for index, source in enumerate(sources) if source in earlier._fired]
-            self._fired = dict.fromkeys([*fired, *added])
-        if earlier._is_reduced:
-            self._end_round()
+        self.weighting.multiply(added)
+        self._fired = dict.fromkeys(added)
+        self._end_round()
 
     def step_ahead(self, optimizer: Wrapped) -> list[list[Tensor]] | None:
         """Leaves the update of parameters in flight to their landing, if all gradients of the step are there.

@@ -16,7 +16,9 @@ from cases.torch_models import (
     OPTIMIZERS,
     assert_alike,
     assert_same_on_all_ranks,
+    batch,
     distributed,
+    loss_of,
     network,
     own_loss,
     sgd,
@@ -25,6 +27,11 @@ from cases.torch_models import (
 from sirtaki.common.exceptions import UnsupportedError
 
 LAST_STEP = 4
+
+
+def rows_of_rank_1(step: int) -> tuple[Tensor, Tensor]:
+    inputs, targets = (whole.chunk(hvd.size())[1] for whole in batch(step))
+    return inputs, targets
 
 
 def heir(old: Tensor, scale: float = 2.0) -> nn.Parameter:
@@ -98,6 +105,31 @@ def replaced_parameters_with_other_options(options: str) -> None:
                     optimizer.step()
             else:
                 each.step()
+    assert_alike(model, plain)
+    assert_same_on_all_ranks(model)
+
+
+@case(least=2, options=["plain", "held back", "in flight"])
+def a_replacement_without_a_pass_on_one_rank(options: str) -> None:
+    """It owes the others the round of their pass, before all exchange the new parameter."""
+    passes = 2 if options == "held back" else 1
+    model, plain = network(), network()
+    optimizer = distributed(model, backward_passes_per_step=passes, overlap_forward=options == "in flight")
+    reference = sgd(plain)
+    for step in range(LAST_STEP):
+        for one, each in ((model, optimizer), (plain, reference)):
+            each.zero_grad()
+            if step == 2:
+                replace_weight(one, each)
+            for number in range(passes):
+                if one is model and not (step == 2 and hvd.rank() == 1 and number == passes - 1):
+                    own_loss(one, step + number).backward()
+                elif one is plain:
+                    whole = whole_loss(one, step + number)
+                    if step == 2 and number == passes - 1:
+                        whole = whole - loss_of(one, rows_of_rank_1(step + number)) / hvd.size()
+                    whole.backward()
+            each.step()
     assert_alike(model, plain)
     assert_same_on_all_ranks(model)
 
