@@ -62,6 +62,10 @@ class LossScaling(Protocol):
         """Returns a checksum of the state; None if this rank knows none. Has to be cheap unless `is_due`."""
         ...
 
+    def forget(self) -> None:
+        """Makes the next checksum that of the state at that time."""
+        ...
+
     def state(self) -> Mapping[str, Any] | None:
         """Returns the state, as plain values by name; None if this rank knows none."""
         ...
@@ -207,6 +211,8 @@ class RoundChecks:
             self._has_difference = False
             scaling = self._scaling.state() if self._scaling is not None else None
             finding = find_difference(self._scope, self._optimizer, self._optimizer.options(), scaling)
+            if self._scaling is not None:  # ranks that have read equal states at different times agree again
+                self._scaling.forget()
             if finding is not None:
                 self._report_finding(replace(finding, advice=self._advice(finding, after_join)))
         if self._equal_gradient_rounds == _ROUNDS_WITH_GRADIENTS:

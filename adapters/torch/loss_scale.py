@@ -42,6 +42,10 @@ class LossScale:
         scaler = self._scaler() if self._scaler is not None else None
         return None if scaler is None else scaler.state_dict()
 
+    def forget(self) -> None:
+        """Makes the next checksum that of the present state."""
+        self._seen = None
+
     def checksum(self, *, is_due: bool) -> int | None:
         """Returns a checksum of the state as it was last read; None if this rank knows no scaler.
 

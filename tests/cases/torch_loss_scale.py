@@ -89,6 +89,23 @@ def a_state_that_one_rank_loads_later() -> None:
     assert_same_on_all_ranks(model)
 
 
+@case(least=2)
+def a_state_that_is_read_at_different_times() -> None:
+    """The states are equal, and all of them are compared only once, though the rates change in each step."""
+    model = network()
+    optimizer = distributed(model)
+    scaler, scale = scaler_of(), optimizer._settings.loss_scale
+    compared, state = [], scale.state
+    scale.state = lambda: compared.append(None) or state()
+    for number in range(8):
+        if number == 3 and hvd.rank() == 1:
+            scaler.load_state_dict(scaler.state_dict())
+        optimizer.param_groups[0]["lr"] *= 0.9
+        step(model, optimizer, scaler, number)
+    assert len(compared) == 1
+    assert_same_on_all_ranks(model)
+
+
 @case()
 def a_state_that_is_broadcast() -> None:
     model, plain = network(), network()
