@@ -20,6 +20,7 @@ class ReducedClosure:
     def __init__(self, closure: Callable[[], Any], optimizer: Any) -> None:
         """Wraps the closure of a step. `optimizer` is distributed."""
         self._closure, self._optimizer = closure, optimizer
+        self._has_been_called = False
         # Other optimizers of torch only return the loss.
         decides_by_loss = isinstance(optimizer, torch.optim.LBFGS)
         is_whole = optimizer._reducer.is_idle or optimizer._settings.has_whole_losses
@@ -27,7 +28,9 @@ class ReducedClosure:
 
     def __call__(self) -> Any:
         optimizer = self._optimizer
-        optimizer._reducer.stepped()  # each call makes its own gradients
+        # Each call makes its own gradients; before the first, the program may have written some by hand.
+        optimizer._reducer.stepped(has_used=self._has_been_called)
+        self._has_been_called = True
         loss = self._closure()
         optimizer._prepare_update()
         if not self._exchanges_loss:

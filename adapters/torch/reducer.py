@@ -180,12 +180,13 @@ class GradientReducer:
         else:
             self.finish_round()
 
-    def stepped(self) -> None:
-        """Records that the optimizer has used the gradients: the next step needs a new round."""
+    def stepped(self, *, has_used: bool = True) -> None:
+        """Records that the next step needs a new round; `has_used`: the optimizer has used the gradients."""
+        if has_used or self._is_reduced:
+            self._reduced.note_use()
         self._is_reduced = False
         self._has_stepped = self.flight is not None
         self._passes_done = 0
-        self._reduced.note_use()
         self._position.end_step()
 
     def clear(self) -> None:

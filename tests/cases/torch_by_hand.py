@@ -208,22 +208,30 @@ def slices_of_other_parameters_are_refused() -> None:
         optimizer.step()
 
 
-@case(op=["Average", "Sum"])
-def gradients_that_are_written_into_the_same_memory(op: str) -> None:
+@case(way=["Average", "Sum", "Sum before a closure", "Sum in a closure"])
+def gradients_that_are_written_into_the_same_memory(way: str) -> None:
     """They are exchanged in each step, also if `zero_grad()` is never called."""
+    op, _, place = way.partition(" ")
     factor = hvd.size() if op == "Sum" else 1
     model, plain = network(), network()
     optimizer, reference = distributed(model, op=getattr(hvd, op)), sgd(plain)
+
+    def write(found: nn.Module, loss: Any, scale: int, step: int) -> None:
+        made = torch.autograd.grad(scale * loss(found, step), list(found.parameters()))
+        with torch.no_grad():
+            for one, gradient in zip(found.parameters(), made, strict=True):
+                one.grad.copy_(gradient)
+
     for one in (*model.parameters(), *plain.parameters()):
         one.grad = torch.zeros_like(one)
     for step in range(3):
-        for found, loss, scale in ((model, own_loss, 1), (plain, whole_loss, factor)):
-            made = torch.autograd.grad(scale * loss(found, step), list(found.parameters()))
-            with torch.no_grad():
-                for one, gradient in zip(found.parameters(), made, strict=True):
-                    one.grad.copy_(gradient)
-        optimizer.step()
+        write(plain, whole_loss, factor, step)
         reference.step()
+        if place == "in a closure":
+            optimizer.step(lambda step=step: write(model, own_loss, 1, step))
+            continue
+        write(model, own_loss, 1, step)
+        optimizer.step(*([lambda: None] if place else []))
     assert_alike(model, plain)
 
 
