@@ -362,6 +362,8 @@ class GradientReducer:
             self._guards.pop().remove()
         if not self._is_left_open:
             self._note_reduced(submitted)
+        elif self._has_stepped:
+            self._reduced.note_use()  # the program has not made the writes that have just arrived
         self._is_reduced = not self._has_stepped
         self._is_left_open = False
         self._passes_done = 0

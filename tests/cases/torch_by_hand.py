@@ -235,14 +235,15 @@ def gradients_that_are_written_into_the_same_memory(way: str) -> None:
     assert_alike(model, plain)
 
 
-@case()
-def a_step_that_repeats_the_last_one() -> None:
+@case(overlap=[False, True])
+def a_step_that_repeats_the_last_one(overlap: bool) -> None:
     """Gradients that were clipped for a step are those of all ranks, and are not summed again."""
     model, plain = network(), network()
-    optimizer, reference = distributed(model, op=hvd.Sum), sgd(plain)
+    optimizer, reference = distributed(model, op=hvd.Sum, overlap_forward=overlap), sgd(plain)
     for one, each, loss in ((model, optimizer, own_loss), (plain, reference, whole_loss)):
         ((hvd.size() if one is plain else 1) * loss(one, 0)).backward()
-        nn.utils.clip_grad_norm_(one.parameters(), 0.05)
+        if not overlap:
+            nn.utils.clip_grad_norm_(one.parameters(), 0.05)
         each.step()
         each.step()
         for parameter in one.parameters():
