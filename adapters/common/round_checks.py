@@ -108,6 +108,7 @@ class RoundChecks:
         self._equal_gradient_rounds = 0  # number of rounds in which all ranks had the same
         self._has_difference = self._has_other_epoch = False
         self.position: RoundPosition | None = None
+        self._position_number: int | None = None  # that of the round in progress
         self._unequal_passes = ""  # the error about them
         self._has_reported_rounding = False
 
@@ -157,8 +158,8 @@ class RoundChecks:
         if has_gradients and self._gradients:
             numbers[_GRADIENTS] = combined(word for pair in sorted(self._gradients.items()) for word in pair)
         self._gradients.clear()
-        position = None if self.position is None else self.position.number
-        self._comparison.start(numbers, is_new=is_new, position=position)
+        self._position_number = None if self.position is None else self.position.number
+        self._comparison.start(numbers, is_new=is_new, position=self._position_number)
 
     def _is_due(self) -> bool:
         """Returns whether the parameters are compared in this round."""
@@ -178,9 +179,10 @@ class RoundChecks:
         outcome = self._comparison.finish()
         if outcome is None:
             return
-        if self.position is not None and not outcome.equal[_POSITION]:
+        own = self._position_number
+        if self.position is not None and own is not None and not outcome.equal[_POSITION]:
             extremes = outcome.smallest[_POSITION], outcome.largest[_POSITION]
-            self._unequal_passes = self.position.difference(self._scope, *extremes)
+            self._unequal_passes = self.position.difference(self._scope, own, *extremes)
         self._round = max(self._round, outcome.largest[_ROUND])  # a rank that had joined has missed some
         if not (outcome.equal[_PARAMETERS] and outcome.equal[_OPTIONS] and outcome.equal[_SCALING]):
             self._has_difference = True

@@ -44,9 +44,12 @@ class RoundPosition:
         """Returns one number for the position, to compare it over the ranks."""
         return self._steps * _ROUNDS + self._rounds
 
-    def difference(self, scope: Scope, least: int, most: int) -> str:
-        """Describes this position and that of another rank, given the extremes of all ranks' numbers."""
-        own, other = self.number, least if self.number == most else most
+    def difference(self, scope: Scope, own: int, least: int, most: int) -> str:
+        """Describes the position of a round and that of another rank, given the extremes of all numbers.
+
+        `own` is this rank's number when the round began: it may have stepped since.
+        """
+        other = least if own == most else most
         return _UNEQUAL.format(
             rank=scope.label(scope.context.rank),
             step=own // _ROUNDS + 1,

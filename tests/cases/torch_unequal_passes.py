@@ -10,11 +10,11 @@ from cases.torch_models import assert_same_on_all_ranks, distributed, network, o
 from sirtaki.common.exceptions import ParametersDifferError
 
 
-@case(least=2)
-def more_passes_on_one_rank() -> None:
+@case(least=2, overlap=[False, True])
+def more_passes_on_one_rank(overlap: bool) -> None:
     """Its second pass meets the next step of the others, and no rank waits."""
     model = network()
-    optimizer = distributed(model)
+    optimizer = distributed(model, overlap_forward=overlap)
     for step in range(5):
         optimizer.zero_grad()
         own_loss(model, step).backward()
@@ -27,9 +27,14 @@ def more_passes_on_one_rank() -> None:
         optimizer.zero_grad()
         own, other = other, own
     own_loss(model, 6).backward()
+
+    def step_and_wait() -> None:
+        optimizer.step()  # returns before the comparison has arrived if the exchange overlaps
+        optimizer.synchronize()
+
     label = rf"rank {hvd.rank()} \(pid \d+ on \S+\)"
     with pytest.raises(ParametersDifferError, match=f"{label} is in {own}, and another rank in {other}"):
-        optimizer.step()
+        step_and_wait()
 
 
 @case(least=2)
