@@ -217,7 +217,7 @@ class _Distributed(Survivor, Wrapped):
     def _follow_groups(self) -> None:
         """Exchanges the gradients of parameters that the program has put into the groups itself.
 
-        Those that it has taken out are exchanged as before.
+        Those that it has taken out are exchanged as before, until it puts one in.
         """
         earlier, reducer = self._listed, self._reducer
         if earlier.are_in(self.param_groups) or self._settings.skips.depth:

@@ -134,6 +134,35 @@ def a_replacement_without_a_pass_on_one_rank(options: str) -> None:
     assert_same_on_all_ranks(model)
 
 
+@case(way=["clipped", "clipped in flight", "scaled"])
+def replaced_parameters_whose_gradients_are_looked_at(way: str) -> None:
+    """`synchronize()` makes them those of all ranks, before the step."""
+    model, plain = network(), network()
+    optimizer, reference = distributed(model, overlap_forward=way == "clipped in flight"), sgd(plain)
+    scalers = {
+        one: torch.amp.GradScaler("cpu", init_scale=8.0, enabled=way == "scaled")
+        for one in (optimizer, reference)
+    }
+    for step in range(LAST_STEP):
+        for one, each, loss in ((model, optimizer, own_loss), (plain, reference, whole_loss)):
+            each.zero_grad()
+            if step == 2:
+                replace_weight(one, each)
+            scaler = scalers[each]
+            scaler.scale(loss(one, step)).backward()
+            if way == "scaled" and step == 2 and (one is plain or hvd.rank() == hvd.size() - 1):
+                one[0].weight.grad[0, 0] = torch.inf
+            if one is model:
+                optimizer.synchronize()
+            scaler.unscale_(each)
+            nn.utils.clip_grad_norm_(one.parameters(), 0.05)
+            scaler.step(each)
+            scaler.update()
+    assert scalers[optimizer].get_scale() == (4.0 if way == "scaled" else 1.0)
+    assert_alike(model, plain)
+    assert_same_on_all_ranks(model)
+
+
 @case()
 def rows_that_count_unequally() -> None:
     """A pass has multiplied the gradients of the other parameters, and not that of the new one."""
