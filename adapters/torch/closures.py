@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def reduced_loss(loss: Any, scope: CollectiveScope, how: Reduction, weight: floa
     """Returns a closure's loss, combined over the ranks as the gradients are. All ranks must call it.
 
     Args:
-        loss: a number, or a tensor with one element; anything else is returned as it is.
+        loss: a number, also one of numpy, or a tensor with one element; anything else is returned as it is.
         scope: the ranks.
         how: the combination of the gradients.
         weight: the factor of this rank's gradients; 0 if the rank has no rows, so no loss.
@@ -52,7 +52,8 @@ def reduced_loss(loss: Any, scope: CollectiveScope, how: Reduction, weight: floa
         The same on all ranks, without a graph: a tensor like the rank's own, or a number.
     """
     is_tensor = isinstance(loss, Tensor) and loss.numel() == 1
-    if not (is_tensor or isinstance(loss, int | float)):
+    is_number = isinstance(loss, SupportsFloat) and getattr(loss, "ndim", 0) == 0
+    if not (is_tensor or is_number):
         return loss
     value = float(loss.detach() if is_tensor else loss)
     own = torch.tensor(value * weight if weight else 0.0, dtype=torch.float64)
