@@ -24,6 +24,7 @@ from sirtaki.common.shares import current_share
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.consistency import check_parameters
+from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.parameters import all_named
 from sirtaki.torch.reducer import Nesting
 from sirtaki.torch.sparse_gradients import ExchangeOptions
@@ -144,6 +145,7 @@ class DeadlineOptimizer(Wrapped):
     _rounds: Rounds
     _skips: Nesting
     _is_exchanged: bool
+    _listed: ListedParameters
 
     @property
     def _scope(self) -> CollectiveScope:
@@ -165,9 +167,13 @@ class DeadlineOptimizer(Wrapped):
 
     def synchronize(self) -> None:
         """Replaces the gradients by those of this step's round, for a change of them before `step()`."""
-        self._scope.check_world()
-        self._rounds.exchange()
+        self._exchange()
         self._is_exchanged = True
+
+    def _exchange(self) -> None:
+        self._scope.check_world()
+        self._listed.refuse_others(self.param_groups, "deadline=")
+        self._rounds.exchange()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Makes a step() inside use the gradients as they are."""
@@ -237,6 +243,7 @@ def with_deadline(
     wrapped = wrap(optimizer, DeadlineOptimizer)
     wrapped._rounds = Rounds(scope, rule, op, named)
     wrapped._skips, wrapped._is_exchanged = Nesting(), False
+    wrapped._listed = ListedParameters(wrapped.param_groups)
     wrapped._hooks = [
         wrapped.register_step_pre_hook(_before_step),
         wrapped.register_step_post_hook(_after_step),
@@ -285,8 +292,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
         raise ValueError("a step with a deadline takes no closure: call backward() before step()")
     if not optimizer._is_exchanged and not optimizer._skips.depth:
-        optimizer._scope.check_world()
-        optimizer._rounds.exchange()
+        optimizer._exchange()
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

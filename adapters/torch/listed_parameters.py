@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.groups import Groups
 
 
@@ -30,6 +31,21 @@ class ListedParameters:
 
     def __iter__(self) -> Iterator[Tensor]:
         return (one for parameters in self._lists for one in parameters)
+
+    def refuse_others(self, groups: Sequence[Mapping[str, Any]], technique: str) -> None:
+        """Raises UnsupportedError if groups have a parameter that is not among these. Cheap, as `are_in`."""
+        if self.are_in(groups):
+            return
+        known = set(self)
+        for number, group in enumerate(groups):
+            for place, one in enumerate(group["params"]):
+                if one not in known:
+                    raise UnsupportedError(
+                        f"the program has put a parameter into optimizer.param_groups[{number}]['params'] "
+                        f"(index {place}, shape {tuple(one.shape)}) since the optimizer was wrapped, and "
+                        f"with {technique} only the parameters of that time are exchanged: make a new "
+                        "optimizer with the new parameters and wrap that"
+                    )
 
     def heirs_of(self, earlier: ListedParameters) -> dict[Tensor, Tensor]:
         """Returns, by parameters that are gone, those that have taken their places."""

@@ -237,6 +237,23 @@ def slices_of_other_parameters_are_refused() -> None:
         optimizer.step()
 
 
+@case(technique=["staleness", "deadline", "LocalSGD"])
+def other_parameters_are_refused(technique: str) -> None:
+    model = network()
+    if technique == "LocalSGD":
+        optimizer = hvd.LocalSGD(sgd(model), every=2)
+    else:
+        optimizer = distributed(model, **{technique: 1})
+    own_loss(model, 0).backward()
+    optimizer.step()
+    del optimizer.param_groups[0]["params"][1]
+    optimizer.step()
+    model[0].weight = optimizer.param_groups[0]["params"][0] = heir(model[0].weight)
+    own_loss(model, 1).backward()
+    with pytest.raises(UnsupportedError, match=rf"index 0, shape \(5, 4\).*{technique}"):
+        optimizer.step()
+
+
 @case(way=["Average", "Sum", "Sum before a closure", "Sum in a closure"])
 def gradients_that_are_written_into_the_same_memory(way: str) -> None:
     """They are exchanged in each step, also if `zero_grad()` is never called."""

@@ -14,6 +14,7 @@ from sirtaki.common.stateful_compression import Quantised
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.consistency import check_parameters
+from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.parameters import all_named
 from sirtaki.torch.periodic.format import format_of
@@ -137,6 +138,7 @@ def _periodic(
     synchronizer = Synchronizer(scope, schedule, fragments, update)
     wrapped = wrap(optimizer, PeriodicOptimizer)
     wrapped._synchronizer, wrapped._named, wrapped._is_checked = synchronizer, named, False
+    wrapped._listed = ListedParameters(wrapped.param_groups)
     wrapped._hooks = [
         wrapped.register_step_pre_hook(_before_step),
         wrapped.register_step_post_hook(_after_step),
@@ -149,6 +151,7 @@ class PeriodicOptimizer(Wrapped):
 
     _synchronizer: Synchronizer
     _named: dict[str, Tensor]
+    _listed: ListedParameters
     _is_checked: bool
 
     @property
@@ -200,6 +203,7 @@ class PeriodicOptimizer(Wrapped):
         """Makes sure, before the first step, that all ranks begin with the same parameters."""
         scope = self._scope
         scope.check_world("wrap it again")
+        self._listed.refuse_others(self.param_groups, "LocalSGD or DiLoCo")
         if self._is_checked:
             return
         self._is_checked = True

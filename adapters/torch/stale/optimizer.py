@@ -13,6 +13,7 @@ from torch import Tensor
 from sirtaki.common import checksums
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import check_parameters, plain_options_of
+from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.stale.arguments import refuse_model
@@ -36,6 +37,7 @@ class StaleOptimizer(Wrapped):
     _checksum: int  # of the hyper-parameters of all updates
     _exchange: StaleExchange | None
     _finalizer: Any
+    _listed: ListedParameters
 
     @property
     def _scope(self) -> CollectiveScope:
@@ -55,10 +57,12 @@ class StaleOptimizer(Wrapped):
 
         Raises:
             ValueError: a gradient is sparse.
+            UnsupportedError: the program has put a parameter into the groups itself.
             DeadlineError: a rank has computed nothing for `--stall-deadline` seconds.
             ParametersDifferError: ranks have applied an update with different hyper-parameters.
             HorovodInternalError: any other failure between ranks.
         """
+        self._listed.refuse_others(self.param_groups, "staleness=")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -180,4 +184,5 @@ def with_staleness(
     wrapped = wrap(optimizer, StaleOptimizer)
     wrapped._exchange_options, wrapped._named, wrapped._hooks = exchange_options, found, []
     wrapped._clock, wrapped._updates, wrapped._exchange = GlobalBatchClock(staleness), 0, None
+    wrapped._listed = ListedParameters(wrapped.param_groups)
     return wrapped
