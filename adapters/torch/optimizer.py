@@ -217,14 +217,20 @@ class _Distributed(Survivor, Wrapped):
     def _follow_groups(self) -> None:
         """Exchanges the gradients of parameters that the program has put into the groups itself.
 
-        Those that it has taken out are exchanged as before, until it puts one in.
+        Those that it has taken out are exchanged as before, until it puts one in. Those that another
+        optimizer still exchanges stay with that one; each step looks whether it does.
         """
         earlier, reducer = self._listed, self._reducer
         if earlier.are_in(self.param_groups) or self._settings.skips.depth:
             return
         present = ListedParameters(self.param_groups)
-        if not reducer.lacks(present):
+        lacking = reducer.lacking(present)
+        if not lacking:
             self._listed = present
+            return
+        if others := reducer.others_for(lacking):  # those of the optimizers that had them before
+            for other in others:
+                other.finish_round()
             return
         reducer.finish_round()  # that of passes which other ranks have made, and this rank has not
         self._settings.follow(earlier, present)

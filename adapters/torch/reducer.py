@@ -107,14 +107,23 @@ class GradientReducer:
         """Returns whether it exchanges nothing, for this rank has no peer."""
         return not self._named
 
-    def lacks(self, parameters: Iterable[Tensor]) -> bool:
-        """Returns whether one of these could have a gradient, and is not exchanged."""
+    def lacking(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Returns those that could have a gradient, and are not exchanged."""
         known = {id(one.parameter) for one in self._named}
-        return any(id(one) not in known for one in parameters if can_have_gradient(one))
+        return [one for one in parameters if id(one) not in known and can_have_gradient(one)]
+
+    def others_for(self, parameters: Sequence[Tensor]) -> list[GradientReducer]:
+        """Returns the others that exchange these, in one order on all ranks; none if one is in no other."""
+        others = [one for one in self.of_world(self._scope.context) if one is not self]
+        others = [one for one in others if len(one.lacking(parameters)) < len(parameters)]
+        if any(all(one.lacking([each]) for one in others) for each in parameters):
+            return []
+        return sorted(others, key=lambda one: str(one._scope.name))
 
     def close(self) -> None:
         """Releases the parameters."""
         self._claim.release()
+        self._by_world.get(self._scope.context, set()).discard(self)
         self._exchange.close()
         self.weighting.remove()
         for handle in self._handles + self._guards:

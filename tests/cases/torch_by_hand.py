@@ -237,6 +237,28 @@ def slices_of_other_parameters_are_refused() -> None:
         optimizer.step()
 
 
+@case(passes=[1, 3])
+def a_parameter_that_moves_to_another_optimizer(passes: int) -> None:
+    """The optimizer that had it exchanges it, until that is gone."""
+    model, plain = network(), network()
+    for one in (model, plain):
+        both = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (one[:2], one[2:])]
+        if one is model:
+            both = [hvd.DistributedOptimizer(each, backward_passes_per_step=passes) for each in both]
+        for step in range(2 * LAST_STEP):
+            if step == 2:
+                weight = both[0].param_groups[0]["params"].pop(0)
+                both[1].param_groups[0]["params"].append(weight)
+            if step == LAST_STEP:
+                del both[0]
+            for each in both:
+                each.zero_grad()
+            (own_loss if one is model else whole_loss)(one, step).backward()
+            for each in reversed(both):
+                each.step()
+    assert_alike(model, plain)
+
+
 @case(technique=["staleness", "deadline", "LocalSGD"])
 def other_parameters_are_refused(technique: str) -> None:
     model = network()
