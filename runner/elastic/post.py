@@ -130,9 +130,12 @@ class Post:
             with contextlib.suppress(RendezvousError):  # no worker of this version has sent it
                 self._on_message(worker, unpack(payload, FROM_WORKERS))
 
-    def answer(self) -> None:
-        """Serves the connections, and keeps the messages for `deliver`: the caller carries out orders."""
-        until = time.monotonic() + _ANSWER_SECONDS
+    def answer(self, seconds: float = _ANSWER_SECONDS) -> None:
+        """Serves the connections, and keeps the messages for `deliver`: the caller carries out orders.
+
+        Returns once nothing is left to read, and at the latest after so many seconds.
+        """
+        until = time.monotonic() + seconds
         servers, events = self.servers(), select.poll()  # descriptors may be higher than select() takes
         for server in servers:
             events.register(server, select.POLLIN)

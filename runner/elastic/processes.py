@@ -31,7 +31,7 @@ from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES
 from sirtaki.runner.rendezvous.elastic.process import ARBITER
 from sirtaki.runner.rendezvous.lifecycle import WORKER
 
-_LAST_MESSAGE_SECONDS = 5.0  # for the last message of a worker elsewhere, which comes by another connection
+_LAST_MESSAGE_SECONDS = 5.0  # for the last message of a worker, at most; elsewhere it may come after the end
 
 
 @dataclass
@@ -121,11 +121,15 @@ class Processes:
 
         The third value is the moment since when a worker has been known to be gone.
         """
+        has_ended_here = False
         for worker in list(self.running):
             if worker not in self._ended and (status := self._all[worker].check()):
                 silent_since = self._hosts[worker].silent_since if worker in self._hosts else None
                 since = now if silent_since is None else silent_since
                 self._ended[worker] = _Ended(status, since, now + self._patience(worker, status))
+                has_ended_here |= worker not in self._hosts
+        if has_ended_here:  # it may have sent messages after the connections were served
+            self.post.answer(_LAST_MESSAGE_SECONDS)
         for worker, end in list(self._ended.items()):
             if end.until <= now or not self.post.is_connected(worker):
                 del self._ended[worker]
@@ -167,7 +171,7 @@ class Processes:
     def _patience(self, worker: int, status: ExitStatus) -> float:
         """Returns for how many seconds an end may be kept back, while the worker seems to be connected."""
         if worker not in self._hosts:
-            return 0.0  # its messages have been read
+            return 0.0  # its messages have been read, for all were there when it ended
         return self._hosts[worker].lease_left if status.lost else _LAST_MESSAGE_SECONDS
 
     def _start_here(self, worker: int, slot: Slot) -> None:
