@@ -195,8 +195,9 @@ class AgentJob:
                 yield status
 
     def signal(self, rank: int, number: int) -> None:
+        """Sends a signal to a rank; SIGKILL also to what it has left behind, if it has ended."""
         for one in self.running:
-            if one.rank == rank and one.exit_status is None:
+            if one.rank == rank and (one.exit_status is None or number == signal.SIGKILL):
                 one.signal(number)
 
     def kill(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 from sirtaki.runner.failure_analysis import ExitStatus
@@ -37,7 +38,9 @@ class RemoteRank:
         """Does nothing: the agent reaps the rank."""
 
     def clear(self) -> None:
-        """Does nothing: the agent does it."""
+        """Ends what the rank has left behind, which the agent does by itself for a rank that has failed."""
+        if self._noted is not None and not self._noted.failed:
+            self._host.send(Frame.of_number(Kind.SIGNAL, self.rank, signal.SIGKILL))
 
     def note(self, status: ExitStatus) -> bool:
         """Records how the rank ended; returns False if it was already known."""

@@ -31,6 +31,7 @@ from sirtaki.runner.elastic.processes import Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spare_command import check_spare_command
 from sirtaki.runner.elastic.spare_process import SpareProcess
+from sirtaki.runner.elastic.workers import Status
 from sirtaki.runner.endpoints import metrics_question, start_endpoints
 from sirtaki.runner.environment import encrypts
 from sirtaki.runner.errors import LaunchError
@@ -216,6 +217,9 @@ class ElasticJob:
             killed_by = signal.SIGKILL if status.lost else status.killed_by
             keeps_slot = self._hosts.takes_workers(self._driver.arbiter.workers[worker].slot)
             self._post.deliver()  # what has come while the end of another worker was handled
+            # A member that ends with exit code 0 has not returned: its end counts as a failure.
+            if status.failed or self._driver.arbiter.workers[worker].status is Status.MEMBER:
+                self._processes.clear(worker)
             end = WorkerEnd(status.code, killed_by, _describe(status), since, keeps_slot)
             self._driver.note_end(worker, end)
 

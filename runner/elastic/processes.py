@@ -134,9 +134,11 @@ class Processes:
             if end.until <= now or not self.post.is_connected(worker):
                 del self._ended[worker]
                 del self.running[worker]
-                if end.status.failed:
-                    self._all[worker].clear()
                 yield worker, end.status, end.since
+
+    def clear(self, worker: int) -> None:
+        """Ends what a worker that was lost, or has failed, has left behind: it may hold a GPU."""
+        self._all[worker].clear()
 
     @property
     def awaits_messages(self) -> bool:

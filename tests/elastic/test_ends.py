@@ -59,6 +59,15 @@ def test_a_rank_that_vanishes_during_the_training_is_named() -> None:
     assert not job.results
 
 
+def test_a_rank_that_vanishes_during_the_training_leaves_no_child_behind(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
+    options = (*THREE, "--elastic-survive", "exit")
+    job = run_job(options, "numpy_training.py", 60, 0.01, "1:orphan-step:5", HELD_FILE=str(held))
+    check_exact(job, 60, {0, 2})
+    assert "rank 1 was lost: ended with exit code 0 inside the training function" in job.text
+
+
 def test_ranks_that_all_exit_with_code_0_inside_the_training_function_end_the_job_well() -> None:
     job = run_job(THREE, "numpy_training.py", 60, 0.01, *[f"{rank}:exit-step:5" for rank in range(3)])
     assert job.code == 0, job.text

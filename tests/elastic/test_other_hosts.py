@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.other_hosts import OtherHosts
-from sirtaki.runner.frames import Kind
+from sirtaki.runner.failure_analysis import ExitStatus
+from sirtaki.runner.frames import Frame, Kind
 from sirtaki.runner.lease import HostLease, lease_clock
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.remote import RemoteHost, RemoteJob
@@ -131,6 +135,19 @@ def test_a_rank_of_which_the_agent_has_reported_no_end_has_ended_with_it(remote:
     status = rank.check()
     assert status is not None
     assert status.lost == "hvdrun's agent there has ended"
+
+
+@pytest.mark.parametrize(("code", "sent"), [(0, [(Kind.SIGNAL, 5, signal.SIGKILL)]), (1, [])])
+def test_what_a_rank_has_left_behind_is_killed_there_also_if_it_has_not_failed(
+    code: int, sent: list[tuple[Kind, int, int]]
+) -> None:
+    """Covers exit code 0, which may be no failure for the agent; it does the same for others by itself."""
+    frames: list[Frame] = []
+    host: Any = SimpleNamespace(send=frames.append)
+    rank = RemoteRank(5, host)
+    rank.note(ExitStatus(5, 1, code, 0, "hostB"))
+    rank.clear()
+    assert [(frame.kind, frame.rank, frame.number) for frame in frames] == sent
 
 
 @pytest.mark.parametrize(("seconds", "left"), [(15.0, 15.1), (600.0, 600.1), (0.0, 60.0)])

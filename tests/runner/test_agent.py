@@ -113,6 +113,16 @@ def test_a_rank_from_its_start_to_its_end(agent: Callable[[], Conversation], tmp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_sigkill_reaches_what_a_rank_has_left_behind(agent: Callable[[], Conversation]) -> None:
+    talk = agent()
+    talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sh", "-c", "sleep 300 & echo $!")))
+    child = int(talk.next(Kind.STDOUT).payload)
+    assert talk.next(Kind.ENDED).values == {"code": 0, "killed_by": 0}
+    assert is_running(child)
+    talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGKILL))
+    wait_until(lambda: not is_running(child), "the child has ended")
+
+
 def test_no_more_output_comes_than_there_is_room_for_but_all_else_does(
     agent: Callable[[], Conversation], tmp_path: Path
 ) -> None:

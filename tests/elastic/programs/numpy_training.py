@@ -1,16 +1,18 @@
 """Trains `SmallTraining` on ranks that may be lost or join, and dies where a test says so.
 
 Usage: numpy_training.py SAMPLES SECONDS [FAULT...]; SECONDS is the pause after a step, and a fault is
-WORKER:PLACE:STEP, where the place may begin with stop-, raise-, exit-, fail-, vanish- or term- instead of a
-kill.
+WORKER:PLACE:STEP, where the place may begin with stop-, raise-, exit-, fail-, vanish-, orphan- or term-
+instead of a kill.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -23,6 +25,7 @@ import sirtaki.numpy as hvd
 
 SAMPLES, SECONDS = int(sys.argv[1]), float(sys.argv[2])
 WORKER = os.environ.get("SIRTAKI_WORKER", "0")
+_HELD_SECONDS = 5.0  # for the end of a child that was killed
 STARTS: list[int] = []  # the steps at which this process has begun
 FAULTS = {tuple(fault.split(":")) for fault in sys.argv[3:]}
 
@@ -41,6 +44,11 @@ def fail_if_planned(place: str, step: int) -> None:
         sys.exit(3)
     if (WORKER, f"vanish-{place}", str(step)) in FAULTS:
         os._exit(0)
+    if (WORKER, f"orphan-{place}", str(step)) in FAULTS:
+        with open(os.environ["HELD_FILE"]) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # of this open file, which the child keeps
+            subprocess.Popen(["sleep", "60"], pass_fds=[file.fileno()])
+            os._exit(0)
     if (WORKER, f"term-{place}", str(step)) in FAULTS:
         os.kill(os.getpid(), signal.SIGTERM)
     if (WORKER, f"child-{place}", str(step)) in FAULTS:
@@ -82,6 +90,20 @@ def restore_slowly(state: Any) -> None:
 
     process._LINK_SECONDS = rendezvous_client._SLACK_SECONDS = 0.5
     state.restore = sleep_and_restore
+
+
+def check_not_held(path: str) -> None:
+    """Raises RuntimeError if a child that a lost rank has left behind still lives."""
+    until = time.monotonic() + _HELD_SECONDS
+    with open(path) as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:  # a rank that has just been killed, or another one that checks
+                if time.monotonic() > until:
+                    raise RuntimeError("the child of a lost rank lives") from None
+                time.sleep(0.01)
 
 
 @hvd.elastic.run
@@ -126,6 +148,8 @@ def main() -> None:
         state.keep_checkpoints(os.environ["CHECKPOINTS"], every=int(os.environ["EVERY"]))
     train(state, SmallTraining(SAMPLES))
     fail_if_planned("end", 0)
+    if "HELD_FILE" in os.environ:
+        check_not_held(os.environ["HELD_FILE"])
     if "FENCE" in os.environ:
         hvd.elastic.fence()
     if (WORKER, "slow-end", "0") in FAULTS:
