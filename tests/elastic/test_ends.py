@@ -11,6 +11,7 @@ import pytest
 from elastic.running import FAILSAFE_SECONDS, QUICK, check_exact, command, results_in, run_job
 from launching import wait_until
 
+NO_MORE = ("--blacklist-cooldown-range", "60", "60")  # no replacement joins
 THREE = ("-np", "3", "--min-np", "1", *QUICK)
 
 
@@ -71,6 +72,18 @@ def test_a_rank_that_vanishes_during_the_training_leaves_no_child_behind(tmp_pat
 def test_ranks_that_all_exit_with_code_0_inside_the_training_function_end_the_job_well() -> None:
     job = run_job(THREE, "numpy_training.py", 60, 0.01, *[f"{rank}:exit-step:5" for rank in range(3)])
     assert job.code == 0, job.text
+
+
+def test_a_reset_callback_that_exits_with_code_0_ends_the_training() -> None:
+    faults = ("1:step:5", "0:exit-reset:0", "2:exit-reset:0")
+    job = run_job(("-np", "3", "--min-np", "1", *NO_MORE), "numpy_training.py", 60, 0.01, *faults)
+    assert job.code == 0, job.text
+
+
+def test_a_reset_callback_that_exits_with_an_error_is_a_loss_if_the_user_says_so() -> None:
+    options = ("-np", "3", "--min-np", "1", "--elastic-survive", "exit", *NO_MORE)
+    job = run_job(options, "numpy_training.py", 60, 0.01, "1:step:5", "2:fail-reset:0")
+    check_exact(job, 60, {0})
 
 
 def test_the_reset_limit_ends_the_job() -> None:

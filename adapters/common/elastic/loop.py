@@ -6,8 +6,8 @@ docs/elastic_protocol.md is the specification.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
@@ -94,7 +94,8 @@ class Commits:
 def train(process: WorkerProcess, state: State, function: Callable[[], _Result]) -> _Result:
     """Runs the function, in as many generations as it takes to return once.
 
-    `sys.exit()` in the function ends it: like a return with exit code 0, else like an exception.
+    `sys.exit()` in the function, or in a callback of the state, ends it: like a return with exit code 0, else
+    like an exception.
 
     Raises:
         WorkerEnded: this worker is not needed any more, or the job has ended.
@@ -107,19 +108,15 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
     message = Enlist(0, "new", has_checkpoints=state._checkpoints is not None)
     process.leave()
     while True:
-        world, change = _begin(process, state, sets, message)
+        with _reporting_exits(worker, state):
+            world, change = _begin(process, state, sets, message)
         commits.begin(change)
         state._commits = commits
         try:
-            result = function()
+            with _reporting_exits(worker, state):
+                result = function()
             _note_return(worker, state)
             return result
-        except SystemExit as end:
-            if end.code in (None, 0):
-                _note_return(worker, state)
-            else:  # sys.excepthook is not called; an orderly end of the world would fail the others
-                lifecycle.abort(end)
-            raise
         except HostsUpdatedInterrupt:
             message = _report(world, worker, state, "changed")
         except Exception as error:
@@ -164,6 +161,19 @@ def _begin(
             continue
         change.record(context, world)
         return world, change
+
+
+@contextmanager
+def _reporting_exits(worker: Worker, state: State) -> Iterator[None]:
+    """Reports it if the program calls `sys.exit()`, in its function or in a callback of its state."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code in (None, 0):
+            _note_return(worker, state)
+        else:  # sys.excepthook is not called; an orderly end of the world would fail the others
+            lifecycle.abort(end)
+        raise
 
 
 def _note_return(worker: Worker, state: State) -> None:

@@ -142,6 +142,7 @@ def main() -> None:
     fail_during_recoveries(state)
     if "SLOW_RESTORE" in os.environ:
         restore_slowly(state)
+    state.register_reset_callbacks([lambda: fail_if_planned("reset", 0)])
     if "RESET" in os.environ:
         state.register_reset_callbacks([lambda: hvd.allreduce(np.ones(1), name="reset")])
     if "CHECKPOINTS" in os.environ:
