@@ -25,6 +25,7 @@ import sirtaki.numpy as hvd
 
 SAMPLES, SECONDS = int(sys.argv[1]), float(sys.argv[2])
 WORKER = os.environ.get("SIRTAKI_WORKER", "0")
+CALLS: list[str] = []  # see `record_calls`
 _HELD_SECONDS = 5.0  # for the end of a child that was killed
 STARTS: list[int] = []  # the steps at which this process has begun
 FAULTS = {tuple(fault.split(":")) for fault in sys.argv[3:]}
@@ -76,20 +77,19 @@ def fail_during_recoveries(state: Any) -> None:
     state.receive = counted("receive", state.receive)
 
 
-def restore_slowly(state: Any) -> None:
-    """Makes a return to the last commit take longer than others wait for a link."""
-    from sirtaki.runner.rendezvous import rendezvous_client
-    from sirtaki.runner.rendezvous.elastic import process
+def record_calls(state: Any) -> None:
+    """Records when this worker asks for a place, and when it returns to the last commit."""
+    from sirtaki.runner.rendezvous.elastic.worker import Worker
 
-    restore = state.restore
+    def recorded(name: str, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            CALLS.append(name)
+            return function(*arguments)
 
-    def sleep_and_restore() -> None:
-        if WORKER in os.environ["SLOW_RESTORE"]:
-            time.sleep(2.0)
-        restore()
+        return call
 
-    process._LINK_SECONDS = rendezvous_client._SLACK_SECONDS = 0.5
-    state.restore = sleep_and_restore
+    Worker.enlist = recorded("enlist", Worker.enlist)  # type: ignore[method-assign]
+    state.restore = recorded("restore", state.restore)
 
 
 def check_not_held(path: str) -> None:
@@ -140,8 +140,7 @@ def main() -> None:
     fail_if_planned("init", 0)
     state = hvd.elastic.ObjectState(step=0, w=np.zeros(WIDTH, np.float32), sizes=[])
     fail_during_recoveries(state)
-    if "SLOW_RESTORE" in os.environ:
-        restore_slowly(state)
+    record_calls(state)
     state.register_reset_callbacks([lambda: fail_if_planned("reset", 0)])
     if "RESET" in os.environ:
         state.register_reset_callbacks([lambda: hvd.allreduce(np.ones(1), name="reset")])
@@ -163,6 +162,7 @@ def main() -> None:
         "w": [float(value) for value in state.w],
         "sizes": state.sizes,
         "started_at": STARTS[0],
+        "calls": CALLS,
         "changes": hvd.stats()["changes"],
     }
     print("RESULT " + json.dumps(result), flush=True)
