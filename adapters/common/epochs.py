@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
+from sirtaki.bindings.context import Context
 from sirtaki.common.checksums import checksum_of_text
 from sirtaki.common.consistency import Scope
 from sirtaki.common.objects import gather_objects
@@ -32,12 +34,69 @@ class Epoch(NamedTuple):
         return f"epoch {self.number} of {self.samples} samples (seed {self.seed})"
 
 
-def checksum_of_epoch(epoch: Epoch | None) -> int:
-    """Returns a checksum; 0 for a rank that has read no such data."""
-    return 0 if epoch is None else checksum_of_text(str(epoch))
+def note_batch(context: Context, epoch: Epoch) -> None:
+    """Records that this thread has read a batch of an epoch."""
+    thread = threading.get_ident()
+    _, count = context.epochs.get(thread, (None, 0))
+    context.epochs[thread] = (epoch, count + 1)
 
 
-def difference_of_epochs(scope: Scope, own: Epoch | None) -> str:
+class EpochCheck:
+    """The epochs of the batches that ranks read before the rounds of an optimizer.
+
+    A rank may read other data than it trains on, to show a sample or to evaluate. An epoch is therefore
+    known only in a round before which this thread has read a batch, and ranks are taken to train on
+    different epochs only if two rounds in succession find the same ones.
+
+    Attributes:
+        checksum: that of this rank's epoch in this round; None if it is unknown.
+        has_difference: whether ranks train on different epochs, which has not been reported yet.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._thread = threading.get_ident()  # a thread that reads data ahead is in any epoch
+        self._count = 0  # of the batches that the thread had read at the last round
+        self._epoch: Epoch | None = None  # the last that was known, and its checksum
+        self._epoch_checksum = 0
+        self._suspected: tuple[int, int] | None = None  # different epochs of the last round with known ones
+        self._found: Epoch | None = None  # this rank's epoch in the round that has found a difference
+        self.checksum: int | None = None
+        self.has_difference = False
+
+    def begin_round(self) -> bool:
+        """Returns whether the ranks have to compare their epochs in this round."""
+        epoch, count = self._scope.context.epochs.get(self._thread, (None, 0))
+        if count == self._count:
+            self.checksum = None
+            return False
+        self._count = count
+        is_new = epoch != self._epoch or self._suspected is not None
+        if epoch != self._epoch:
+            self._epoch, self._epoch_checksum = epoch, checksum_of_text(str(epoch))
+        self.checksum = self._epoch_checksum
+        return is_new
+
+    def finish(self, least: int, most: int) -> None:
+        """Takes the extremes of the checksums of all ranks that know theirs; all ranks get the same."""
+        if least > most:  # no rank knows its epoch
+            return
+        suspected, self._suspected = self._suspected, None
+        if least == most:
+            return
+        if suspected == (least, most):
+            self.has_difference = True
+            self._found = None if self.checksum is None else self._epoch
+        else:
+            self._suspected = least, most
+
+    def difference(self) -> str:
+        """Describes the difference that has been found. All ranks must call it."""
+        self.has_difference = False
+        return _difference(self._scope, self._found)
+
+
+def _difference(scope: Scope, own: Epoch | None) -> str:
     """Names two ranks in different epochs; returns an empty text if there are none. All ranks must call it.
 
     A rank that has read no such data is in no epoch.

@@ -3,14 +3,13 @@
 In the second exchange, the parameters, the optimizer's state and the loss scaling are compared (not in the
 first: some programs broadcast them after one step); in each exchange, learning rates and a loss scaling that
 have changed; in the first two, the gradients that each rank has computed, which should not be equal; and in
-each exchange, the epoch of the data if a rank has begun another one. A difference is analysed, and raised,
-when the optimizer is about to step: all ranks do that in the same order, while exchanges of several
-optimizers may end in any order.
+each exchange, the epoch of the data if a rank has begun another one (`epochs.py`). A difference is analysed,
+and raised, when the optimizer is about to step: all ranks do that in the same order, while exchanges of
+several optimizers may end in any order.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.consistency import Finding, Options, Scope, Tensors, checksum_of_tensors, find_difference
-from sirtaki.common.epochs import Epoch, checksum_of_epoch, difference_of_epochs
+from sirtaki.common.epochs import EpochCheck
 from sirtaki.common.hints import hint
 from sirtaki.common.ops import join_count
 from sirtaki.common.process_sets import global_process_set
@@ -99,14 +98,12 @@ class RoundChecks:
         self._round = 0
         self._rates: Sequence[float] | None = None  # those of the last round, and their checksum
         self._rates_checksum = 0
-        self._thread = threading.get_ident()  # a thread that reads data ahead is in any epoch
-        self._epoch: Epoch | None = None  # that of the last round, and its checksum
-        self._epoch_checksum = 0
+        self._epochs = EpochCheck(scope)
         self._joins = join_count(scope.context, self._set_number)
         self._is_after_join = False
         self._gradients: dict[int, int] = {}  # checksums of this round's gradients, by parameter
         self._equal_gradient_rounds = 0  # number of rounds in which all ranks had the same
-        self._has_difference = self._has_other_epoch = False
+        self._has_difference = False
         self.position: RoundPosition | None = None
         self._position_number: int | None = None  # that of the round in progress
         self._unequal_passes = ""  # the error about them
@@ -141,17 +138,15 @@ class RoundChecks:
         is_due = self._is_due()
         has_more_passes = self.position is not None and self.position.begin_round()
         rates = self._optimizer.rates()
-        epoch = self._scope.context.epochs.get(self._thread)
+        has_other_epoch = self._epochs.begin_round()
         scaling = self._scaling.checksum(is_due=is_due) if self._scaling is not None else None
         is_new = is_due or has_gradients or has_more_passes or rates != self._rates
-        is_new = is_new or epoch != self._epoch or scaling != self._scaling_checksum
-        if epoch != self._epoch:
-            self._epoch, self._epoch_checksum = epoch, checksum_of_epoch(epoch)
+        is_new = is_new or has_other_epoch or scaling != self._scaling_checksum
         if rates != self._rates:
             self._rates, self._rates_checksum = rates, checksum_of_text(repr(rates))
         self._scaling_checksum = scaling
         number = self._round if is_new else 0
-        numbers = [0, self._rates_checksum, 0, number, self._epoch_checksum, scaling, None]
+        numbers = [0, self._rates_checksum, 0, number, self._epochs.checksum, scaling, None]
         if is_due:
             numbers[_PARAMETERS] = checksum_of_tensors(self._optimizer)
             numbers[_OPTIONS] = checksum_of_text(repr(self._optimizer.options()))
@@ -188,7 +183,7 @@ class RoundChecks:
             self._has_difference = True
         elif outcome.equal[_GRADIENTS] and outcome.largest[_GRADIENTS] and outcome.is_shared:
             self._equal_gradient_rounds += 1
-        self._has_other_epoch |= not outcome.equal[_EPOCH]
+        self._epochs.finish(outcome.smallest[_EPOCH], outcome.largest[_EPOCH])
 
     def discard(self) -> None:
         """Drops the comparison of a round that has failed."""
@@ -220,12 +215,11 @@ class RoundChecks:
         if self._equal_gradient_rounds == _ROUNDS_WITH_GRADIENTS:
             self._equal_gradient_rounds = 0
             self._warn(_SAME_DATA.format(count=self._scope.context.size, example=self._scope.data_advice))
-        if self._has_other_epoch:
-            self._has_other_epoch = False
+        if self._epochs.has_difference:
             self._report_epochs()
 
     def _report_epochs(self) -> None:
-        text = difference_of_epochs(self._scope, self._epoch)
+        text = self._epochs.difference()
         if text and not are_horovods():
             raise ValueError(text)
         if text:

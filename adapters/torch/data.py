@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find
-from sirtaki.common.epochs import Epoch
+from sirtaki.common.epochs import Epoch, note_batch
 from sirtaki.common.hints import hint
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.survivor import Survivor
@@ -105,8 +104,8 @@ class DataLoader(data.DataLoader[Any]):
 
     All ranks have the same number of batches. Each epoch has a different order, if `shuffle` is on;
     `set_epoch` sets the epoch to continue with after a restart. Each iteration begins the next epoch, so
-    iterate on all ranks or on none: a DistributedOptimizer raises ValueError if ranks train on different
-    epochs.
+    iterate on all ranks or on none: a DistributedOptimizer raises ValueError if the last batches that ranks
+    have read are of different epochs, the same ones before two steps in succession.
 
     Args:
         dataset: as for `DistributedSampler`.
@@ -168,7 +167,7 @@ class _NotedBatches:
 
     def __next__(self) -> Any:
         batch = next(self._batches)
-        self._context.epochs[threading.get_ident()] = self._epoch
+        note_batch(self._context, self._epoch)
         return batch
 
     def __getattr__(self, name: str) -> Any:

@@ -64,25 +64,35 @@ def a_loader_shares_out_by_itself(drop_last: bool) -> None:
     assert [batch.tolist() for (batch,) in loader] == epochs[0]
 
 
+def training_step() -> Callable[[Any], None]:
+    """Returns a function that trains a model on a batch."""
+    model = network()
+    optimizer = distributed(model)
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    return step
+
+
 def batches_to_train_on(**options: Any) -> tuple[Any, Callable[[], None]]:
     """Returns a shuffled loader, and a function that trains on an epoch of it."""
     data = TensorDataset(torch.randn(SAMPLES, 4, dtype=torch.float64))
     loader = hvd.DataLoader(data, batch_size=2, shuffle=True, **options)
-    model = network()
-    optimizer = distributed(model)
+    step = training_step()
 
     def epoch() -> None:
         for (batch,) in loader:
-            optimizer.zero_grad()
-            model(batch).sum().backward()
-            optimizer.step()
+            step(batch)
 
     return loader, epoch
 
 
 @case(least=2)
 def a_look_at_the_data_of_one_rank() -> None:
-    """The rank's next epoch would overlap with that of others: refused in the first step, on all ranks."""
+    """The rank's next epoch would overlap with that of others: refused in its second step, on all ranks."""
     loader, epoch = batches_to_train_on()
     epoch()
     if hvd.rank() == 1:
@@ -112,6 +122,41 @@ def looks_that_do_no_harm() -> None:
             assert len(reader.submit(list, other).result()) == len(other)
     epoch()
     assert len(iter(loader)) == len(loader)
+
+
+@case(least=2)
+def looks_at_other_data_while_training() -> None:
+    """One rank looks, between a batch and its step, at data that have an order of their own."""
+    loader, _ = batches_to_train_on()
+    shown = hvd.DataLoader(samples(), batch_size=2, shuffle=True, seed=7)
+    step = training_step()
+    for epoch in range(3):
+        for index, (batch,) in enumerate(loader):
+            if hvd.rank() == 0 and (index == 2 * epoch or index == len(loader) - 1):
+                next(iter(shown))  # also in two steps in succession: in the last and the first one
+            step(batch)
+
+
+@case(least=2)
+def other_data_that_ranks_read_unequally_often() -> None:
+    """Training data come from a loader whose epochs are unknown."""
+    other = hvd.DataLoader(samples(), batch_size=2, shuffle=True)
+    step = training_step()
+    for index in range(9):
+        if index % 3 == 0:
+            for _ in range(1 + hvd.rank()):
+                next(iter(other))
+        step(torch.randn(2, 4, dtype=torch.float64))
+
+
+@case(least=2)
+def other_data_on_one_rank() -> None:
+    """A rank whose epoch is unknown differs from no other, and the others' is not in doubt for ever."""
+    loader, _ = batches_to_train_on()
+    step = training_step()
+    for _ in range(2):
+        for (batch,) in loader:
+            step(torch.randn(2, 4, dtype=torch.float64) if hvd.rank() == 0 else batch)
 
 
 @case(least=2)
