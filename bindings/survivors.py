@@ -53,6 +53,7 @@ class Survivors:
         timeline: goes on from world to world; None if none has been started.
         averages_over_initial: whether averages of gradients divide by the size of the first generation.
         has_averaged_early: whether a program that averages gradients has been traced before the first world.
+        has_begun: whether `hvd.elastic.run` has begun.
         committed_steps, committed_seconds: the steps of this process in commits, and the time for them.
     """
 
@@ -66,16 +67,16 @@ class Survivors:
         self.committed_steps, self.committed_seconds = 0, 0.0
         self._kept: list[weakref.ref[Survivor]] = []
         self._made_inside: list[weakref.ref[Survivor]] = []
-        self._has_begun = False
+        self.has_begun = False
 
     def add(self, one: Survivor) -> None:
         """Adds an object, which is held weakly. One that is there already stays where it is."""
         if all(reference() is not one for reference in (*self._kept, *self._made_inside)):
-            (self._made_inside if self._has_begun else self._kept).append(weakref.ref(one))
+            (self._made_inside if self.has_begun else self._kept).append(weakref.ref(one))
 
     def begin(self) -> None:
         """Records that `hvd.elastic.run` begins: objects made from now on belong to the training function."""
-        self._has_begun = True
+        self.has_begun = True
 
     def commit(self, steps: StepCounters) -> None:
         """Adds the steps since the last commit of this process: no loss of a rank undoes them any more."""

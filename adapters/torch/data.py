@@ -66,7 +66,7 @@ class DistributedSampler(Survivor, TorchSampler[Any]):
             drop_last,
         )
         self._has_iterated = self._has_epoch = False
-        self._next_epoch = 0  # of the DataLoader that has made it
+        self._first_epoch = self._next_epoch = 0  # of the DataLoader that has made it
         self._register(context)
 
     def set_epoch(self, epoch: int) -> None:
@@ -77,9 +77,9 @@ class DistributedSampler(Survivor, TorchSampler[Any]):
     def move_to(self, context: Context) -> None:
         """Distributes the next epoch over the ranks of another world. `hvd.elastic.run` calls it.
 
-        A DataLoader counts from 0 again, as it does on ranks that have joined.
+        A DataLoader counts from its first epoch again, as it does on ranks that have joined.
         """
-        self._next_epoch = 0
+        self._next_epoch = self._first_epoch
         again: TorchSampler[Any] = TorchSampler(
             self.dataset, context.size, context.rank, drop_last=self.drop_last
         )
@@ -140,8 +140,15 @@ class DataLoader(data.DataLoader[Any]):
         self._is_noted = shuffle and process_set is global_process_set
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the next epoch; without it, epochs are counted from 0."""
+        """Sets the next epoch; without it, epochs are counted from 0.
+
+        In an elastic job they are counted again when the ranks change: from the epoch that was set before
+        `hvd.elastic.run`, as on ranks that join.
+        """
         self._own._next_epoch = epoch
+        context = find()
+        if context is None or context.survivors is None or not context.survivors.has_begun:
+            self._own._first_epoch = epoch
 
     def __iter__(self) -> Any:
         epoch = Epoch(self._own._next_epoch, self._own.seed, len(self._own.dataset))  # type: ignore[arg-type]

@@ -324,6 +324,26 @@ def test_epochs_that_loaders_count_are_equal_on_ranks_that_join() -> None:
         assert {one for samples in results for one in samples} == set(data)
 
 
+def test_epochs_of_loaders_begin_with_the_one_set_before_the_first_world() -> None:
+    data = list(range(22))
+
+    def make(worker: Worker) -> None:
+        worker.state = hvd.elastic.TorchState()
+        worker.result = hvd.DataLoader(data, batch_size=2, shuffle=True)
+        worker.result.set_epoch(5)
+
+    def epoch(worker: Worker) -> list[int]:
+        samples = [one for part in worker.result for one in part.tolist()]
+        worker.result.set_epoch(9)  # in the training function: for this world only
+        return samples
+
+    job = Job(make)
+    for size in SIZES:
+        expected = torch.utils.data.DistributedSampler(data, size, 0, shuffle=True)
+        expected.set_epoch(5)
+        assert job.run(size, epoch)[0] == list(expected)
+
+
 def test_normalisation_over_all_ranks_follows_them() -> None:
     def make(worker: Worker) -> None:
         worker.model = hvd.SyncBatchNorm.convert_sync_batchnorm(network()).double()
