@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import keras
@@ -80,6 +82,7 @@ class Distributed(keras.optimizers.Optimizer):
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Works like the optimizer's own, which `fit` calls at its end; checks that the variables are equal
         then. When a rank leaves its world in an elastic job, the training goes on, and nothing is final.
+        Nothing is checked if `fit` ends by an exception, which is then the news, not what other ranks do.
 
         Raises:
             ParametersDifferError: they are not.
@@ -88,6 +91,8 @@ class Distributed(keras.optimizers.Optimizer):
         if _is_leaving():
             return
         super().finalize_variable_values(var_list)
+        if _is_fit_failing():
+            return
         require_all_to_stop(self, self._exchange)
         self._checks.after_steps(var_list)
 
@@ -110,6 +115,20 @@ def _is_leaving() -> bool:
     if context is None or context.survivors is None:
         return False
     return context.failure is not None or sys.exc_info()[1] is not None
+
+
+def _is_fit_failing() -> bool:
+    """Returns whether an exception is leaving the `fit` that calls: on JAX it ends its optimizer even then.
+
+    Another exception may be in treatment, where a program trains in an `except` block.
+    """
+    error = sys.exc_info()[1]
+    if error is None:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "fit":
+        frame = frame.f_back
+    return frame is not None and any(one is frame for one, _ in walk_tb(error.__traceback__))
 
 
 def make_distributed(optimizer: Any, exchange: Exchange, is_sharded: bool = False) -> Any:

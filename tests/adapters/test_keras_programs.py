@@ -29,6 +29,21 @@ model = keras.models.load_model(sys.argv[1])
 print(type(model.optimizer).__name__, int(model.optimizer.iterations))
 """
 
+RAISES_ON_RANK_1 = """
+import keras
+import numpy as np
+import sirtaki.keras as hvd
+hvd.init()
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+def end_batch(batch, logs):
+    if hvd.rank() == 1 and batch == 2:
+        raise RuntimeError("mine")
+raising = keras.callbacks.LambdaCallback(on_train_batch_end=end_batch)
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), raising]
+model.fit(np.ones((20, 3)), np.ones((20, 1)), batch_size=2, verbose=0, callbacks=callbacks)
+"""
+
 
 def run(*command: str | Path) -> str:
     finished = subprocess.run(
@@ -58,6 +73,20 @@ def test_the_digits_example_learns(backend: str, tmp_path: Path) -> None:
         absent = ("KERAS_BACKEND=torch", "TORCH_DEVICE_BACKEND_AUTOLOAD=0")
         loaded = run("env", *absent, sys.executable, "-c", LOAD, saved)
         assert re.fullmatch(r"Adam \d+", loaded.strip())
+
+
+@pytest.mark.full
+def test_an_exception_of_one_rank_is_the_one_that_is_reported() -> None:
+    """On JAX, `fit` ends its optimizer although a callback has raised: the rank has not ended by itself."""
+    pytest.importorskip("jax")
+    environment = {"KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = hvdrun(2, sys.executable, "-c", RAISES_ON_RANK_1, **environment)
+    finished = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE, check=False)
+    output = finished.stdout + finished.stderr
+    assert finished.returncode, output
+    assert "RuntimeError: mine" in output
+    assert "has ended its training" not in output
+    assert re.search(r"hvdrun: .*RuntimeError: mine", output), output
 
 
 @pytest.mark.full
