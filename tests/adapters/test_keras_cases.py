@@ -23,6 +23,9 @@ with mock.patch.dict(os.environ, KERAS_BACKEND="torch"):  # here the cases are o
 ON_JAX = (
     "keras_callbacks.a_learning_rate",
     "keras_callbacks.the_same_start",
+    "keras_callbacks.a_rank_that_stops_alone",
+    "keras_callbacks.ranks_that_stop_together",
+    "keras_callbacks.a_loss_that_is_no_number_on_one_rank",
     "keras_gradients.averaged",
     "keras_gradients.accumulated",
     "keras_gradients.what_nobody_has",

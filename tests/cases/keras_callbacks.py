@@ -273,10 +273,10 @@ class Stop(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def fit(*callbacks: Any, has_bad_batch: bool = False, validates: bool = False) -> None:
+def fit(*callbacks: Any, has_bad_batch: bool = False, validates: bool = False, eagerly: bool = True) -> None:
     """Trains two epochs of five batches; the loss of the third batch of rank 1 may be no number."""
     model = make_model()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", run_eagerly=True)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", run_eagerly=eagerly)
     x, y = samples(10, hvd.rank())
     targets = y.astype(np.float64)
     if has_bad_batch and hvd.rank() == 1:
@@ -297,6 +297,20 @@ def fit(*callbacks: Any, has_bad_batch: bool = False, validates: bool = False) -
 @case(what=["batch", "batch and validation", "epoch", "no number"], least=2)
 def a_rank_that_stops_alone(what: str) -> None:
     """The other ranks would wait for it: refused there and here, before anything waits."""
+    stop_alone(what, eagerly=True)
+
+
+@case(what=["batch", "epoch"], least=2)
+def a_rank_that_stops_alone_after_compiled_steps(what: str) -> None:
+    """Also if the program trains while it treats an exception."""
+    try:
+        raise KeyError("of the program")
+    except KeyError:
+        stop_alone(what, eagerly=False)
+
+
+def stop_alone(what: str, eagerly: bool) -> None:
+    """Trains until rank 1 ends its training, and checks the errors."""
     callback = Stop([1], what.split()[0])
     if what == "no number":
         callback = keras.callbacks.TerminateOnNaN()
@@ -306,7 +320,7 @@ def a_rank_that_stops_alone(what: str) -> None:
         else "uint8 of shape"
     )
     with pytest.raises(Exception, match=text):
-        fit(callback, has_bad_batch=what == "no number", validates="validation" in what)
+        fit(callback, has_bad_batch=what == "no number", validates="validation" in what, eagerly=eagerly)
 
 
 @case(when=["batch", "epoch"])
