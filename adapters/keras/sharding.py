@@ -20,6 +20,9 @@ def shard(dataset: Any, *, shuffle: bool = True, seed: int = 0, buffer_size: int
 
     Elements that do not divide evenly are left out: fewer than the number of ranks.
 
+    `on_epoch_end` of a PyDataset is called as often as Keras does in `fit`, but not in an evaluation, a
+    prediction or a validation: these may be made by one rank alone, where another order would then begin.
+
     Args:
         dataset: a tf.data.Dataset, the same on all ranks and in the same order, of samples or of batches; or
             a keras.utils.PyDataset of batches, the same on all ranks, of which each rank takes every size-th.

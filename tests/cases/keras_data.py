@@ -84,6 +84,22 @@ def an_evaluation_by_one_rank(kind: str) -> None:
 
 
 @case()
+def the_end_of_an_epoch_of_batches() -> None:
+    """The dataset below learns of those of `fit`: by others it might get another order on this rank."""
+    rows = np.arange(18.0 * hvd.size()).reshape(-1, 3)
+    data = Rows(rows)
+    model = make_model()
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(hvd.shard(data), epochs=2, verbose=0)
+    ends = data.epochs
+    assert ends >= 2  # Keras adds one at the start
+    model.evaluate(hvd.shard(data), verbose=0)
+    model.predict(hvd.shard(data), verbose=0)
+    model.fit(hvd.shard_arrays(rows, rows[:, :1]), verbose=0, validation_data=hvd.shard(data))
+    assert data.epochs == ends
+
+
+@case()
 def datasets_in_another_order_on_each_rank() -> None:
     """Such data sets are rejected, wherever the order arises: the ranks' parts would overlap."""
     if importlib.util.find_spec("tensorflow") is None:
