@@ -123,6 +123,7 @@ Nanoseconds EngineLoop::sleep(Nanoseconds deadline, Nanoseconds moment) {
 
 // Gives up the driver's role. Another waiting caller, or else the engine's thread, takes over the remaining work.
 void EngineLoop::leave() {
+  if (parts_.iteration.must_read_links()) parts_.iteration.run(now());
   if (parts_.local_peers) parts_.local_peers->ring_all();
   parts_.event_waiter.set_attention(parts_.iteration.is_busy() ? Attention::engine_sleeps : Attention::idle);
   // Reports held for late ranks need the engine later. A thread that submits after the check for submissions below

@@ -41,6 +41,7 @@ class Iteration {
   // Returns whether work has arrived since the last run. Called once the peers can see that this rank sleeps.
   bool must_run_again() REQUIRES(driving);
   bool has_work_left(Nanoseconds now) const REQUIRES(driving);
+  bool must_read_links() const REQUIRES(driving) { return links_signalled_; }
   bool is_in_operation() const { return !parts_.execution.executor().is_idle(); }
   bool is_busy() const REQUIRES(driving) { return is_in_operation() || parts_.intake.awaits_inputs(); }
 
