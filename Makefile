@@ -21,8 +21,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := build/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Python compiles what is imported; compiling all that is installed takes a minute more.
-export PIP_COMPILE := 0
 CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
 # A strict editable install links each file: edits count at once, new files (a newer folder) after an install.
 INSTALL := $(PIP) install --quiet --config-settings editable_mode=strict --editable
