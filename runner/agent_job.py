@@ -195,10 +195,10 @@ class AgentJob:
                 yield status
 
     def signal(self, rank: int, number: int) -> None:
-        """Sends a signal to a rank; SIGKILL also to what it has left behind, if it has ended."""
-        for one in self.running:
-            if one.rank == rank and (one.exit_status is None or number == signal.SIGKILL):
-                one.signal(number)
+        """Sends a signal to the newest rank of this number; SIGKILL also to what it has left behind."""
+        newest = next((one for one in reversed(self.running) if one.rank == rank), None)
+        if newest is not None and (newest.exit_status is None or number == signal.SIGKILL):
+            newest.signal(number)
 
     def kill(self) -> None:
         """Kills all ranks and spares."""

@@ -37,7 +37,7 @@ from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.rendezvous.key import KEY_BYTES
 
 _POLL_SECONDS = 1.0  # between two looks at the reservations
-_LAST_MESSAGE_SECONDS = 1.0  # for the last message of a worker, which comes by another connection
+_LAST_MESSAGE_SECONDS = 5.0  # for the last message of a worker, which comes by another connection
 _GRACE_SECONDS = 5.0  # for workers to end by themselves when the job does
 _KILL_SECONDS = 30.0  # for Ray to report the end of actors that were killed
 _LONGEST_REASON = 300  # characters of Ray's

@@ -94,7 +94,7 @@ class Arbiter:
         is_lost = bool(killed_by) or worker.is_given_up
         ends_well = code == 0 and not is_lost
         if ends_well and before is Status.MEMBER:  # a function that has ended well is reported before
-            ends_well, why = False, "ended with exit code 0 inside the training function"
+            ends_well, why = False, "ended with exit code 0, but its training function has not returned"
         if before is Status.ENDED or self.phase is Phase.OVER:
             pass
         elif ends_well:

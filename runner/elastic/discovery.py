@@ -141,9 +141,6 @@ class Discovery:
         """Returns the slots of the hosts, or why there are none; None while names are looked up."""
         if not self._names.poll(now):
             return None
-        if missing := self._names.missing(host.name for host in hosts):
-            names = ", ".join(missing[:5])
-            return self._ended(now, f"has printed names that could not be looked up: {names}")
         try:
             return self._ended(now, slots_of(merge_own(hosts, self._names.is_own), self._slots_per_host))
         except LaunchError as error:

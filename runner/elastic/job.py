@@ -217,8 +217,9 @@ class ElasticJob:
             killed_by = signal.SIGKILL if status.lost else status.killed_by
             keeps_slot = self._hosts.takes_workers(self._driver.arbiter.workers[worker].slot)
             self._post.deliver()  # what has come while the end of another worker was handled
-            # A member that ends with exit code 0 has not returned: its end counts as a failure.
-            if status.failed or self._driver.arbiter.workers[worker].status is Status.MEMBER:
+            # A member that ends with exit code 0 has not returned: another may take its place.
+            is_member = self._driver.arbiter.workers[worker].status is Status.MEMBER
+            if status.failed or (is_member and self._driver.result is None):
                 self._processes.clear(worker)
             end = WorkerEnd(status.code, killed_by, _describe(status), since, keeps_slot)
             self._driver.note_end(worker, end)

@@ -10,12 +10,17 @@ from collections.abc import Iterable
 
 from sirtaki.runner.hosts import OWN_HOST
 
-_COMMAND = (sys.executable, "-m", "sirtaki.runner.own_host")
+# Modules of the user's folder do not replace those of Python.
+_SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
+_COMMAND = (sys.executable, *_SAFE_PATH, "-m", "sirtaki.runner.own_host")
 _LIMIT_SECONDS = 60.0  # for the names of one answer; those that were found by then are kept
 
 
 class NameLookup:
     """The names that were looked up so far, each once in a job.
+
+    One that could not be looked up counts as that of another machine, which perhaps only ssh knows, and is
+    looked up again for the next answer.
 
     A process of its own looks them up: hvdrun's loop, which answers the leases of other hosts, must not wait,
     and has no threads, because it forks workers.
@@ -54,13 +59,9 @@ class NameLookup:
         self._take_results()
         return True
 
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Returns the names that could not be looked up."""
-        return [name for name in names if name not in self._is_own]
-
     def is_own(self, name: str) -> bool:
-        """Returns whether a name means this machine. It has been looked up."""
-        return self._is_own[name]
+        """Returns whether a name is known to mean this machine."""
+        return self._is_own.get(name, False)
 
     def close(self) -> None:
         """Ends look-ups in progress."""

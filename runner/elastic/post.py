@@ -12,7 +12,7 @@ import hashlib
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from sirtaki.runner.elastic.actions import Open, Slot
@@ -130,10 +130,11 @@ class Post:
             with contextlib.suppress(RendezvousError):  # no worker of this version has sent it
                 self._on_message(worker, unpack(payload, FROM_WORKERS))
 
-    def answer(self, seconds: float = _ANSWER_SECONDS) -> None:
+    def answer(self, seconds: float = _ANSWER_SECONDS, ended: Collection[int] = ()) -> None:
         """Serves the connections, and keeps the messages for `deliver`: the caller carries out orders.
 
-        Returns once nothing is left to read, and at the latest after so many seconds.
+        Returns once nothing is left to read, or nothing of the workers that have ended, and at the latest
+        after so many seconds.
         """
         until = time.monotonic() + seconds
         servers, events = self.servers(), select.poll()  # descriptors may be higher than select() takes
@@ -142,6 +143,8 @@ class Post:
         while events.poll(0) and time.monotonic() < until:
             for server in servers:
                 server.poll()
+            if ended and not any(map(self.is_connected, ended)):
+                return
 
     @property
     def due(self) -> float | None:

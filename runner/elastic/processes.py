@@ -121,15 +121,16 @@ class Processes:
 
         The third value is the moment since when a worker has been known to be gone.
         """
-        has_ended_here = False
+        ended_here = []
         for worker in list(self.running):
             if worker not in self._ended and (status := self._all[worker].check()):
                 silent_since = self._hosts[worker].silent_since if worker in self._hosts else None
                 since = now if silent_since is None else silent_since
                 self._ended[worker] = _Ended(status, since, now + self._patience(worker, status))
-                has_ended_here |= worker not in self._hosts
-        if has_ended_here:  # it may have sent messages after the connections were served
-            self.post.answer(_LAST_MESSAGE_SECONDS)
+                if worker not in self._hosts:
+                    ended_here.append(worker)
+        if ended_here:  # they may have sent messages after the connections were served
+            self.post.answer(_LAST_MESSAGE_SECONDS, ended_here)
         for worker, end in list(self._ended.items()):
             if end.until <= now or not self.post.is_connected(worker):
                 del self._ended[worker]

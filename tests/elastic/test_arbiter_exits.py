@@ -38,12 +38,12 @@ def test_an_exit_with_an_error_is_a_loss_if_the_user_says_so(code: int) -> None:
 
 def test_a_rank_that_ends_inside_the_training_function_fails_the_job_whatever_its_exit_code() -> None:
     job = Job(start=3, slots=3).trains()
-    text = "rank 1 ended with exit code 0 inside the training function"
+    text = "rank 1 ended with exit code 0, but its training function has not returned"
     assert finish(job.sees_exit(1, 0)) == Finish(1, text, 1)
 
 
 def test_a_rank_that_ends_inside_the_training_function_is_a_loss_if_the_user_says_so() -> None:
     job = Job(start=2, slots=2, survive=EXIT).trains()
-    text = "rank 1 was lost (ended with exit code 0 inside the training function)"
+    text = "rank 1 was lost (ended with exit code 0, but its training function has not returned)"
     assert job.sees_exit(1, 0) == [Send(0, Over(1, text)), Close()]
     assert opened(job.leaves(0, "lost", 4)).members == (0,)

@@ -56,7 +56,7 @@ def test_a_rank_that_ends_early_is_named() -> None:
 def test_a_rank_that_vanishes_during_the_training_is_named() -> None:
     job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:vanish-step:5")
     assert job.code == 1
-    assert "rank 1 ended with exit code 0 inside the training function" in job.text
+    assert "rank 1 ended with exit code 0, but its training function has not returned" in job.text
     assert not job.results
 
 
@@ -66,7 +66,13 @@ def test_a_rank_that_vanishes_during_the_training_leaves_no_child_behind(tmp_pat
     options = (*THREE, "--elastic-survive", "exit")
     job = run_job(options, "numpy_training.py", 60, 0.01, "1:orphan-step:5", HELD_FILE=str(held))
     check_exact(job, 60, {0, 2})
-    assert "rank 1 was lost: ended with exit code 0 inside the training function" in job.text
+    assert "rank 1 was lost: ended with exit code 0, but its training function has not returned" in job.text
+
+
+def test_ranks_that_catch_an_exception_of_the_training_function_end_the_job_well() -> None:
+    faults = [f"{rank}:raise-step:5" for rank in range(3)]
+    job = run_job(THREE, "numpy_training.py", 60, 0.01, *faults, CATCHES="1")
+    assert job.code == 0, job.text
 
 
 def test_ranks_that_all_exit_with_code_0_inside_the_training_function_end_the_job_well() -> None:

@@ -5,9 +5,11 @@ docs/elastic_protocol.md is the specification.
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -120,7 +122,8 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
         except HostsUpdatedInterrupt:
             message = _report(world, worker, state, "changed")
         except Exception as error:
-            message = _loss(process, world, state, error)
+            with _reporting_catches(worker, state):
+                message = _loss(process, world, state, error)
         finally:
             state._commits = None
         process.leave()
@@ -174,6 +177,22 @@ def _reporting_exits(worker: Worker, state: State) -> Iterator[None]:
         else:  # sys.excepthook is not called; an orderly end of the world would fail the others
             lifecycle.abort(end)
         raise
+
+
+@contextmanager
+def _reporting_catches(worker: Worker, state: State) -> Iterator[None]:
+    """Reports at the end of this process that the program has caught the exception: it has returned."""
+    try:
+        yield
+    except Exception:
+        atexit.register(_note_catch, worker, state)
+        raise
+
+
+def _note_catch(worker: Worker, state: State) -> None:
+    if not hasattr(sys, "last_value"):  # which Python sets for an exception that nobody has caught
+        with suppress(HorovodInternalError):
+            _note_return(worker, state)
 
 
 def _note_return(worker: Worker, state: State) -> None:

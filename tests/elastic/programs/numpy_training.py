@@ -7,6 +7,7 @@ instead of a kill.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import multiprocessing
@@ -169,4 +170,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if "CATCHES" in os.environ:
+        with contextlib.suppress(RuntimeError):
+            main()
+    else:
+        main()
