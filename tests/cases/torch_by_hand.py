@@ -259,17 +259,26 @@ def a_parameter_that_moves_to_another_optimizer(passes: int) -> None:
     assert_alike(model, plain)
 
 
-@case(technique=["staleness", "deadline", "LocalSGD"])
-def other_parameters_are_refused(technique: str) -> None:
-    model = network()
+def optimizer_with(technique: str, model: nn.Module) -> Any:
     if technique == "LocalSGD":
-        optimizer = hvd.LocalSGD(sgd(model), every=2)
-    else:
-        optimizer = distributed(model, **{technique: 1})
+        return hvd.LocalSGD(sgd(model), every=2)
+    return distributed(model, **{technique: 1})
+
+
+@case(technique=["staleness", "LocalSGD"])
+def fewer_parameters_are_allowed(technique: str) -> None:
+    model = network()
+    optimizer = optimizer_with(technique, model)
     own_loss(model, 0).backward()
     optimizer.step()
     del optimizer.param_groups[0]["params"][1]
     optimizer.step()
+
+
+@case(technique=["staleness", "deadline", "LocalSGD"])
+def other_parameters_are_refused(technique: str) -> None:
+    model = network()
+    optimizer = optimizer_with(technique, model)
     model[0].weight = optimizer.param_groups[0]["params"][0] = heir(model[0].weight)
     own_loss(model, 1).backward()
     with pytest.raises(UnsupportedError, match=rf"index 0, shape \(5, 4\).*{technique}"):

@@ -149,6 +149,7 @@ def a_join_that_leaves_scalers_different() -> None:
 def a_rank_that_knows_no_scaler_yet() -> None:
     """It had no data before the first join."""
     model = network()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # a rank that joins must have used its GPU
     optimizer, scaler = distributed(model), scaler_of()
     for number in range(3 if hvd.rank() else 0):
         step(model, optimizer, scaler, number)
