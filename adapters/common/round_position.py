@@ -14,7 +14,10 @@ _UNEQUAL = (
 
 
 class RoundPosition:
-    """The step that a round belongs to, and its place among the rounds of the step."""
+    """The step that a round belongs to, and its place among the rounds of the step.
+
+    Rounds whose gradients the program drops count, too: all ranks have been in them, and not all drop them.
+    """
 
     def __init__(self) -> None:
         self._steps = self._rounds = 0
@@ -29,10 +32,6 @@ class RoundPosition:
         """Records that the optimizer has used the gradients."""
         self._usual = max(self._rounds, 1)
         self._steps, self._rounds = self._steps + 1, 0
-
-    def drop_rounds(self) -> None:
-        """Records that the gradients have been dropped: the next round is the first of its step."""
-        self._rounds = 0
 
     def restart(self) -> None:
         """Counts anew, after a join: ranks have taken different numbers of steps."""

@@ -212,7 +212,6 @@ class GradientReducer:
         self._fired.clear()
         self._reduced.clear()
         self._exchange.drop_earlier()
-        self._position.drop_rounds()
         self._checks.report()
 
     def finish_open_round(self) -> None:

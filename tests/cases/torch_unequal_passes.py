@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
+from torch import nn
 
 import sirtaki.torch as hvd
 from cases import case
+from cases.torch_failed_passes import failing_loss
 from cases.torch_models import assert_same_on_all_ranks, distributed, network, own_loss
 from sirtaki.common.exceptions import ParametersDifferError
 
@@ -89,4 +95,50 @@ def steps_that_ranks_took_before_a_join_do_not_count() -> None:
             own_loss(model, step).backward()
             optimizer.step()
         hvd.join(model=model, optimizer=optimizer)
+    assert_same_on_all_ranks(model)
+
+
+def train_with_a_retry(model: nn.Sequential, optimizer: Any, attempts: Callable[[], Any]) -> None:
+    """On rank 1 a pass raises in step 2, as for lack of memory, and is made again with fewer rows."""
+    for step in range(5):
+        optimizer.zero_grad()
+        with attempts():
+            if step == 2 and hvd.rank() == 1:
+                with pytest.raises(ArithmeticError):
+                    failing_loss(model, step).backward()
+                optimizer.zero_grad()
+            own_loss(model, step).backward()
+        optimizer.step()
+
+
+@case(least=2)
+def a_pass_that_is_made_again_on_one_rank() -> None:
+    """The first attempt was this rank's part of the step; the second meets the next step of the others."""
+    model = network()
+    optimizer = distributed(model)
+    own, other = "pass 2 of step 3", "pass 1 of step 4"
+    if hvd.rank() != 1:
+        own, other = other, own
+    with pytest.raises(ParametersDifferError, match=f"is in {own}, and another rank in {other}"):
+        train_with_a_retry(model, optimizer, nullcontext)
+
+
+@case(least=2)
+def a_pass_that_is_made_again_while_it_is_held() -> None:
+    model = network()
+    optimizer = distributed(model)
+    train_with_a_retry(model, optimizer, optimizer.no_sync)
+    assert_same_on_all_ranks(model)
+
+
+@case(least=2)
+def gradients_that_ranks_drop_in_different_ways() -> None:
+    model = network()
+    optimizer = distributed(model)
+    for step in range(4):
+        own_loss(model, step).backward()
+        (optimizer if hvd.rank() == 0 else model).zero_grad()
+        own_loss(model, step + 1).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     assert_same_on_all_ranks(model)
