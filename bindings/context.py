@@ -66,7 +66,7 @@ class Context:
         self.refused_batches = 0  # number that could not be queued
         self.compression = CompressionCounters()
         self.member_sets: dict[tuple[int, ...], Any] = {}  # process sets that only their ranks have added
-        self.epochs: dict[int, Any] = {}  # by thread: the epoch of the last batch, and how many it has read
+        self.epochs: dict[int, Any] = {}  # by thread: epoch and index of the last batch, number read
         self._numbers: Counter[str] = Counter()
         self._progress_callbacks: deque[Callable[[], bool]] = deque()
         self._progress_lock = threading.Lock()

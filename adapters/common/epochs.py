@@ -34,11 +34,19 @@ class Epoch(NamedTuple):
         return f"epoch {self.number} of {self.samples} samples (seed {self.seed})"
 
 
-def note_batch(context: Context, epoch: Epoch) -> None:
-    """Records that this thread has read a batch of an epoch."""
+class _Report(NamedTuple):
+    """The last batch that a rank has read: its epoch, and its index there; None: they are unknown."""
+
+    rank: int
+    epoch: Epoch | None
+    batch: int
+
+
+def note_batch(context: Context, epoch: Epoch, index: int) -> None:
+    """Records that this thread has read a batch of an epoch, the one with this index, from 0."""
     thread = threading.get_ident()
-    _, count = context.epochs.get(thread, (None, 0))
-    context.epochs[thread] = (epoch, count + 1)
+    _, _, count = context.epochs.get(thread, (None, 0, 0))
+    context.epochs[thread] = (epoch, index, count + 1)
 
 
 class EpochCheck:
@@ -47,6 +55,10 @@ class EpochCheck:
     A rank may read other data than it trains on, to show a sample or to evaluate. An epoch is therefore
     known only in a round before which this thread has read a batch, and ranks are taken to train on
     different epochs only if two rounds in succession find the same ones.
+
+    Ranks may also skip batches of their own, and be at the end of an epoch while others begin the next, or
+    take turns of their own between data sets. Only epochs of equally many samples are compared, and only
+    where the ranks are at the same batch of them: a rank that is an epoch ahead always is.
 
     Attributes:
         checksum: that of this rank's epoch in this round; None if it is unknown.
@@ -57,16 +69,17 @@ class EpochCheck:
         self._scope = scope
         self._thread = threading.get_ident()  # a thread that reads data ahead is in any epoch
         self._count = 0  # of the batches that the thread had read at the last round
-        self._epoch: Epoch | None = None  # the last that was known, and its checksum
+        self._epoch: Epoch | None = None  # the last that was known, the index of its batch, and its checksum
+        self._index = 0
         self._epoch_checksum = 0
         self._suspected: tuple[int, int] | None = None  # different epochs of the last round with known ones
-        self._found: Epoch | None = None  # this rank's epoch in the round that has found a difference
+        self._found = _Report(scope.context.rank, None, 0)  # of the round that has found a difference
         self.checksum: int | None = None
         self.has_difference = False
 
     def begin_round(self) -> bool:
         """Returns whether the ranks have to compare their epochs in this round."""
-        epoch, count = self._scope.context.epochs.get(self._thread, (None, 0))
+        epoch, self._index, count = self._scope.context.epochs.get(self._thread, (None, 0, 0))
         if count == self._count:
             self.checksum = None
             return False
@@ -86,31 +99,28 @@ class EpochCheck:
             return
         if suspected == (least, most):
             self.has_difference = True
-            self._found = None if self.checksum is None else self._epoch
+            epoch = None if self.checksum is None else self._epoch
+            self._found = _Report(self._scope.context.rank, epoch, self._index)
         else:
             self._suspected = least, most
 
     def difference(self) -> str:
-        """Describes the difference that has been found. All ranks must call it."""
+        """Describes the difference that has been found; an empty text if it is none. All ranks call it."""
         self.has_difference = False
         return _difference(self._scope, self._found)
 
 
-def _difference(scope: Scope, own: Epoch | None) -> str:
-    """Names two ranks in different epochs; returns an empty text if there are none. All ranks must call it.
-
-    A rank that has read no such data is in no epoch.
-    """
-    mine = (scope.context.rank, own)
-    reports: list[tuple[int, Epoch | None]] = gather_objects(
-        scope.context, mine, f"{scope.name}.epochs", scope.process_set
-    )
-    found = [(rank, epoch) for rank, epoch in reports if epoch is not None]
-    for rank, epoch in found:
-        first, base = found[0]
-        if epoch != base:
+def _difference(scope: Scope, own: _Report) -> str:
+    """Names two ranks in different epochs; returns an empty text if there are none. All ranks call it."""
+    reports: list[_Report] = gather_objects(scope.context, own, f"{scope.name}.epochs", scope.process_set)
+    firsts: dict[tuple[int, int], _Report] = {}  # by the samples of the epoch, and the index of the batch
+    for one in reports:
+        if one.epoch is None:
+            continue
+        first = firsts.setdefault((one.epoch.samples, one.batch), one)
+        if one.epoch != first.epoch:
             return (
-                f"ranks train on different epochs of their data: {scope.label(first)} on {base}, and "
-                f"{scope.label(rank)} on {epoch}, so {_ADVICE}"
+                f"ranks train on different epochs of their data: {scope.label(first.rank)} on {first.epoch}, "
+                f"and {scope.label(one.rank)} on {one.epoch}, so {_ADVICE}"
             )
     return ""

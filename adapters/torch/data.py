@@ -105,7 +105,7 @@ class DataLoader(data.DataLoader[Any]):
     All ranks have the same number of batches. Each epoch has a different order, if `shuffle` is on;
     `set_epoch` sets the epoch to continue with after a restart. Each iteration begins the next epoch, so
     iterate on all ranks or on none: a DistributedOptimizer raises ValueError if the last batches that ranks
-    have read are of different epochs, the same ones before two steps in succession.
+    have read are of different epochs, the same ones before two steps in succession, and have the same index.
 
     Args:
         dataset: as for `DistributedSampler`.
@@ -165,6 +165,7 @@ class _NotedBatches:
 
     def __init__(self, batches: Any, epoch: Epoch, context: Context) -> None:
         self._batches, self._epoch, self._context = batches, epoch, context
+        self._index = -1  # of the last batch
 
     def __iter__(self) -> _NotedBatches:
         return self
@@ -174,7 +175,8 @@ class _NotedBatches:
 
     def __next__(self) -> Any:
         batch = next(self._batches)
-        note_batch(self._context, self._epoch)
+        self._index += 1
+        note_batch(self._context, self._epoch, self._index)
         return batch
 
     def __getattr__(self, name: str) -> Any:

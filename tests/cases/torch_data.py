@@ -160,6 +160,30 @@ def other_data_on_one_rank() -> None:
 
 
 @case(least=2)
+def batches_that_one_rank_skips() -> None:
+    """It begins the second epoch while others are still in the first one."""
+    loader, _ = batches_to_train_on()
+    step = training_step()
+    for _ in range(2):
+        for index, (batch,) in enumerate(loader):
+            if hvd.rank() != 1 or index not in (1, 2):
+                step(batch)
+    hvd.join()
+
+
+@case(least=2)
+def data_sets_of_which_each_rank_chooses_one() -> None:
+    small = hvd.DataLoader(TensorDataset(torch.randn(SAMPLES, 4, dtype=torch.float64)), 1, shuffle=True)
+    large = hvd.DataLoader(TensorDataset(torch.randn(2 * SAMPLES, 4, dtype=torch.float64)), 1, shuffle=True)
+    next(iter(large))  # on all ranks
+    tasks = iter(small), iter(large)
+    step = training_step()
+    for index in range(8):
+        (batch,) = next(tasks[(index // 2 + hvd.rank()) % 2])
+        step(batch)
+
+
+@case(least=2)
 def epochs_of_different_seeds() -> None:
     _, epoch = batches_to_train_on(seed=hvd.rank())
     with pytest.raises(ValueError, match=r"\(seed 0\), and rank 1 .*\(seed 1\)"):
