@@ -324,9 +324,14 @@ class _Distributed(Survivor, Wrapped):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Works like the optimizer's own. All ranks must call it, with matching parameters."""
         self._check_use()
+        self._follow_groups()
+        earlier = self._reducer
+        # Other ranks may have made a pass, and this rank none.
+        finish = earlier.finish_open_round if self._settings.skips.depth else earlier.finish_round
+        finish()
         super().add_param_group(param_group)
-        self._reducer.finish_open_round()
         self._make_reducer_again()
+        self._reducer.take_over(earlier)
 
 
 class _OverlappedDistributed(Overlapped, _Distributed):

@@ -148,17 +148,19 @@ class GradientReducer:
             self._end_round()
         self._checks.report()
 
+    def take_over(self, earlier: GradientReducer) -> list[int]:
+        """Takes over what another reducer knows of gradients; returns the parameters that it did not have."""
+        places = {one.parameter: index for index, one in enumerate(earlier._named)}
+        sources = [places.get(one.parameter) for one in self._named]
+        self._reduced.take(earlier._reduced, sources)
+        return [index for index, source in enumerate(sources) if source is None]
+
     def continue_from(self, earlier: GradientReducer) -> None:
         """Continues the step of another reducer, which had other parameters: exchanges the rest.
 
         All ranks must call it, after the round that was due there.
         """
-        places = {one.parameter: index for index, one in enumerate(earlier._named)}
-        sources = [places.get(one.parameter) for one in self._named]
-        self._reduced.take(earlier._reduced, sources)
-        added = [
-            index for index, source in enumerate(sources) if source is None and self._reduced.lacks(index)
-        ]
+        added = [index for index in self.take_over(earlier) if self._reduced.lacks(index)]
         self.weighting.multiply(added)
         self._fired = dict.fromkeys(added)
         self._end_round()

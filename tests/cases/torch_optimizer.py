@@ -16,7 +16,9 @@ import sirtaki.torch as hvd
 from cases import case
 from cases.torch_models import (
     assert_alike,
+    batch,
     distributed,
+    loss_of,
     network,
     own_loss,
     sgd,
@@ -131,6 +133,34 @@ def several_groups_and_a_late_one(skips: bool) -> None:
         own.grad, one.grad = torch.full_like(own, hvd.rank()), torch.full_like(one, (hvd.size() - 1) / 2)
     optimizer.step()
     alone.step()
+    assert_alike(model, plain)
+
+
+@case(way=["Average", "Sum", "a pass is missing", "a parameter is replaced", "in flight"])
+def a_group_between_a_pass_and_its_step(way: str) -> None:
+    """Gradients that have been combined are not combined again, and the others are."""
+    model, plain = network(), network()
+    op = hvd.Sum if way == "Sum" else hvd.Average
+    optimizer = distributed(model, sgd(model[:4]), op=op, overlap_forward=way == "in flight")
+    alone = sgd(plain[:4])
+    for step in range(4):
+        for one, each in ((model, optimizer), (plain, alone)):
+            each.zero_grad()
+            if step == 1 and way == "a parameter is replaced":
+                one[0].weight = each.param_groups[0]["params"][0] = nn.Parameter(2 * one[0].weight.detach())
+            passes = 2 if step == 1 and way == "a pass is missing" else 1
+            loss = whole_loss(one, step)
+            if one is model:
+                loss = own_loss(one, step) if passes == 1 or hvd.rank() == 0 else None
+            elif passes == 2:
+                loss = loss_of(one, [whole.chunk(hvd.size())[0] for whole in batch(step)]) / hvd.size()
+            elif op == hvd.Sum:
+                loss = loss * hvd.size()
+            if loss is not None:
+                loss.backward()
+            if step == 1:
+                each.add_param_group({"params": one[4].parameters(), "lr": 0.05})
+            each.step()
     assert_alike(model, plain)
 
 
