@@ -226,11 +226,10 @@ class RoundChecks:
             self._warn(text)
 
     def _advice(self, finding: Finding, after_join: bool) -> str:
-        missed = self._scope.after_join or f"after it, call {self._scope.remedy}"
-        parts = [_AFTER_JOIN.format(remedy=missed)] if after_join else []
         if finding.is_scaling and self._scaling is not None:
-            parts.append(self._scaling.remedy)
-        return "; ".join(parts) or finding.advice
+            return self._scaling.remedy
+        missed = self._scope.after_join or f"after it, call {self._scope.remedy}"
+        return _AFTER_JOIN.format(remedy=missed) if after_join else finding.advice
 
     def _report_finding(self, finding: Finding) -> None:
         if not finding.is_rounding:

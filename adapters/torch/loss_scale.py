@@ -24,8 +24,10 @@ class LossScale:
     """
 
     remedy = (
-        "give all ranks the state of one, before the training, after a checkpoint that only one rank has "
-        "loaded and after hvd.join(): scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict()))"
+        "give all ranks the state of one, before the training and after a checkpoint that only rank 0 has "
+        "loaded: scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict())); and after last = "
+        "hvd.join(...), whose other ranks have missed steps, that of the last one: "
+        "scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict(), root_rank=last))"
     )
 
     def __init__(self) -> None:
