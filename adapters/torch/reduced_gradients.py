@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 
 from torch import Tensor
 
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sharded.gradient import ShardedGradient
-
-_version = attrgetter("_version")
 
 
 class ReducedGradients:
@@ -33,14 +30,8 @@ class ReducedGradients:
 
         What the program has changed before, such as by clipping, was meant for that step.
         """
-        if not self._combined:
-            return
-        gradients = [one() for one in self._combined.values()]
-        try:
-            versions = list(map(_version, gradients))
-        except (AttributeError, RuntimeError):  # one is gone, or is of a kind whose writes are not counted
-            versions = list(map(_version_of, gradients))
-        self._versions = dict(zip(self._combined, versions, strict=True))
+        if self._combined:
+            self._versions = {index: _version_of(one()) for index, one in self._combined.items()}
 
     def take(self, other: ReducedGradients, sources: Sequence[int | None]) -> None:
         """Takes over what is known of the same gradients there.
