@@ -220,6 +220,7 @@ class _Distributed(Survivor, Wrapped):
         Those that it has taken out are exchanged as before, until it puts one in. Those that another
         optimizer still exchanges stay with that one; each step looks whether it does.
         """
+        self._put_parameters_back()
         earlier, reducer = self._listed, self._reducer
         if earlier.are_in(self.param_groups) or self._settings.skips.depth:
             return
@@ -238,7 +239,6 @@ class _Distributed(Survivor, Wrapped):
         self._reducer.continue_from(reducer)
 
     def _prepare_update(self) -> None:
-        self._put_parameters_back()
         self._follow_groups()
         self._begin_update()
 

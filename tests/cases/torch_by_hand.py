@@ -237,6 +237,25 @@ def slices_of_other_parameters_are_refused() -> None:
         optimizer.step()
 
 
+@case()
+def slices_that_a_failed_step_has_left() -> None:
+    """They are not taken for parameters of the program."""
+    model = network()
+    optimizer = distributed(model, shard="state")
+    own_loss(model, 0).backward()
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError
+
+    hook = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(ArithmeticError):
+        optimizer.step()
+    hook.remove()
+    optimizer.synchronize()
+    optimizer.step()
+    assert_same_on_all_ranks(model)
+
+
 @case(passes=[1, 3])
 def a_parameter_that_moves_to_another_optimizer(passes: int) -> None:
     """The optimizer that had it exchanges it, until that is gone."""
@@ -328,3 +347,19 @@ def a_step_that_repeats_the_last_one(overlap: bool) -> None:
         each.step()
         assert all(parameter.grad is None for parameter in one.parameters())
     assert_alike(model, plain)
+
+
+class Marked(Tensor):
+    """A tensor of a class of the program."""
+
+
+@case()
+def gradients_of_a_class_of_the_program() -> None:
+    """They are not taken for written ones after a step."""
+    model = network()
+    optimizer = distributed(model, op=hvd.Sum)
+    for one in model.parameters():
+        one.grad = torch.ones_like(one).as_subclass(Marked)
+    for _ in range(3):
+        optimizer.step()
+        assert all(torch.equal(one.grad, torch.full_like(one, hvd.size())) for one in model.parameters())

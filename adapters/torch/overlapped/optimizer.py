@@ -57,7 +57,6 @@ class Overlapped(Wrapped):
         All ranks must call it.
         """
         self._check_use()  # type: ignore[attr-defined]
-        self._put_parameters_back()
         self._follow_groups()  # type: ignore[attr-defined]
         self._reducer.finish_step()
 
