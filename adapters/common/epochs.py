@@ -74,13 +74,14 @@ class EpochCheck:
         self._epoch_checksum = 0
         self._suspected: tuple[int, int] | None = None  # different epochs of the last round with known ones
         self._found = _Report(scope.context.rank, None, 0)  # of the round that has found a difference
+        self._is_over = False
         self.checksum: int | None = None
         self.has_difference = False
 
     def begin_round(self) -> bool:
         """Returns whether the ranks have to compare their epochs in this round."""
         epoch, self._index, count = self._scope.context.epochs.get(self._thread, (None, 0, 0))
-        if count == self._count:
+        if count == self._count or self._is_over:
             self.checksum = None
             return False
         self._count = count
@@ -103,6 +104,10 @@ class EpochCheck:
             self._found = _Report(self._scope.context.rank, epoch, self._index)
         else:
             self._suspected = least, most
+
+    def stop(self) -> None:
+        """Ends the comparisons, on all ranks: a difference has been reported, and the program continues."""
+        self._is_over, self._suspected = True, None
 
     def difference(self) -> str:
         """Describes the difference that has been found; an empty text if it is none. All ranks call it."""

@@ -203,6 +203,7 @@ class RoundChecks:
             if not are_horovods():
                 raise ParametersDifferError(text)
             hint(text)
+            self.position = None  # once is enough: the ranks do not come together again
         after_join, self._is_after_join = self._is_after_join, False
         if self._has_difference:
             self._has_difference = False
@@ -224,6 +225,7 @@ class RoundChecks:
             raise ValueError(text)
         if text:
             self._warn(text)
+            self._epochs.stop()
 
     def _advice(self, finding: Finding, after_join: bool) -> str:
         if finding.is_scaling and self._scaling is not None:

@@ -64,6 +64,38 @@ def ranks_with_other_parameters_are_warned() -> None:
     assert model.weight.item() == pytest.approx(hvd.rank() - 1.5 * mean_of_ranks(), rel=1e-12)
 
 
+@case(least=2)
+def ranks_with_more_passes_are_warned_once() -> None:
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.ones_(model.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.5), model.named_parameters())
+    more = 1 if hvd.rank() == 1 else 0
+    with warnings_of_this_rank() as texts:
+        for step in range(8 - 2 * more):
+            for _ in range(1 + more * (step in (2, 4))):
+                ((hvd.rank() + 1.0) * model.weight).sum().backward()
+            optimizer.step()
+    found = [text for text in texts if "different backward passes" in text]
+    assert len(found) == 1, found
+
+
+@case(least=2)
+def ranks_in_different_epochs_are_warned_once() -> None:
+    samples = torch.utils.data.TensorDataset(torch.ones(80, 1, dtype=torch.float64))
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.ones_(model.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.5), model.named_parameters())
+    loader = hvd.DataLoader(samples, 10, shuffle=True, seed=hvd.rank())
+    with warnings_of_this_rank() as texts:
+        for _ in range(3):
+            for (batch,) in loader:
+                optimizer.zero_grad()
+                ((hvd.rank() + 1.0) * model(batch)).sum().backward()
+                optimizer.step()
+    found = [text for text in texts if "different epochs" in text]
+    assert len(found) == (1 if hvd.rank() == 0 else 0), found
+
+
 @case()
 def an_operation_in_the_place_of_average_is_a_truth_value() -> None:
     for value, expected in ((1, 1.0), (0, float(hvd.size()))):
