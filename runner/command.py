@@ -11,6 +11,8 @@ from sirtaki.runner.errors import LaunchError
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _PYTHON = ("python", "python3")
+# Begins a command for a module of sirtaki: modules of the user's folder do not replace those of Python.
+SAFE_PYTHON = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()))
 
 
 def find_program(command: Sequence[str], size: int, environment: Mapping[str, str]) -> tuple[str, str]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 
+from sirtaki.runner.command import SAFE_PYTHON
 from sirtaki.runner.hosts import OWN_HOST
 
-# Modules of the user's folder do not replace those of Python.
-_SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
-_COMMAND = (sys.executable, *_SAFE_PATH, "-m", "sirtaki.runner.own_host")
+_COMMAND = (*SAFE_PYTHON, "-m", "sirtaki.runner.own_host")
 _LIMIT_SECONDS = 60.0  # for the names of one answer; those that were found by then are kept
 
 
