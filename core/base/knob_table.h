@@ -33,6 +33,9 @@
        "moves the data between hosts")                                                                                 \
   KNOB(shared_tensors, "boolean", "1", "", agreed, 0, 1,                                                               \
        "let the ranks of a host share memory for tensors, which all-reduces then change where they are")               \
+  KNOB(single_copy, "boolean", "1", "", agreed, 0, 1,                                                                  \
+       "let the ranks of a host read each other's memory, where the system allows it, so that what only moves is "     \
+       "copied once")                                                                                                  \
   KNOB(cpu_algorithm, "choice", "auto", "auto|direct|ring|recursive_doubling|hierarchical", agreed, 0, 0,              \
        "all-reduce algorithm between hosts: direct gives the same bits for every placement of ranks, auto selects "    \
        "the fastest")                                                                                                  \

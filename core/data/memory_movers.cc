@@ -1,7 +1,8 @@
-// The collectives through shared memory that do not reduce.
+// The collectives that do not reduce, through chunks of shared memory.
 #include <algorithm>
 
 #include "data/memory_operation.h"
+#include "data/streams.h"
 
 namespace sirtaki {
 namespace {
@@ -10,7 +11,8 @@ namespace {
 // a few chunks is cut as well, so that the first part is read while the next one is written.
 class MemoryBroadcast final : public MemoryOperation {
  public:
-  MemoryBroadcast(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
+  MemoryBroadcast(const MemorySetting& setting, TransferPtr t, int64_t earlier_steps)
+      : MemoryOperation(setting, std::move(t), earlier_steps) {
     constexpr int64_t least = 16 << 10;
     const int64_t half = (transfer().buffer.bytes() / SharedRegion::slots_each + 63) / 64 * 64;
     each_ = std::min(chunk_bytes(), std::max(half, least));
@@ -36,39 +38,23 @@ class MemoryBroadcast final : public MemoryOperation {
   int64_t each_ = 0;  // bytes per round
 };
 
-// All-gather and all-to-all. Each member sends one stream of bytes: its data for all members, or its parts for the
-// others, one after another. In each round every member packs the next chunk of its stream, and copies its part of
+// All-gather and all-to-all. In each round every member packs the next chunk of its stream, and copies its part of
 // every other member's chunk: step 2r packs round r, step 2r + 1 copies it.
 class MemoryExchange final : public MemoryOperation {
  public:
-  MemoryExchange(const MemorySetting& setting, TransferPtr t) : MemoryOperation(setting, std::move(t)) {
-    const size_t own = transfer().own;
-    int64_t longest = 0;
-    wanted_.resize(member_count());
-    for (size_t from = 0; from < member_count(); ++from) {
-      int64_t length = 0;
-      for (size_t to = 0; is_alltoall() && to < member_count(); ++to) {
-        if (to == from) continue;
-        if (to == own) wanted_[from].begin = length;
-        if (from == own) stream_.append(transfer().outgoing[to]);
-        length += transfer().flow(from, to);
-      }
-      wanted_[from].bytes = transfer().incoming[from].bytes();
-      longest = std::max(longest, is_alltoall() ? length : wanted_[from].bytes);
-    }
-    if (!is_alltoall()) stream_ = transfer().buffer;
-    rounds = std::max<int64_t>(1, rounds_for(longest, chunk_bytes()));
+  MemoryExchange(const MemorySetting& setting, TransferPtr t, int64_t earlier_steps)
+      : MemoryOperation(setting, std::move(t), earlier_steps), streams_(transfer()) {
+    rounds = std::max<int64_t>(1, rounds_for(streams_.longest, chunk_bytes()));
     steps = 2 * rounds;
   }
 
  private:
-  bool is_alltoall() const { return traits(transfer().kind).has_splits; }
-
   bool step(int64_t index) override {
     const int64_t round = index / 2;
     if (index % 2 == 1) return take_round(round, index);
     if (!may_write(round)) return false;
-    pack_chunk(stream_, round * chunk_bytes(), std::min((round + 1) * chunk_bytes(), stream_.bytes()), round);
+    const ScatterList& stream = streams_.own;
+    pack_chunk(stream, round * chunk_bytes(), std::min((round + 1) * chunk_bytes(), stream.bytes()), round);
     lend(round, index + 1);
     return true;
   }
@@ -84,25 +70,23 @@ class MemoryExchange final : public MemoryOperation {
   }
 
   void take(size_t member, int64_t round) {
-    const Slice& part = wanted_[member];
+    const Slice& part = streams_.wanted[member];
     const int64_t first = round * chunk_bytes();
     const int64_t begin = std::max(part.begin, first), end = std::min(part.begin + part.bytes, first + chunk_bytes());
     if (begin < end)
       unpack(transfer().incoming[member], begin - part.begin, end - part.begin, chunk(member, round) + (begin - first));
   }
 
-  ScatterList stream_;
-  std::vector<Slice> wanted_;  // by member: the part of its stream for this rank
+  Streams streams_;
 };
 
 }  // namespace
 
-std::unique_ptr<Operation> make_memory_broadcast(const MemorySetting& setting, TransferPtr transfer) {
-  return std::make_unique<MemoryBroadcast>(setting, std::move(transfer));
-}
-
-std::unique_ptr<Operation> make_memory_exchange(const MemorySetting& setting, TransferPtr transfer) {
-  return std::make_unique<MemoryExchange>(setting, std::move(transfer));
+std::unique_ptr<Operation> make_staged_mover(const MemorySetting& setting, TransferPtr transfer,
+                                             int64_t earlier_steps) {
+  if (transfer->kind == Kind::broadcast)
+    return std::make_unique<MemoryBroadcast>(setting, std::move(transfer), earlier_steps);
+  return std::make_unique<MemoryExchange>(setting, std::move(transfer), earlier_steps);
 }
 
 }  // namespace sirtaki

@@ -31,7 +31,7 @@ Status MemoryOperation::advance(Nanoseconds now, Progress& progress) {
     if (!step(next_)) break;
     if (measures()) transfer_->times->working += sirtaki::now() - start;
     ++next_;
-    const bool ends = next_ == steps && transfer_->is_last_phase;
+    const bool ends = next_ == steps && transfer_->is_last_phase && !is_followed;
     setting_.local_peers.publish(ends ? Milestone(transfer_->plan, Milestone::last_step) : after(next_), now);
     progress = Progress::moved;
   }
@@ -104,9 +104,9 @@ std::unique_ptr<Operation> MemoryBackend::start(TransferPtr transfer) {
       if (transfer->reduce_op == ReduceOp::adasum) return make_adasum(*this, kernels_, std::move(transfer));
       return make_memory_allreduce(setting, std::move(transfer));
     case Kind::reducescatter: return make_memory_reducescatter(setting, std::move(transfer));
-    case Kind::broadcast: return make_memory_broadcast(setting, std::move(transfer));
+    case Kind::broadcast:
     case Kind::allgather:
-    case Kind::alltoall: return make_memory_exchange(setting, std::move(transfer));
+    case Kind::alltoall: return make_memory_mover(setting, std::move(transfer));
     default: return nullptr;  // a barrier is complete once it is decided
   }
 }

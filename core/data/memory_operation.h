@@ -46,6 +46,7 @@ class MemoryOperation : public Operation {
   // Set by the constructor of the algorithm. Steps and rounds count from 0.
   int64_t steps = 0;
   int64_t rounds = 0;
+  bool is_followed = false;  // set by the last step: another operation goes on with the same transfer
 
   // Returns the slot that a rank uses in a round, which all members can compute. Successive plans of the same size
   // alternate, so that a plan need not wait until the slot that was filled last has been read.
@@ -102,9 +103,10 @@ std::unique_ptr<Operation> make_memory_allreduce(const MemorySetting& setting, T
 std::unique_ptr<Operation> make_staged_allreduce(const MemorySetting& setting, TransferPtr transfer,
                                                  int64_t earlier_steps);
 std::unique_ptr<Operation> make_memory_reducescatter(const MemorySetting& setting, TransferPtr transfer);
-std::unique_ptr<Operation> make_memory_broadcast(const MemorySetting& setting, TransferPtr transfer);
-// All-gather and all-to-all.
-std::unique_ptr<Operation> make_memory_exchange(const MemorySetting& setting, TransferPtr transfer);
+// Broadcast, all-gather and all-to-all.
+std::unique_ptr<Operation> make_memory_mover(const MemorySetting& setting, TransferPtr transfer);
+// One whose data passes through the chunk slots.
+std::unique_ptr<Operation> make_staged_mover(const MemorySetting& setting, TransferPtr transfer, int64_t earlier_steps);
 
 class MemoryBackend final : public Backend {
  public:

@@ -140,7 +140,8 @@ typedef struct srt_mpi {
   int (*get_count)(const void *status, intptr_t type, int *count);
 } srt_mpi;
 
-/* Resources shared by the ranks of one host. Descriptors are duplicated: the caller may close its own. */
+/* Resources shared by the ranks of one host. Descriptors are duplicated: the caller may close its own. The rank in slot
+ * 0 links them first, so that the others can find out whether they may read its memory. */
 typedef struct srt_memory {
   uint32_t struct_size;
   int32_t fd; /* from srt_memory_create, mapped by the core; -1 with an address */

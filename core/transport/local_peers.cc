@@ -21,6 +21,8 @@ Status LocalPeers::open(const Config& config, const srt_memory& memory, std::uni
   if (!memory.address) SIRTAKI_TRY(made->region_->allocate_chunks(memory.fd, memory.slot));
   made->own_slot_ = memory.slot;
   made->arena_ = std::make_unique<SharedArena>(memory.fd, made->region_->arena(), memory.slot_count, memory.slot);
+  const bool reads = config.integer(Knob::single_copy) != 0;
+  made->memory_ = std::make_unique<PeerMemory>(*made->region_, memory.slot, reads);
   made->ranks_.assign(memory.ranks, memory.ranks + memory.slot_count);
   made->bells_.resize(static_cast<size_t>(memory.slot_count));
   for (int slot = 0; slot < memory.slot_count; ++slot) {

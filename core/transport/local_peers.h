@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/descriptor.h"
+#include "transport/peer_memory.h"
 #include "transport/shared_region.h"
 
 namespace sirtaki {
@@ -28,6 +29,7 @@ class LocalPeers {
 
   const SharedRegion& region() const { return *region_; }
   SharedArena& arena() const { return *arena_; }
+  PeerMemory& memory() const { return *memory_; }
   int own_slot() const { return own_slot_; }
   int slot_count() const { return region_->slot_count(); }
   int32_t rank_in(int slot) const { return ranks_[static_cast<size_t>(slot)]; }
@@ -97,6 +99,7 @@ class LocalPeers {
 
   std::unique_ptr<SharedRegion> region_;
   std::unique_ptr<SharedArena> arena_;
+  std::unique_ptr<PeerMemory> memory_;
   int own_slot_ = 0;
   std::vector<int32_t> ranks_;
   std::vector<Bells> bells_;

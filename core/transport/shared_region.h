@@ -50,6 +50,11 @@ struct alignas(cache_line) RankBlock {
   // they write results there. withdrawn, writing: see direct_allreduce.cc.
   alignas(cache_line) std::atomic<uint64_t> offer;
   std::atomic<uint32_t> withdrawn, writing;
+  // Tensors elsewhere, which other ranks read where they are: see peer_memory.h. unread: the last operation whose data
+  // this rank could not read.
+  alignas(cache_line) std::atomic<uint64_t> nonce, nonce_address;
+  std::atomic<uint32_t> process, reads_peers;
+  std::atomic<uint64_t> unread;
 };
 
 // One direction of a byte ring between two ranks.

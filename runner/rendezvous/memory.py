@@ -169,19 +169,24 @@ class MemoryLinks:
             own.process = open_process()
             if rank == lowest:
                 self._collect(own, deadline)
+                self.context.link_memory(self._shared(rank))  # first, as the core wants it
+                self._pass_all(deadline)
             else:
                 _send(self.sockets[lowest], lowest, [own], deadline)
                 self._receive_all(deadline + _SLACK_SECONDS)
-            self.context.link_memory(self._shared(rank))
+                self.context.link_memory(self._shared(rank))
         finally:
             for descriptors in (own, *self.by_rank.values()):
                 descriptors.close()
 
     def _collect(self, own: Descriptors, deadline: float) -> None:
-        """Receives the descriptors of all other ranks, and then passes all to each of them."""
+        """Receives the descriptors of all other ranks."""
         self.by_rank[self.ranks[0]] = own
         for peer in self._arrivals(self.ranks[1:], deadline):
             self._receive(peer, [peer])
+
+    def _pass_all(self, deadline: float) -> None:
+        """Passes the descriptors of all ranks to each of the others."""
         given = [self.by_rank[rank] for rank in self.ranks]
         for peer in self.ranks[1:]:
             _send(self.sockets[peer], peer, given, deadline)

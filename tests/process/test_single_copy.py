@@ -1,0 +1,79 @@
+"""Ranks that read each other's memory: their own processes, and what happens when one of them ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import sirtaki.numpy as hvd
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+"""
+
+
+def run(folder: Path, body: str, exit_code: int = 0, **settings: str) -> str:
+    script = folder / "train.py"
+    script.write_text(HEAD + textwrap.dedent(body))
+    environment = {f"SIRTAKI_{name.upper()}": value for name, value in settings.items()}
+    command = hvdrun(3, sys.executable, script, **environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=folder)
+    assert ended.returncode == exit_code, ended
+    return ended.stdout
+
+
+@pytest.mark.parametrize("single_copy", ["1", "0"])
+def test_what_moves_arrives(tmp_path: Path, single_copy: str) -> None:
+    output = run(
+        tmp_path,
+        """
+        rows = np.arange(rank * 90_000, (rank + 1) * 90_000).reshape(-1, 3)
+        for again in range(3):
+            gathered = hvd.allgather(rows)
+            assert (gathered.ravel() == np.arange(size * 90_000)).all()
+            array = hvd.broadcast(rows[:9_000], root_rank=again)
+            assert (array.ravel() == np.arange(again * 90_000, again * 90_000 + 27_000)).all()
+            parts = hvd.alltoall(rows)
+            of = [np.arange(i * 90_000 + rank * 30_000, i * 90_000 + (rank + 1) * 30_000) for i in range(size)]
+            assert (parts.ravel() == np.concatenate(of)).all()
+        rows = [row for row in hvd.stats()["by_backend"] if row["backend"] == "shared memory"]
+        algorithms = {row["algorithm"] for row in rows}
+        print(f"rank {rank}: {sorted(algorithms)}")
+        """,
+        single_copy=single_copy,
+    )
+    expected = "single copy" if single_copy == "1" else ""
+    for rank in range(3):
+        assert f"rank {rank}: ['{expected}']" in output
+
+
+def test_a_lost_root_gives_nothing_wrong(tmp_path: Path) -> None:
+    output = run(
+        tmp_path,
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun ends the others soon after the first failure
+        if rank == 1:
+            import threading
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        array = np.zeros(1 << 17, np.int64)
+        try:
+            for step in range(1_000_000):
+                if rank == 1:
+                    array[...] = step
+                hvd.broadcast_(array, root_rank=1, name="x")
+                assert (array == step).all()
+        except hvd.PeerLostError as error:
+            print(f"rank {rank} heard: {error}")
+        """,
+        exit_code=128 + 9,
+    )
+    for rank in (0, 2):
+        assert f"rank {rank} heard: 'x': rank 1" in output
