@@ -30,9 +30,10 @@ Status MemoryOperation::advance(Nanoseconds now, Progress& progress) {
     const Nanoseconds start = measures() ? sirtaki::now() : 0;
     if (!step(next_)) break;
     if (measures()) transfer_->times->working += sirtaki::now() - start;
-    ++next_;
+    const bool is_published = is_awaited(next_++);
     const bool ends = next_ == steps && transfer_->is_last_phase && !is_followed;
-    setting_.local_peers.publish(ends ? Milestone(transfer_->plan, Milestone::last_step) : after(next_), now);
+    if (is_published)
+      setting_.local_peers.publish(ends ? Milestone(transfer_->plan, Milestone::last_step) : after(next_), now);
     progress = Progress::moved;
   }
   if (next_ == steps) progress = Progress::done;

@@ -43,6 +43,8 @@ class MemoryOperation : public Operation {
   // Runs one step of the algorithm. Returns false if it must wait for others. The milestone is published after each
   // step.
   virtual bool step(int64_t index) = 0;
+  // Returns whether a member waits for the milestone after a step. The others need not be published.
+  virtual bool is_awaited(int64_t) const { return true; }
   // Set by the constructor of the algorithm. Steps and rounds count from 0.
   int64_t steps = 0;
   int64_t rounds = 0;

@@ -2,8 +2,9 @@
 // copied once, from one rank's tensor to another's.
 //
 // A rank lists the addresses of its data in a chunk. The others read the data, and publish a milestone. The operation
-// ends when all have, because then its tensors may change. If one rank could not read something, all of them repeat the
-// operation through the chunks: the system may forbid such reads, or the memory may be a device's.
+// ends when all have, because then its tensors may change. If a rank could not read something, the owner and whoever
+// sees it repeat the operation through the chunks: the system may forbid such reads, or the memory may be a device's.
+// That rank lists nothing from then on, and where a list says so, all ranks go on through the chunks at once.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -18,19 +19,23 @@ namespace {
 struct Piece {
   uint64_t address, bytes;
 };
-constexpr uint64_t too_many = UINT64_MAX;
+constexpr uint64_t nothing_listed = UINT64_MAX;
 
 uint64_t most_pieces(int64_t room) { return static_cast<uint64_t>(room) / sizeof(Piece) - 1; }
 
-// Lists the inputs of a stream in a chunk of `room` bytes.
-void write_list(const ScatterList& stream, Piece* list, int64_t room) {
+// Returns whether data can be listed in a chunk of `room` bytes, and are worth it: the kernel looks up each piece.
+bool is_listable(const ScatterList& stream, int64_t room) {
+  constexpr int64_t least_mean = 2 << 10;  // copied twice in the time of such a look-up
+  return stream.pieces() * least_mean <= stream.bytes() && static_cast<uint64_t>(stream.pieces()) <= most_pieces(room);
+}
+
+// Lists the inputs of a stream.
+void write_list(const ScatterList& stream, Piece* list) {
   uint64_t count = 0;
-  const bool fits = static_cast<uint64_t>(stream.pieces()) <= most_pieces(room);
-  if (fits)
-    stream.visit(0, stream.bytes(), [&](const uint8_t* input, uint8_t*, int64_t, int64_t bytes) {
-      list[++count] = {reinterpret_cast<uintptr_t>(input), static_cast<uint64_t>(bytes)};
-    });
-  list[0] = {0, fits ? count : too_many};
+  stream.visit(0, stream.bytes(), [&](const uint8_t* input, uint8_t*, int64_t, int64_t bytes) {
+    list[++count] = {reinterpret_cast<uintptr_t>(input), static_cast<uint64_t>(bytes)};
+  });
+  list[0] = {0, count};
 }
 
 // The data of another rank, as pieces of its memory.
@@ -77,11 +82,11 @@ class SingleCopyMover final : public MemoryOperation {
         id_(Milestone(transfer().plan, static_cast<uint64_t>(transfer().phase) + 1).value()) {
     rounds = 1;  // in which a chunk is written
     reads_ = rounds_for(most_wanted(transfer()), chunk_bytes());
-    steps = reads_ + 2;
+    steps = step_count();
   }
 
   const char* algorithm() const override { return "single copy"; }
-  int64_t step_count() const { return steps; }
+  int64_t step_count() const { return reads_ + 2; }
   bool must_be_repeated() const { return is_followed; }  // once it is done
 
  private:
@@ -90,6 +95,8 @@ class SingleCopyMover final : public MemoryOperation {
 
   bool step(int64_t index) override {
     if (index == 0) return list_own();
+    if (index == 1 && !look_at_lists()) return false;
+    if (is_followed) return true;
     if (index <= reads_) return read_part(index - 1);
     if (!all_past(index - 1)) return false;
     is_followed = std::ranges::any_of(slots(), [&](int slot) { return memory().has_not_read(slot, id_); });
@@ -98,15 +105,26 @@ class SingleCopyMover final : public MemoryOperation {
 
   bool list_own() {
     if (!may_write(0)) return false;
-    write_list(streams_.own, list_of(transfer().own), chunk_bytes());
+    Piece* list = list_of(transfer().own);
+    if (memory().has_failed() || !is_listable(streams_.own, chunk_bytes())) list[0] = {0, nothing_listed};
+    else write_list(streams_.own, list);
     lend(0, reads_);
     return true;
   }
 
+  // Looks whether a member lists nothing: then nobody reads. All members see the same lists.
+  bool look_at_lists() {
+    if (!all_past(0)) return false;
+    for (size_t member = 0; member < member_count(); ++member)
+      is_followed |= __atomic_load_n(&list_of(member)->bytes, __ATOMIC_RELAXED) == nothing_listed;
+    return true;
+  }
+
+  bool is_awaited(int64_t index) const override { return index == 0 || index >= reads_; }
+
   // Reads a chunk of what this rank wants from the others, which it reads in turn, beginning with the next one: not all
   // ranks read the same one's memory at a time.
   bool read_part(int64_t round) {
-    if (!all_past(0)) return false;
     int64_t begin = round * chunk_bytes(), end = begin + chunk_bytes();
     copy_own_part(begin, round + 1 == reads_ ? INT64_MAX : end);
     for (size_t i = 1; i < member_count() && end > 0; ++i) {
@@ -199,8 +217,11 @@ class TriedMover final : public Operation {
 bool pays(const Transfer& transfer, int64_t chunk_bytes) {
   constexpr int64_t few_bytes = 32 << 10;  // copied twice before all ranks have answered
   constexpr int64_t chunks_a_cache = 4;  // see SharedRegion::fitting_chunk_bytes
+  constexpr int64_t few_bytes_each = 4 << 10;  // from each of several members: every one is a call of the system
   const int64_t bytes = most_wanted(transfer);
-  return bytes >= few_bytes && (transfer.kind != Kind::broadcast || bytes <= chunks_a_cache * chunk_bytes);
+  const auto sources = transfer.kind == Kind::broadcast ? 1 : static_cast<int64_t>(transfer.members.size()) - 1;
+  return bytes >= std::max(few_bytes, sources * few_bytes_each) &&
+         (transfer.kind != Kind::broadcast || bytes <= chunks_a_cache * chunk_bytes);
 }
 
 // Returns whether the ranks read each other's memory: all of them answer alike.

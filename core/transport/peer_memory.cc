@@ -1,22 +1,11 @@
 #include "transport/peer_memory.h"
 
-#include <sys/prctl.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <random>
 
 namespace sirtaki {
 namespace {
-
-// Where Yama is in its mode 1, a process reads the memory of its descendants only, and of processes that name it or an
-// ancestor of it. Names the parent of this process: the launcher, whose descendants the other ranks are.
-void allow_reads_by_siblings() {
-  int mode = 0;
-  std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> mode;
-  const pid_t parent = ::getppid();
-  if (mode == 1 && parent > 1) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(parent), 0, 0, 0);
-}
 
 uint64_t random_nonce() {
   std::random_device device;
@@ -35,7 +24,6 @@ size_t bytes_of(const std::vector<iovec>& parts) {
 PeerMemory::PeerMemory(const SharedRegion& region, int own_slot, bool is_wanted)
     : region_(region), own_slot_(own_slot), nonce_(is_wanted ? random_nonce() : 0) {
   if (!is_wanted) return;
-  allow_reads_by_siblings();
   RankBlock& block = own();
   block.process.store(static_cast<uint32_t>(::getpid()), std::memory_order_relaxed);
   block.nonce_address.store(reinterpret_cast<uintptr_t>(&nonce_), std::memory_order_relaxed);
@@ -58,7 +46,6 @@ bool PeerMemory::read(int slot, std::vector<iovec>& from, std::vector<iovec>& to
   const uint64_t nonce = block.nonce.load(std::memory_order_acquire);
   const auto address = static_cast<uintptr_t>(block.nonce_address.load(std::memory_order_relaxed));
   const auto process = static_cast<pid_t>(block.process.load(std::memory_order_relaxed));
-  if (nonce == 0) return false;
   uint64_t found = 0;
   from.push_back({reinterpret_cast<void*>(address), sizeof found});
   to.push_back({&found, sizeof found});
@@ -67,7 +54,7 @@ bool PeerMemory::read(int slot, std::vector<iovec>& from, std::vector<iovec>& to
   const bool is_whole = bytes == static_cast<ssize_t>(bytes_of(to));
   from.clear();
   to.clear();
-  return is_whole && found == nonce;
+  return is_whole && nonce != 0 && found == nonce;
 }
 
 }  // namespace sirtaki

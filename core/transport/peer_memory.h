@@ -38,7 +38,11 @@ class PeerMemory {
   void withdraw() { nonce_.store(0, std::memory_order_seq_cst); }
 
   // Records that this rank could not read the data of an operation; published with its next milestone.
-  void note_unread(uint64_t operation) { own().unread.store(operation, std::memory_order_relaxed); }
+  void note_unread(uint64_t operation) {
+    has_failed_ = true;
+    own().unread.store(operation, std::memory_order_relaxed);
+  }
+  bool has_failed() const { return has_failed_; }  // a read of this rank
   bool has_not_read(int slot, uint64_t operation) const {
     return region_.rank(slot).unread.load(std::memory_order_relaxed) == operation;
   }
@@ -50,6 +54,7 @@ class PeerMemory {
   const SharedRegion& region_;
   int own_slot_;
   std::atomic<uint64_t> nonce_;
+  bool has_failed_ = false;
 };
 
 }  // namespace sirtaki

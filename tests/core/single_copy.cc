@@ -236,6 +236,15 @@ TEST(ranks_that_cannot_read_each_other_copy_twice) {
   CHECK(broadcast.received == broadcast.expected);
 }
 
+TEST(a_rank_that_could_not_read_lists_nothing_from_then_on) {
+  Host host(2);
+  host.memory(1).note_unread(0);
+  Broadcast broadcast(host);
+  CHECK(broadcast.run());
+  CHECK_EQUAL(broadcast.algorithm(0), "");
+  CHECK(broadcast.received == broadcast.expected);
+}
+
 TEST(what_a_failed_rank_had_to_give_is_not_taken) {
   Host host(2);
   Broadcast broadcast(host);
@@ -264,8 +273,8 @@ TEST(everything_arrives_in_one_copy) {
     }
 }
 
-TEST(tensors_of_too_many_pieces_are_copied_twice) {
-  constexpr int tensors = 300;  // a chunk of 4 KiB lists 255
+TEST(small_pieces_are_copied_twice) {
+  constexpr int tensors = 300;
   World ranks(2, over(Over::memory, {{"chunk_bytes", "4096"}}));
   ranks.run([&](int rank, Context& context) {
     const std::vector<int64_t> input = numbered(64, rank);
@@ -284,6 +293,7 @@ TEST(tensors_of_too_many_pieces_are_copied_twice) {
       CHECK(output_of<int64_t>(context, handle) == expected);
     }
     context.release(handles.data(), tensors);
+    CHECK_EQUAL(single_copies(context), 0);
   });
 }
 

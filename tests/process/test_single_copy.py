@@ -42,8 +42,8 @@ def test_what_moves_arrives(tmp_path: Path, single_copy: str) -> None:
             array = hvd.broadcast(rows[:9_000], root_rank=again)
             assert (array.ravel() == np.arange(again * 90_000, again * 90_000 + 27_000)).all()
             parts = hvd.alltoall(rows)
-            of = [np.arange(i * 90_000 + rank * 30_000, i * 90_000 + (rank + 1) * 30_000) for i in range(size)]
-            assert (parts.ravel() == np.concatenate(of)).all()
+            begins = [sender * 90_000 + rank * 30_000 for sender in range(size)]
+            assert (parts.ravel() == np.concatenate([np.arange(b, b + 30_000) for b in begins])).all()
         rows = [row for row in hvd.stats()["by_backend"] if row["backend"] == "shared memory"]
         algorithms = {row["algorithm"] for row in rows}
         print(f"rank {rank}: {sorted(algorithms)}")
