@@ -53,17 +53,40 @@ def label(kind: str, name: str | None, process_set: int) -> tf.Tensor:
             name = numbered_name(current(), kind, f"tensorflow.{kind}.{process_set}")
         return _eager(name)
     graph = _function(tf.compat.v1.get_default_graph())
-    wanted = f"{_stable(getattr(graph, 'name', 'graph'))}.{kind}" if name is None else name
-    used = _used.setdefault(graph, Counter())
-    number = used[wanted]
-    used[wanted] += 1
-    return _constant(wanted if name is not None and number == 0 else f"{wanted}.{number}")
+    if name is not None:
+        return _constant(_unique(graph, name))
+    wanted = f"{_stable(getattr(graph, 'name', 'graph'))}.{kind}"
+    return _constant(f"{wanted}.{_count(graph, wanted)}")
 
 
 def part(of: tf.Tensor, suffix: str) -> tf.Tensor:
-    """Returns the name of an operation derived from another one, such as its gradient."""
+    """Returns the name of an operation derived from another one, such as its gradient.
+
+    In a graph, a second operation derived from the same one gets a number: a function may differentiate a
+    collective several times, and these derivatives start in an order that may differ between ranks.
+    """
     with tf.device("CPU:0"):
-        return tf.concat([of, _eager(suffix) if tf.executing_eagerly() else _constant(suffix)], 0)
+        if tf.executing_eagerly():
+            return tf.concat([of, _eager(suffix)], 0)
+        graph, known = _function(tf.compat.v1.get_default_graph()), tf.get_static_value(of)
+        if known is not None:
+            return _constant(_unique(graph, bytes(known).decode() + suffix))
+        # A graph that was loaded may have a name that is no constant. Tensors have equal names on all ranks.
+        number = _count(graph, f"{of.name}{suffix}")
+        return tf.concat([of, _constant(f"{suffix}.{number}" if number else suffix)], 0)
+
+
+def _unique(graph: Any, wanted: str) -> str:
+    """Returns a name, with a number if the graph has an operation of that name."""
+    number = _count(graph, wanted)
+    return f"{wanted}.{number}" if number else wanted
+
+
+def _count(graph: Any, wanted: str) -> int:
+    """Returns how often a name has been requested in a graph before, and counts this request."""
+    used = _used.setdefault(graph, Counter())
+    used[wanted] += 1
+    return used[wanted] - 1
 
 
 def _function(graph: Any) -> Any:

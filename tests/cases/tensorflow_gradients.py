@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -155,3 +156,36 @@ def ranks_that_tie_share_the_gradient_of_an_extreme() -> None:
         total = hvd.size() * (hvd.size() + 1) / 2
         found = tape.gradient(result, x, output_gradients=given).numpy()
         np.testing.assert_allclose(found, np.where(extreme, np.array(expected) * total, 0.0))
+
+
+def late(tensor: Any, is_late: bool) -> Any:
+    """Returns the tensor, after a delay if it is late, in parallel to everything else in a function."""
+
+    def delayed(value: Any) -> Any:
+        time.sleep(0.1 if is_late else 0.0)
+        return value
+
+    result = tf.numpy_function(delayed, [tensor], tensor.dtype, stateful=False)
+    result.set_shape(tensor.shape)
+    return result
+
+
+@case(name=["maximum", "scattered sum", "group of gathers", "all to all"])
+def two_in_one_function_that_start_in_different_orders(name: str) -> None:
+    """A function differentiates one result twice, as a GAN does; each rank starts with another derivative."""
+    collective, shape_of = COLLECTIVES[name]
+    x = tf.constant(values(hvd.rank(), shape_of(hvd.rank())))
+
+    def gradients(x: Any, *late_ones: bool) -> list[Any]:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            result = collective(x)
+        given = [weights(result) * factor for factor in (1.0, 100.0)]
+        if late_ones:
+            given = [late(one, is_late) for one, is_late in zip(given, late_ones, strict=True)]
+        return [tape.gradient(result, x, output_gradients=one) for one in given]
+
+    is_first = hvd.rank() == 0
+    found = tf.function(gradients)(x, is_first, not is_first)
+    for one, expected in zip(found, gradients(x), strict=True):
+        np.testing.assert_allclose(one, expected)

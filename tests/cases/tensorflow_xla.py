@@ -116,6 +116,31 @@ def a_derivative() -> None:
     assert gradient(tf.constant([3.0])).numpy().tolist() == [6.0 * hvd.size()]
 
 
+@case()
+@where_served
+def two_derivatives_have_different_names() -> None:
+    """They are independent, so that they may start in different orders on different ranks."""
+    names: list[str] = []
+    call = xla._module
+
+    def recorded(kind: int, tensors: Any, chosen: list[str], attributes: Any) -> str:
+        names.extend(chosen)
+        return call(kind, tensors, chosen, attributes)
+
+    @compiled
+    def gradients(x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            result = hvd.allreduce(x, op=hvd.Sum)
+            both = [result * 2.0, result * 3.0]
+        return [tape.gradient(one, x) for one in both]
+
+    with mock.patch.object(xla, "_module", recorded):
+        found = gradients(tf.constant([3.0]))
+    assert [float(one[0]) for one in found] == [2.0 * hvd.size(), 3.0 * hvd.size()]
+    assert len(set(names)) == len(names) == 3
+
+
 @case(least=2)
 @where_served
 def ranks_that_disagree() -> None:
