@@ -64,7 +64,7 @@ class OptimizerChecks:
         own = {id(one) for one in shared}
         mine = [one for one, variable in zip(gradients, variables, strict=True) if id(variable) in own]
         return self._beside_steps.around(
-            process_set, _subject(self._state(shared, variables), shared), lambda: _arrays(mine)
+            process_set, self._compared(shared, variables), lambda: _arrays(mine)
         )
 
     def after_steps(self, variables: Sequence[Any]) -> None:
@@ -88,16 +88,23 @@ class OptimizerChecks:
             )
             object_to(ValueError(text))
         shared = self._shared(variables)
-        with self._after_steps.around(process_set, _subject(self._state(shared, variables), shared)):
+        with self._after_steps.around(process_set, self._compared(shared, variables)):
             pass
 
     def _shared(self, variables: Sequence[Any]) -> list[Any]:
         own = self._exchange.local.numbers()
         return [one for one in variables if id(one) not in own]
 
-    def _state(self, shared: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """Returns the optimizer; None if it has state of variables that are this rank's own."""
-        return self._optimizer() if len(shared) == len(variables) else None
+    def _compared(self, shared: Sequence[Any], variables: Sequence[Any]) -> Subject:
+        """Returns the shared variables and the optimizer.
+
+        If that has state of variables that are this rank's own, only the scale of its losses is compared.
+        """
+        optimizer = self._optimizer()
+        if len(shared) == len(variables):
+            return _subject(optimizer, shared)
+        scale = getattr(optimizer, "dynamic_scale", None)  # of an optimizer that has been built
+        return _subject(None, shared if scale is None else [*shared, scale])
 
 
 def _steps_of(optimizer: Any) -> int:

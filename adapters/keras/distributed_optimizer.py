@@ -50,7 +50,7 @@ class Distributed(keras.optimizers.Optimizer):
                 return super().apply(gradients, given)
         # The parts of one batch may have equal gradients, which the checks take for equal data.
         with nullcontext() if exchange.counts_rows else self._checks.around(gradients, variables):
-            gradients = exchange.reduce(gradients, variables)
+            gradients = exchange.reduce(gradients, variables, self._scales_losses)
         with exchange.done():
             return super().apply(gradients, given)
 
@@ -63,7 +63,8 @@ class Distributed(keras.optimizers.Optimizer):
             return trainable_variables, list(grads)
         if exchange.is_done or self._postpones:
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)
-        gradients = exchange.reduce(exchange.weighted(grads), trainable_variables_of(self))
+        variables = trainable_variables_of(self)
+        gradients = exchange.reduce(exchange.weighted(grads), variables, self._scales_losses)
         with exchange.done():
             return super().stateless_apply(optimizer_variables, gradients, trainable_variables)
 
@@ -75,6 +76,11 @@ class Distributed(keras.optimizers.Optimizer):
         ranks, as a script expects that may save the optimizer, or train on in another call of `fit`.
         """
         return bool(self.gradient_accumulation_steps) and not self._exchange.counts_rows
+
+    @property
+    def _scales_losses(self) -> bool:
+        """Returns whether Keras skips a step whose gradients are not finite, and scales losses anew."""
+        return isinstance(self, keras.optimizers.LossScaleOptimizer)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         return super()._clip_gradients(self._exchange.reduce_postponed(grads))

@@ -186,10 +186,14 @@ class Exchange:
         """Returns the postponed gradients, reduced; those of other optimizers unchanged."""
         return self.reduce(gradients, self._postponed) if self._postponed else list(gradients)
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], scales_losses: bool = False
+    ) -> list[Any]:
         """Returns the gradients of these variables (None where there is none), reduced over all ranks.
 
         All ranks of the process set must call it, with the same number of gradients in the same order.
+        With `scales_losses`, results are not finite on any rank if a gradient that stays on one rank is not:
+        all ranks must take the same decision whether to step.
         """
         self.has_reduced = True
         self.is_compiled = not self.backend.is_eager(gradients)
@@ -197,7 +201,7 @@ class Exchange:
             current().steps.end(by=self._stepper)
         results = self.reduce_stored(gradients, variables)
         if ranks := self._ranks():
-            self._reduce_among(ranks, results, variables)
+            self._reduce_among(ranks, results, variables, scales_losses)
             results = self.backend.joined(results) if is_elastic() else results
         if self.factor != 1.0:
             for index, variable in enumerate(variables):
@@ -215,7 +219,7 @@ class Exchange:
         stored = [place for place, one in enumerate(variables) if is_stored(one) and id(one) not in own]
         if stored and self._ranks():
             how = Combination(Max, process_set=self.how.process_set)
-            self._reduce_group("stored", stored, results, variables, how, NoneCompressor)
+            self._reduce_group("stored", stored, results, variables, how)
         return results
 
     def _ranks(self) -> int:
@@ -230,8 +234,11 @@ class Exchange:
         is_tuned = self.how.process_set is global_process_set and self.how.op != Adasum
         return Stepper(self.prefix) if is_tuned else None
 
-    def _reduce_among(self, ranks: int, results: list[Any], variables: Sequence[Any]) -> None:
+    def _reduce_among(
+        self, ranks: int, results: list[Any], variables: Sequence[Any], scales_losses: bool
+    ) -> None:
         own = self.local.numbers()
+        flags = self._overflows(results, variables, own) if scales_losses else []
         divisor = fixed_divisor(current()) if self.how.op == Average else None
         exchanged: list[int] = []
         for index, variable in enumerate(variables):
@@ -251,8 +258,35 @@ class Exchange:
                 if results[index] is not None:
                     results[index] = self.backend.scaled(results[index], 1.0 / divisor)
         parts = partitioned(exchanged, self.groups, lambda index: variables[index])
-        for place, group in enumerate(parts):
-            self._reduce_group(str(place), group, results, variables, how, self.compression)
+        for place, group in enumerate(parts or [[] for _ in flags]):
+            extra = flags if place == 0 else []
+            found = self._reduce_group(str(place), group, results, variables, how, extra)
+            self._add_overflow(found, results)
+
+    def _overflows(self, gradients: Sequence[Any], variables: Sequence[Any], own: set[int]) -> list[Gradient]:
+        """Returns what to exchange about own gradients: 0, or NaN if one is not finite; [] without own ones.
+
+        Every rank must exchange it whose variables include own ones, even if this rank has no gradient.
+        """
+        places = [place for place, one in enumerate(variables) if id(one) in own and not is_stored(one)]
+        if not places:
+            return []
+        given = [gradients[place] for place in places if gradients[place] is not None]
+        values = [one.values if self.backend.is_sparse(one) else one for one in given]
+        flag = keras.ops.zeros((), "float32")
+        for one in values:
+            is_finite = keras.ops.all(keras.ops.isfinite(one))
+            flag = keras.ops.where(is_finite, flag, keras.ops.full((), float("nan"), "float32"))
+        return [Gradient(f"{self.prefix}.overflow", flag)]
+
+    def _add_overflow(self, flags: Sequence[Any], results: list[Any]) -> None:
+        """Adds the exchanged flag to one result, a dense one if there is any."""
+        present = [place for place, one in enumerate(results) if one is not None]
+        dense = [place for place in present if not self.backend.is_sparse(results[place])]
+        for flag in flags:
+            for place in (dense or present)[:1]:
+                value = keras.ops.convert_to_tensor(results[place])
+                results[place] = value + keras.ops.cast(flag, value.dtype)
 
     def _reduce_group(
         self,
@@ -261,9 +295,10 @@ class Exchange:
         results: list[Any],
         variables: Sequence[Any],
         how: Combination,
-        compression: type[Compressor],
-    ) -> None:
-        """Replaces the results with these indices by reduced ones."""
+        flags: Sequence[Gradient] = (),
+    ) -> list[Any]:
+        """Replaces the results with these indices by reduced ones; returns the reduced flags."""
+        compression = NoneCompressor if how.op == Max else self.compression
         gradients, undo = [], []
         for index in indices:
             value, variable = results[index], variables[index]
@@ -278,12 +313,14 @@ class Exchange:
                 value, context = compression.compress(value)
                 undo.append(context)
             gradients.append(Gradient(f"{self.prefix}.{index}.{stable_path(variable)}", value, is_absent))
+        gradients += flags
         if self.first_name is None:
             self.first_name = self.backend.first_name(f"{self.prefix}.{name}", gradients)
         reduced = self.backend.allreduce(f"{self.prefix}.{name}", gradients, how)
-        for index, value, context in zip(indices, reduced, undo, strict=True):
+        for index, value, context in zip(indices, reduced, undo, strict=False):  # flags follow
             restores = value is not None and context is not _UNCOMPRESSED
             results[index] = compression.decompress(value, context) if restores else value
+        return reduced[len(indices) :]
 
 
 _UNCOMPRESSED = object()

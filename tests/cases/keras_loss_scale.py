@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import sirtaki.keras as hvd
 from cases import case
@@ -58,6 +59,59 @@ def an_overflow_on_one_rank(order: str) -> None:
     assert_alike([*model.weights, *model.optimizer.variables])
     assert all(np.isfinite(one).all() for one in values_of(model.weights))
     assert any((a != b).any() for a, b in zip(before, values_of(model.weights), strict=True))
+
+
+@case(order=list(ORDERS), least=2)
+def an_overflow_of_a_gradient_that_stays_on_its_rank(order: str) -> None:
+    """All ranks skip that step, too: the others would otherwise step with another scale from then on."""
+    with mixed_precision():
+        model = make_model(dtype="mixed_float16")
+        optimizer = ORDERS[order]()
+        hvd_optimizer = getattr(optimizer, "inner_optimizer", optimizer) if order == "outside" else optimizer
+        own = model.layers[-1].bias
+        hvd_optimizer.register_local_var(own)
+        model.compile(optimizer, "mse")
+        stepping = model.optimizer
+        stepping.build(model.trainable_variables)
+        before = values_of(model.weights)
+        for is_broken in (True, False):
+            apply(model, own, float("inf") if is_broken and hvd.rank() == hvd.size() - 1 else 1.0)
+            assert_alike([stepping.dynamic_scale, *(one for one in model.weights if one is not own)])
+            is_same = [np.array_equal(a, b) for a, b in zip(before, values_of(model.weights), strict=True)]
+            assert is_same == [is_broken] * len(is_same)
+
+
+@case(least=2)
+def scales_that_differ_beside_variables_of_a_rank() -> None:
+    model = make_model()
+    optimizer = scaled_outside()
+    optimizer.inner_optimizer.register_local_var(model.layers[-1].bias)
+    model.compile(optimizer, "mse", run_eagerly=True)
+    hvd.broadcast_model(model)
+    optimizer.build(model.trainable_variables)
+    optimizer.dynamic_scale.assign(2.0 ** hvd.rank())
+    with pytest.raises(hvd.ParametersDifferError, match="dynamic_scale"):
+        optimizer.finalize_variable_values(model.trainable_variables)
+
+
+def apply(model: Any, own: Any, value: float) -> None:
+    """Steps with gradients of 1, and this value for one variable."""
+    gradients = [
+        keras.ops.full(one.shape, value if one is own else 1.0, one.dtype)
+        for one in model.trainable_variables
+    ]
+    if keras.backend.backend() != "jax":
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return
+    weights, state = model.optimizer.stateless_apply(
+        [one.value for one in model.optimizer.variables],
+        gradients,
+        [one.value for one in model.trainable_variables],
+    )
+    for one, new in zip(
+        [*model.trainable_variables, *model.optimizer.variables], [*weights, *state], strict=True
+    ):
+        one.assign(new)
 
 
 @case(passes=[1, 2])
