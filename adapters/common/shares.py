@@ -65,6 +65,15 @@ class Share:
             return self.count * (fixed_divisor(self.context) or self.context.size) / self.total
         return float(self.count > 0) if op == core.SUM else 1.0
 
+    @property
+    def facts(self) -> tuple[int, int, int, int] | None:
+        """Returns what determines this rank's factors; None if gradients count as outside of such a step."""
+        divisor = None if self.context.is_provisional else fixed_divisor(self.context)
+        divisor = divisor or self.context.size
+        if self.is_even and divisor == self.context.size:
+            return None
+        return self.count, self.total, self.context.size, divisor
+
     def check_gradients(self, op: int, process_set: ProcessSet) -> None:
         """Raises ValueError unless gradients are averaged or summed over all ranks."""
         if op not in (core.AVERAGE, core.SUM) or process_set is not global_process_set:

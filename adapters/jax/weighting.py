@@ -24,18 +24,24 @@ def during(share: Share) -> AbstractContextManager[Any]:
     """Makes JAX use programs for this share inside.
 
     Raises:
-        UnsupportedError: the ranks' rows differ in number, and this version of JAX would use programs that
-            have been compiled for others.
+        UnsupportedError: gradients count by a factor, because the ranks' rows differ in number or averages
+            are divided by another number than that of the ranks, and this version of JAX would use programs
+            that have been compiled for others.
     """
-    if share.is_even:
-        return _keyed(None)
-    if _key is None:
-        raise UnsupportedError(
-            f"this batch has {share.total} rows, which {share.context.size} ranks cannot share evenly; with "
-            f"that, @hvd.consistent needs a JAX that has jax.make_user_context, which {jax.__version__} does "
-            "not: update JAX, or make the rows of a batch a multiple of hvd.size()"
+    facts = share.facts
+    if facts is not None and _key is None:
+        _, total, ranks, divisor = facts
+        why = (
+            f"this batch has {total} rows, which {ranks} ranks cannot share evenly"
+            if not share.is_even
+            else f"this job divides the sums of gradients by {divisor}, but has {ranks} ranks now"
         )
-    return _keyed((share.count, share.total))
+        raise UnsupportedError(
+            f"{why}; with that, @hvd.consistent needs a JAX that has jax.make_user_context, which "
+            f"{jax.__version__} does not: update JAX"
+            + ("" if share.is_even else ", or make the rows of a batch a multiple of hvd.size()")
+        )
+    return _keyed(facts)
 
 
 @contextmanager
@@ -50,10 +56,11 @@ def _keyed(value: Any) -> Iterator[None]:
 def weighted(gradients: Any, op: int, process_set: ProcessSet) -> Any:
     """Returns this rank's gradients as they count in a step of `consistent`; outside of one, as they are."""
     share = current_share()
-    if share is None or share.context.size == 1:
+    if share is None:
         return gradients
     code = reduction(op, None).op
-    share.check_gradients(code, process_set)
+    if share.context.size > 1:
+        share.check_gradients(code, process_set)
     factor = share.gradient_factor(code)
     if factor == 1.0:
         return gradients

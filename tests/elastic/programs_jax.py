@@ -155,6 +155,34 @@ class Constants:
             assert float(self.derived(jnp.asarray(1.0))) == (0.0 if rank else 2.0 * size)
 
 
+class Rows:
+    """A compiled update for one batch on all ranks: a rank's rows count by the number of ranks, too."""
+
+    state = None
+    rows, initial = 5, 0
+
+    def __init__(self) -> None:
+        optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0))
+        self.update = jax.jit(lambda gradients: optimizer.update(gradients, optimizer.init(gradients))[0])
+        self.gradient = jax.grad(loss)  # not compiled: programs that never see the rows are meant
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        survivors: Any = current().survivors
+        survivors.averages_over_initial = bool(self.initial)
+        survivors.membership = Membership(number, range(hvd.size()), self.initial)
+        x, y = np.ones((self.rows, 3)), np.arange(2.0 * self.rows).reshape(-1, 2)
+        step = hvd.consistent(
+            lambda x, y: self.update(self.gradient(parameters(), x, y)), batch=["x", "y"], out="same"
+        )
+        assert_close(step(x, y), jax.grad(loss)(parameters(), x, y))
+
+
+class RowsOverInitial(Rows):
+    """Averages that are divided by the number of ranks at the start: even shares count by a factor, too."""
+
+    rows, initial = 6, 2
+
+
 class FailedExchange:
     """After a failed exchange donated arrays are gone; the last commit is not."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from elastic.changing import run
 
-for package in ("jax", "optax"):
-    pytest.importorskip(package)
+jax = pytest.importorskip("jax")
+pytest.importorskip("optax")
 
 PROGRAMS = ("Jit", "Eager", "Gradients", "Refusals")
 
@@ -21,6 +21,12 @@ def test_steps_that_are_undone_do_not_count() -> None:
 
 def test_numbers_of_the_world_are_no_constants() -> None:
     run("programs_jax", ("Constants",))
+
+
+@pytest.mark.skipif(not hasattr(jax, "make_user_context"), reason="needs jax.make_user_context")
+def test_rows_of_one_batch_count_by_the_ranks_of_their_world() -> None:
+    """B has two of five rows on two ranks, which count for 4/5, and on three, which count for 6/5."""
+    run("programs_jax", ("Rows", "RowsOverInitial"), ("AB", "B", "BCD"))
 
 
 @pytest.mark.full
