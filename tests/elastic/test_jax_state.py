@@ -195,6 +195,50 @@ def test_gradients_of_several_passes_stay_on_the_rank() -> None:
     on_ranks(2, body)
 
 
+@pytest.mark.parametrize("is_inside", [True, False], ids=["inside", "around"])
+def test_gradients_of_multi_steps_stay_on_the_rank_until_ranks_join(is_inside: bool) -> None:
+    """Around DistributedOptimizer they are a rank's own, inside averages: a new rank has neither."""
+
+    def body() -> None:
+        rank = hvd.rank()
+        passes, optimizer = 3, optax.MultiSteps(optax.sgd(1.0), 3).gradient_transformation()
+        if is_inside:
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        params, gradients = {"w": jnp.zeros(3)}, {"w": jnp.full(3, rank + 1.0)}
+
+        def mean(state: JaxState) -> Any:
+            return jax.tree.leaves(state.optimizer.acc_grads)[0].tolist()
+
+        _, first = optimizer.update(gradients, optimizer.init(params), params)
+        state = JaxState(params=params, optimizer=first)
+        receive(state, is_current=True, all_current=True)
+        state.restore()
+        assert mean(state) == [1.5 if is_inside else rank + 1.0] * 3
+        assert int(state.optimizer.mini_step) == 1
+        receive(state, is_current=rank == 0)  # rank 1 has joined
+        assert mean(state) == [0.0] * 3
+        assert int(state.optimizer.mini_step) == 0
+        for _ in range(passes):
+            updates, state.optimizer = optimizer.update(gradients, state.optimizer, params)
+        found = (
+            updates["w"] if is_inside else hvd.allreduce(updates["w"])
+        )  # threads cannot do it in a program
+        np.testing.assert_allclose(found, -1.5, rtol=1e-6)
+
+    on_ranks(2, body)
+
+
+def test_passes_of_multi_steps_begin_again_with_a_checkpoint() -> None:
+    """It has no gradients of other ranks, and those of one are not those of all."""
+    optimizer = optax.MultiSteps(optax.sgd(1.0), 2)
+    params = jnp.zeros(2)
+    _, after = optimizer.update(jnp.ones(2), optimizer.init(params), params)
+    other = JaxState(params=params, optimizer=optimizer.init(params))
+    other.load_checkpoint(JaxState(params=params, optimizer=after).checkpoint())
+    assert int(other.optimizer.mini_step) == 0
+    assert other.optimizer.acc_grads.tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("donated", [True, False])
 def test_a_checkpoint_is_loaded_by_another_process(donated: bool) -> None:
     import cloudpickle

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +29,9 @@ class JaxState(ArraysState):
     Arrays and numbers of an attribute with an array of JAX are equal on all ranks, and checked after each
     change of the ranks. So are keys of jax.random: `hvd.rank_key(state.key)` makes a rank's own of one.
     Leaves of other types, such as functions, stay each rank's own, and so do gradients that
-    `DistributedOptimizer` adds up over several passes. Other attributes are copied and sent as objects.
+    `DistributedOptimizer` or optax.MultiSteps adds up over several passes. Those of MultiSteps are not part
+    of a checkpoint, and when ranks join or a checkpoint is loaded, it begins its passes again on all ranks:
+    a new rank has no part in them. Other attributes are copied and sent as objects.
 
     A restored or received array has the dtype, the weak type, and the device or sharding that it had.
     """
@@ -104,15 +108,15 @@ class JaxState(ArraysState):
     def _entries(self) -> list[Entry]:
         entries = []
         for tree in self._trees():
-            sums = _sums_of(getattr(self, tree.attribute))
+            roles = jax.tree_util.tree_leaves(_roles_of(getattr(self, tree.attribute)))
             paths = jax.tree_util.tree_flatten_with_path(getattr(self, tree.attribute))[0]
             for index, (path, leaf) in enumerate(paths):
                 if not is_array(leaf):
                     continue
                 shape, dtype = _description(leaf)
                 name = f"{tree.attribute}{jax.tree_util.keystr(path)}"
-                place = _Place(tree, index, _Template.of(leaf), id(leaf) in sums)
-                is_own = place.is_sum or tree.attribute in self._own
+                place = _Place(tree, index, _Template.of(leaf), roles[index])
+                is_own = place.role in _SUMS or tree.attribute in self._own
                 entries.append(Entry(name, shape, dtype, Kind.OWN if is_own else Kind.EQUAL, place))
                 tree.leaves[index] = None  # memory is not held by a description
         return entries
@@ -130,8 +134,19 @@ class JaxState(ArraysState):
         return frozenset(entry.name for entry in entries if entry.target.template.is_weak)
 
     def _clear_own(self) -> None:
-        sums = [entry for entry in self._entries() if entry.target.is_sum]
-        self._write(sums, (np.zeros(one.shape, one.dtype) for one in sums), self._details(sums))
+        self._clear(_SUMS, self._names)
+
+    def _begin_passes(self) -> None:
+        self._clear(_OF_MULTI_STEPS, set(self._names) - self._own)
+
+    def _clear(self, roles: Collection[_Role], attributes: Collection[str]) -> None:
+        """Sets the arrays with these roles to zero."""
+        found = [
+            entry
+            for entry in self._entries()
+            if entry.target.role in roles and entry.target.tree.attribute in attributes
+        ]
+        self._write(found, (np.zeros(one.shape, one.dtype) for one in found), self._details(found))
 
     def _write(self, entries: Sequence[Entry], arrays: Iterable[Any], details: frozenset[str]) -> None:
         by_tree: defaultdict[str, dict[int, Any]] = defaultdict(dict)
@@ -157,13 +172,52 @@ def _arrays(entries: Sequence[Entry], leaves_of: dict[str, list[Any]]) -> list[A
     return [np.asarray(leaf) for leaf in leaves]
 
 
-def _sums_of(tree: Any) -> set[int]:
-    """Returns the `id()` of each leaf in which gradients of several passes are added up."""
-    numbers: set[int] = set()
-    for node in jax.tree_util.tree_leaves(tree, is_leaf=lambda one: isinstance(one, AccumulatingState)):
+class _Role(Enum):
+    """The part that a leaf has in adding up the gradients of several passes.
+
+    Attributes:
+        NONE: none.
+        SUM: the sum of `DistributedOptimizer`.
+        SUM_OF_MULTI_STEPS, PASSES_OF_MULTI_STEPS: those of optax.MultiSteps.
+    """
+
+    NONE = "none"
+    SUM = "sum"
+    SUM_OF_MULTI_STEPS = "sum of MultiSteps"
+    PASSES_OF_MULTI_STEPS = "passes of MultiSteps"
+
+
+_SUMS = (_Role.SUM, _Role.SUM_OF_MULTI_STEPS)
+# MultiSteps around `DistributedOptimizer` adds up this rank's gradients, and inside of it, averages. Its
+# state does not tell which. Begun again on all ranks, it is right in both cases.
+_OF_MULTI_STEPS = (_Role.SUM_OF_MULTI_STEPS, _Role.PASSES_OF_MULTI_STEPS)
+
+
+def _roles_of(tree: Any) -> Any:
+    """Returns a tree of the same structure with the role of each leaf."""
+    multi_steps: Any = getattr(sys.modules.get("optax"), "MultiStepsState", ())
+
+    def accumulates(node: Any) -> bool:
+        return isinstance(node, (AccumulatingState, multi_steps))
+
+    def roles(node: Any) -> Any:
         if isinstance(node, AccumulatingState):
-            numbers |= {id(leaf) for leaf in jax.tree_util.tree_leaves(node.total)} | _sums_of(node.inner)
-    return numbers
+            return _fields(node, total=_Role.SUM)
+        if isinstance(node, multi_steps):
+            return _fields(node, acc_grads=_Role.SUM_OF_MULTI_STEPS, mini_step=_Role.PASSES_OF_MULTI_STEPS)
+        return _Role.NONE
+
+    return jax.tree_util.tree_map(roles, tree, is_leaf=accumulates)
+
+
+def _fields(node: Any, **roles: _Role) -> Any:
+    """Returns a named tuple with these roles for the leaves of its fields, and with those of its others."""
+
+    def role_of(name: str) -> Any:
+        field = getattr(node, name)
+        return jax.tree_util.tree_map(lambda _: roles[name], field) if name in roles else _roles_of(field)
+
+    return node._replace(**{name: role_of(name) for name in node._fields})
 
 
 class _Tree(NamedTuple):
@@ -226,13 +280,13 @@ class _Place(NamedTuple):
     Attributes:
         tree, position: where it is.
         template: its properties.
-        is_sum: whether it is the sum of this rank's gradients since the last step.
+        role: its part in adding up gradients.
     """
 
     tree: _Tree
     position: int
     template: _Template
-    is_sum: bool
+    role: _Role
 
 
 def _description(leaf: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -56,6 +56,9 @@ class ArraysState(ObjectState):
     def _clear_own(self) -> None:
         """Empties what has been collected for a step that this rank no longer takes."""
 
+    def _begin_passes(self) -> None:
+        """Empties on all ranks what has been collected for a step, if it may be one rank's or that of all."""
+
     # ---- Saving and restoring ------------------------------------------------------------------------------
 
     def save(self) -> None:
@@ -149,12 +152,13 @@ class ArraysState(ObjectState):
         if not replication.agree(context, equal, compared):
             right = {which[index]: one for index, one in replication.repair(context, equal, compared).items()}
         attributes, details = broadcast_object((self._values(), self._details(entries)), 0, _OBJECTS)
-        if not needs:
+        if needs:
+            self._write(entries, [right.get(index, one) for index, one in enumerate(received)], details)
+            self._clear_own()
+            self._set(attributes)
+        else:
             self._replace(entries, right, details)
-            return
-        self._write(entries, [right.get(index, one) for index, one in enumerate(received)], details)
-        self._clear_own()
-        self._set(attributes)
+        self._begin_passes()
 
     # ---- Checkpoints ---------------------------------------------------------------------------------------
 
@@ -183,6 +187,7 @@ class ArraysState(ObjectState):
             )
         self._write(entries, arrays, details)
         self._set(attributes)
+        self._begin_passes()
         self.save()
 
     def _saved_arrays(self, entries: Sequence[Entry]) -> list[Array]:
