@@ -13,11 +13,16 @@ from sirtaki.common.ops import Average, Sum
 from sirtaki.common.process_sets import global_process_set
 from sirtaki.jax.collectives import allgather, reducescatter
 from sirtaki.jax.compression import Compression, Compressor
-from sirtaki.jax.consistency import BROADCAST, around
+from sirtaki.jax.consistency import BROADCAST, around, is_key
 from sirtaki.numpy.consistency import EagerChecks
 
 _PARTS = 2  # of the arrays of a trial
 _SCALES = (0.0, 1.0, 1e6)  # of its gradients: decay alone, a usual step, and the limits of most clipping
+_REFUSAL = (
+    "this transformation looks at several elements together, or at the shapes of arrays (a norm, as in "
+    "clipping, a factored moment, a mask for matrices, a step left out if any gradient is not finite), so "
+    "shard cannot cut arrays in slices: leave that out of it, or use DistributedOptimizer"
+)
 
 
 def shard(
@@ -153,34 +158,47 @@ def _check_by_trial(optimizer: Any, params: Any) -> None:
     def drawn(scale: float = 1.0) -> list[Any]:
         return [numbers.normal(size=(3,) * jnp.ndim(leaf)).astype(np.float32) * scale for leaf in leaves]
 
+    def with_infinity() -> list[Any]:
+        """Returns gradients one element of which is infinite: a step that some optimizers leave out."""
+        arrays = drawn()
+        for array in arrays[:1]:
+            array.flat[0] = np.inf
+        return arrays
+
     with jax.ensure_compile_time_eval():
-        values, steps = drawn(), [drawn(scale) for scale in _SCALES]
-        whole = _updates_of_trial(optimizer, structure, values, steps)
-        cut = [
-            _updates_of_trial(optimizer, structure, _part(values, at), [_part(one, at) for one in steps])
-            for at in range(_PARTS)
-        ]
+        values, steps = drawn(), [*(drawn(scale) for scale in _SCALES), with_infinity()]
+        whole, facts = _trained(optimizer, structure, values, steps)
+        cut, facts_of_cut = zip(
+            *(
+                _trained(optimizer, structure, _part(values, at), [_part(one, at) for one in steps])
+                for at in range(_PARTS)
+            ),
+            strict=True,
+        )
     for one, *parts in zip(whole, *cut, strict=True):
         joined = np.concatenate(parts)[: one.size].reshape(one.shape)
-        rounding = 1e-5 * np.abs(one).max(initial=0.0)
+        rounding = 1e-5 * np.abs(one[np.isfinite(one)]).max(initial=0.0)
         if not np.allclose(one, joined, rtol=1e-5, atol=rounding, equal_nan=True):
-            raise ValueError(
-                "this transformation looks at several elements together, or at the shapes of arrays (a norm, "
-                "as in clipping, a factored moment, a mask for matrices), so shard cannot cut arrays in "
-                "slices: leave that out of it, or use DistributedOptimizer"
-            )
+            raise ValueError(_REFUSAL)
+    for one, *others in zip(facts, *facts_of_cut, strict=True):
+        # An array that is not divided, such as a number of steps, has to be equal on all ranks.
+        if any(one.shape == other.shape and not np.array_equal(one, other) for other in others):
+            raise ValueError(_REFUSAL)
 
 
 def _part(arrays: list[Any], at: int) -> list[Any]:
     return [_padded(one, _PARTS).reshape(_PARTS, -1)[at] for one in arrays]
 
 
-def _updates_of_trial(optimizer: Any, structure: Any, values: list[Any], steps: list[list[Any]]) -> list[Any]:
-    """Returns the updates of all steps."""
+def _trained(
+    optimizer: Any, structure: Any, values: list[Any], steps: list[list[Any]]
+) -> tuple[list[Any], list[Any]]:
+    """Returns the updates of all steps, and the arrays of the state after them."""
     params = structure.unflatten([jnp.asarray(one) for one in values])
     state, found = optimizer.init(params), []
     for gradients in steps:
         given = structure.unflatten([jnp.asarray(one) for one in gradients])
         updates, state = optimizer.update(given, state, params)
         found += [np.asarray(one) for one in jax.tree.leaves(updates)]
-    return found
+    state = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(state)]
+    return found, [np.asarray(leaf) for leaf in state]

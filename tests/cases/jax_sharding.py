@@ -80,10 +80,13 @@ def what_looks_at_several_elements_is_refused() -> None:
     def matrices(given: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.ndim > 1, given)
 
+    skipping = optax.MultiSteps(optax.adam(0.1), 3, should_skip_update_fn=optax.skip_not_finite)
     for optimizer in (
         optax.chain(optax.clip_by_global_norm(1000.0), optax.sgd(0.1)),
         optax.lamb(0.1),
         optax.adamw(0.1, mask=matrices),
+        optax.apply_if_finite(optax.adam(0.1), 5),
+        skipping.gradient_transformation(),
     ):
         with pytest.raises(ValueError, match="looks at several elements together"):
             hvd.shard(optimizer).init(params)
@@ -94,6 +97,28 @@ def what_looks_at_several_elements_is_refused() -> None:
     chained = optax.chain(optax.clip(1.0), hvd.shard(optax.adam(0.1)))
     updates, _ = chained.update(params, chained.init(params), params)
     np.testing.assert_allclose(updates["w"], -0.1, rtol=1e-5)
+
+
+@case()
+def a_step_with_an_overflow_on_one_rank_is_left_out_on_all() -> None:
+    """As the page shows it: by a flag that is reduced."""
+    optimizer = hvd.shard(optax.adam(0.1))
+    params = {"w": jnp.ones((4, 3))}
+
+    @jax.jit
+    def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
+        finite = jnp.array([jnp.isfinite(one).all() for one in jax.tree.leaves(gradients)]).all()
+        finite = hvd.allreduce(finite, op=hvd.Min)
+        updates, new_state = optimizer.update(gradients, state, params)
+        new = optax.apply_updates(params, updates), new_state
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, (params, state))
+
+    start = optimizer.init(params)
+    overflow = jnp.ones((4, 3)).at[0, 0].set(jnp.inf if hvd.rank() == hvd.size() - 1 else 1.0)
+    after, state = step(params, start, {"w": overflow})
+    alike((after, state), (params, start))
+    after, state = step(params, state, {"w": jnp.ones((4, 3))})
+    np.testing.assert_allclose(after["w"], 0.9, rtol=1e-5)
 
 
 @case()
