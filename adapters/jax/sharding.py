@@ -71,6 +71,7 @@ def shard(
     checks = EagerChecks(f"check of {name}", BROADCAST)
 
     def init(params: Any) -> Any:
+        _check_shapes(inner, params)
         _check_by_trial(inner, params)
         return inner.init(_slices(params))
 
@@ -148,6 +149,28 @@ def _slices(tree: Any) -> Any:
 def _like(elements: Any, array: Any) -> Any:
     """Returns the first elements, with the shape of an array."""
     return elements[: int(np.prod(array.shape))].reshape(array.shape)
+
+
+def _check_shapes(optimizer: Any, params: Any) -> None:
+    """Raises ValueError unless each array of the state is that of a parameter, or is not divided.
+
+    The trial's arrays may be too small for a moment to be factored.
+    """
+    ranks = max(current().size, _PARTS)
+    sizes = {tuple(jnp.shape(leaf)): int(np.prod(jnp.shape(leaf))) for leaf in jax.tree.leaves(params)}
+    slices = {shape: (_length(size, ranks),) for shape, size in sizes.items()}
+    whole = jax.eval_shape(optimizer.init, params)
+    cut = jax.eval_shape(
+        lambda given: optimizer.init(
+            jax.tree.map(lambda one: _padded(one, ranks).reshape(ranks, -1)[0], given)
+        ),
+        params,
+    )
+    if jax.tree.structure(whole) != jax.tree.structure(cut):
+        raise ValueError(_REFUSAL)
+    for one, part in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
+        if one.shape != part.shape and slices.get(one.shape) != part.shape:
+            raise ValueError(_REFUSAL)
 
 
 def _check_by_trial(optimizer: Any, params: Any) -> None:

@@ -92,6 +92,10 @@ def what_looks_at_several_elements_is_refused() -> None:
             hvd.shard(optimizer).init(params)
         with pytest.raises(ValueError, match="looks at several elements together"):
             jax.eval_shape(hvd.shard(optimizer).init, params)
+    factored = optax.adafactor(0.1, clipping_threshold=None, multiply_by_parameter_scale=False)
+    with pytest.raises(ValueError, match="a factored moment"):  # those of optax, of 128 elements and more
+        hvd.shard(factored).init({"w": jnp.ones((128, 128))})
+    hvd.shard(factored).init(params)
     masked = optax.adamw(0.1, mask={"w": True, "b": False})
     hvd.shard(masked).init(params)
     chained = optax.chain(optax.clip(1.0), hvd.shard(optax.adam(0.1)))
