@@ -20,7 +20,14 @@ from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.frames import LIMITS, Frame, Kind
 from sirtaki.runner.job_directory import make_job_directory
 from sirtaki.runner.process import RankProcess
-from sirtaki.runner.rank_start import REPORTS, SERVER_COMMAND, TIMELINE, describe_start_failure
+from sirtaki.runner.rank_start import (
+    REPORTS,
+    SERVER_COMMAND,
+    TIMELINE,
+    describe_start_failure,
+    remove_reports,
+    report_file,
+)
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.address import unix_address
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
@@ -66,6 +73,7 @@ class AgentJob:
             self.endpoints.serve_metrics(str(address), self.folder, reaper)
         additions.setdefault(REPORTS, str(self.folder))
         self._reports = Path(additions[REPORTS])
+        remove_reports(self._reports, [placement.rank for placement in self._placements])
         if TIMELINE in additions:
             additions[TIMELINE] = str(self._timeline)
         self._collector = self._make_collector(values, additions)
@@ -223,7 +231,7 @@ class AgentJob:
     def new_reports(self) -> Iterator[Frame]:
         """Yields the failure reports that ranks have written since the last call."""
         for placement in self._placements:
-            file = self._reports / f"rank{placement.rank}.json"
+            file = report_file(self._reports, placement.rank)
             if placement.rank in self._reported_ranks or not file.is_file():
                 continue
             self._reported_ranks.add(placement.rank)

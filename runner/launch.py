@@ -322,10 +322,10 @@ class _Launch:
     def _make_post_mortem(self, size: int, job_folder: Path, several_hosts: bool) -> PostMortem:
         """Creates the post-mortem. Failure reports go to the folder that the user chose, else the job's."""
         folder = self._settings.additions.get(REPORTS) or os.environ.get(REPORTS)
-        timeline = self._settings.timeline
-        if timeline is not None:
-            timeline.prepare()
-        return PostMortem(size, Path(folder or job_folder).absolute(), bool(folder), timeline, several_hosts)
+        reports, timeline = Path(folder or job_folder).absolute(), self._settings.timeline
+        post_mortem = PostMortem(size, reports, bool(folder), timeline, several_hosts)
+        post_mortem.prepare()
+        return post_mortem
 
     def _progress(self, allocations: Sequence[HostAllocation]) -> Progress:
         names = {

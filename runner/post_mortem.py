@@ -14,6 +14,7 @@ from typing import Any
 from sirtaki.runner.failure_analysis import name_rank
 from sirtaki.runner.frames import LIMITS, Kind
 from sirtaki.runner.job_timeline import JobTimeline
+from sirtaki.runner.rank_start import remove_reports, report_file
 
 _MAX_LINES = 8
 _STARTERS = (
@@ -37,6 +38,12 @@ class PostMortem:
     keeps_reports: bool = False
     timeline: JobTimeline | None = None
     names_hosts: bool = False
+
+    def prepare(self) -> None:
+        """Removes the files of another job, before the ranks start. Raises LaunchError."""
+        if self.timeline is not None:
+            self.timeline.prepare()
+        remove_reports(self.reports, range(self.size))
 
     def store_report(self, rank: int, content: bytes) -> None:
         """Stores the failure report of a rank on another host."""
@@ -80,7 +87,7 @@ class PostMortem:
             return ""
 
     def _file(self, rank: int) -> Path:
-        return self.reports / f"rank{rank}.json"
+        return report_file(self.reports, rank)
 
     def _read(self, rank: int) -> Mapping[str, Any]:
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.capacity import Capacity
@@ -19,6 +20,29 @@ from sirtaki.runner.rendezvous.job import name_of
 SERVER_COMMAND = [sys.executable, "-m", "sirtaki.torch.stale.serving"]
 REPORTS = "SIRTAKI_DUMP_DIRECTORY"
 TIMELINE = "SIRTAKI_TIMELINE"
+
+
+def report_file(folder: Path, rank: int) -> Path:
+    """Returns the path of a rank's failure report."""
+    return folder / f"rank{rank}.json"
+
+
+def remove_reports(folder: Path, ranks: Iterable[int]) -> None:
+    """Removes the failure reports that ranks of an earlier job have left, before these ranks start: a rank
+    removes its own only in `hvd.init()`, which it may not reach.
+
+    Raises LaunchError if one cannot be removed: it would be taken for a report of this job.
+    """
+    for file in (report_file(folder, rank) for rank in ranks):
+        try:
+            file.unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            text = f"cannot remove {file}, a failure report of an earlier job: {error.strerror}"
+            raise LaunchError(
+                f"{text}. Remove it, or choose another folder with --dump-directory", 1
+            ) from None
 
 
 def start_ranks(
