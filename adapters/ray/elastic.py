@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.topology import RankPlacement
@@ -193,7 +193,7 @@ class ActorJob:
             why = f"raised {outcome.report['type']}: {outcome.report['text']}"
             return WorkerEnd(1, 0, why, now, keeps_slot)
         why = f"Ray has lost its actor: {_reason(error)}"
-        if isinstance(error, RayActorError) and not error.actor_init_failed:
+        if _was_killed(error):
             return WorkerEnd(0, signal.SIGKILL, why, now, keeps_slot)
         return WorkerEnd(1, 0, why, now, keeps_slot)
 
@@ -212,6 +212,16 @@ class ActorJob:
             raise RunError("no rank has returned a result")
         by_rank = sorted(returned, key=lambda number: (ranks.get(number, number), number))
         return results_of([replace(self._outcomes[one], rank=at) for at, one in enumerate(by_rank)])
+
+
+def _was_killed(error: BaseException) -> bool:
+    """Returns whether an actor was lost, and another one may do better: to a crash, the end of its node, or
+    Ray's memory monitor, whose OutOfMemoryError is no RayActorError.
+    """
+    if isinstance(error, RayActorError):
+        return not error.actor_init_failed
+    # A runtime environment that cannot be made there is like an actor that cannot be.
+    return isinstance(error, RayError) and not isinstance(error, RayTaskError | RuntimeEnvSetupError)
 
 
 def _reason(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util import remove_placement_group
 
 from sirtaki.ray.actor import RankActor
@@ -94,7 +94,7 @@ class RankGroup:
     def shutdown(self) -> None:
         """Ends the actors; those that are idle leave their world before."""
         leaving = []
-        with contextlib.suppress(RayActorError):
+        with contextlib.suppress(RayError):
             leaving = [one.actor.leave.remote() for one in self._ranks]
         if leaving and not self._lost:
             ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS)
@@ -134,7 +134,9 @@ class RankGroup:
             except GetTimeoutError:
                 text = f"the actor {self._ranks[number].name} has not started within {seconds:g} s"
                 raise RunError(f"{text} (placement_group_timeout_s); `ray status` shows why") from None
-            except RayActorError as error:
+            except RayTaskError:  # the call has raised, and its actor lives
+                raise
+            except RayError as error:
                 self._note_lost(number, str(error))
                 raise RunError(self._lost) from None
         return values
@@ -149,7 +151,9 @@ class RankGroup:
                 number = waiting.pop(reference)
                 try:
                     outcomes.append(ray.get(reference))
-                except RayActorError as error:
+                except RayTaskError:  # the call has raised, and its actor lives
+                    raise
+                except RayError as error:  # not only RayActorError: the memory monitor has one of its own
                     self._note_lost(number, str(error))
             if not done:
                 break
