@@ -114,13 +114,14 @@ class Display:
         if self._verbose:
             self.say(text)
 
-    def show_error_of(self, rank: int, name: str = "") -> str:
+    def show_error_of(self, rank: int, name: str = "", died: bool = False) -> str:
         """Returns a line with the exception of the traceback at the end of a rank's standard error. If
         there is none, shows the last lines again and returns "". `name`: that of the rank, if it has another.
+        `died`: a signal ended it, so an exception among its last lines is one that it has handled.
         """
         stream = self._streams[rank, STDERR]
         lines = without_log_lines(stream.tail)
-        if exception := exception_in(lines):
+        if not died and (exception := exception_in(lines)):
             return exception
         if lines:
             self.say(f"the last lines that {name or name_of(rank)} wrote to its standard error:")

@@ -315,7 +315,8 @@ class Supervisor:
         reason, rank = "", None if failure is None else failure.rank
         explains = service is not None and service.has_outcome(rank)
         if rank is not None and not explains:
-            reason = self.display.show_error_of(rank)
+            status = next((one.exit_status for one in self._processes if one.rank == rank), None)
+            reason = self.display.show_error_of(rank, died=status is not None and status.died)
         for line in summary:
             self.display.say(line)
         notices = [self.analyzer.notice, self.servers.notice if self.servers is not None else ""]

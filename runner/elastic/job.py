@@ -328,7 +328,8 @@ class ElasticJob:
         reason, culprit = "", result.culprit
         explains = service is not None and service.has_outcome(culprit)
         if culprit is not None and not explains and (lane := self._processes.lane(culprit)) is not None:
-            reason = self._display.show_error_of(lane, self._driver.arbiter.workers[culprit].name)
+            name, died = self._driver.arbiter.workers[culprit].name, self._processes.died(culprit)
+            reason = self._display.show_error_of(lane, name, died)
         if summary := self._driver.summary():
             self._display.say(summary)
         if notice:

@@ -137,6 +137,11 @@ class Processes:
                 del self.running[worker]
                 yield worker, end.status, end.since
 
+    def died(self, worker: int) -> bool:
+        """Returns whether a worker was killed or lost, instead of ending by itself."""
+        status = self._all[worker].exit_status
+        return status is not None and status.died
+
     def clear(self, worker: int) -> None:
         """Ends what a worker that was lost, or has failed, has left behind: it may hold a GPU."""
         self._all[worker].clear()

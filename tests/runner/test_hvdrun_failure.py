@@ -42,6 +42,19 @@ def test_a_rank_that_is_killed(hvdrun: Run, name: str, exit_code: int, text: str
     assert re.search(rf"hvdrun: rank 0 \(pid \d+\) {text}$", result.stderr.rstrip())
 
 
+@pytest.mark.parametrize("options", [(), ("--min-np", "1", "--reset-limit", "1")], ids=["static", "elastic"])
+@pytest.mark.parametrize(("end", "is_cause"), [("kill -SEGV $$", False), ("exit 3", True)])
+def test_an_exception_is_no_cause_of_a_death_by_a_signal(
+    hvdrun: Run, options: tuple[str, ...], end: str, is_cause: bool
+) -> None:
+    """Has a rank write a traceback of an exception that it handles, and go on."""
+    error = 'Traceback (most recent call last):\n  File "train.py", line 4, in read\nKeyError: 7\nstep 900\n'
+    result = hvdrun("-np", "1", *options, "sh", "-c", f"printf '{error}' >&2; {end}")
+    last = result.stderr.splitlines()[-1]
+    assert last.endswith("KeyError: 7 (in read() at train.py:4)") == is_cause, result.stderr
+    assert ("the last lines that" in result.stderr) != is_cause
+
+
 def test_ranks_that_do_not_heed_sigterm_are_killed(hvdrun: Run) -> None:
     result = hvdrun(
         "-np", "2", "sh", "-c", "[ $SIRTAKI_RANK = 1 ] && exit 3; trap '' TERM; while :; do sleep 1; done"
