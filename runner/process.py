@@ -171,6 +171,10 @@ def _exec(
         for number in HANDLED:  # from here on signals are for this process, not for hvdrun's wake-up pipe
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
+        # A rank is in the background of hvdrun's terminal, which would stop it for ever when it uses it. With
+        # these ignored, reading fails (EIO), as a prompt for a password then says, and writing works.
+        for number in (signal.SIGTTIN, signal.SIGTTOU):
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         os.execve(command[0], list(command), environment)
     except OSError as error:
