@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # needed for some jobs only
     from sirtaki.runner.servers import Servers
 
 _PER_RANK = 3  # descriptors: the ends of two pipes, and the connection to the rendezvous
+OUTPUT_FILES = 2  # of a rank whose output is kept
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class _Launch:
             display.say(notice)
         remotes, allocations = self._connect_hosts()
         placements = placements_of(allocations)
-        allow_descriptors(_PER_RANK * len(placements))
+        allow_descriptors((_PER_RANK + OUTPUT_FILES * bool(settings.output_folder)) * len(placements))
         display.expect(len(placements), settings.output_folder)
         folder = Path(make_job_directory(self._reaper))
         endpoints = self._start_endpoints(folder, allocations)

@@ -39,7 +39,7 @@ from sirtaki.runner.failure_analysis import ExitStatus, signal_name
 from sirtaki.runner.host_connection import Connection
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
-from sirtaki.runner.launch import Settings, with_reaper, write_job_key
+from sirtaki.runner.launch import OUTPUT_FILES, Settings, with_reaper, write_job_key
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import Job
@@ -119,7 +119,8 @@ class ElasticJob:
         """Runs the job to its end; returns hvdrun's exit code. Raises LaunchError if it cannot start."""
         for notice in self._settings.notices:
             self._display.say(notice)
-        allow_descriptors(_PER_WORKER * self._elastic.rules.maximum)
+        per_worker = _PER_WORKER + OUTPUT_FILES * bool(self._settings.output_folder)
+        allow_descriptors(per_worker * self._elastic.rules.maximum)
         slots = self._find_slots()
         own = sum(is_own_host(slot.host) for slot in slots)
         if own and not self._settings.oversubscribe:

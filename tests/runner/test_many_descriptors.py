@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from launching import wait_until
 
+from sirtaki.runner import launch
+from sirtaki.runner.elastic import job
+from sirtaki.runner.elastic.rules import Rules
+from sirtaki.runner.elastic.settings import ElasticSettings
+from sirtaki.runner.hosts import Host
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
@@ -30,6 +38,33 @@ def test_a_rank_is_started_with_descriptors_that_select_does_not_take() -> None:
         for descriptor in opened:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+class Allowed(Exception):
+    """Ends a launch that has asked for its descriptors."""
+
+
+@pytest.mark.parametrize(("module", "per_rank"), [(launch, 3), (job, 4)], ids=["static", "elastic"])
+@pytest.mark.parametrize("folder", [None, Path("/nowhere")], ids=["shown", "kept"])
+def test_the_files_of_kept_output_are_counted(
+    module: ModuleType, per_rank: int, folder: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank has two of them in --output-filename: that many ranks would not start otherwise."""
+
+    def allow(count: int) -> None:
+        raise Allowed(count)
+
+    monkeypatch.setattr(module, "allow_descriptors", allow)
+    settings = launch.Settings([Host("localhost", 5)], 5, ["/bin/true"], output_folder=folder)
+    elastic = () if module is launch else (ElasticSettings(Rules(5, 1, 5), settings.hosts, None, None),)
+    run = launch.run_job if module is launch else job.run_elastic_job
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        with pytest.raises(Allowed) as caught:
+            run(settings, *elastic)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert caught.value.args == (5 * (per_rank + 2 * bool(folder)),)
 
 
 def test_a_failed_fork_leaves_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
