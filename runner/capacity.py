@@ -7,8 +7,9 @@ early.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +32,8 @@ class Memory:
 
 
 def read_memory(root: Path = Path("/")) -> Memory:
-    """Returns the memory of this host, or of this process's control group (version 2) if less is available
-    there.
+    """Returns the memory of this host, or of this process's control group (version 2), or of one around that,
+    where the least is available.
 
     Pages of files that can be dropped count as available. `root` is the parent of proc and sys.
     """
@@ -41,16 +42,26 @@ def read_memory(root: Path = Path("/")) -> Memory:
         name, _, value = line.partition(":")
         fields[name] = int(value.split()[0]) * 1024
     found = [Memory(fields["MemTotal"], fields["MemAvailable"])]
-    try:
-        path = (root / "proc/self/cgroup").read_text().partition("0::")[2].splitlines()[0]
-        group = root / "sys/fs/cgroup" / path.lstrip("/")
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        droppable = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        found.append(Memory(limit, max(limit - used + int(droppable["inactive_file"]), 0)))
-    except (OSError, ValueError, KeyError, IndexError):  # no limit ("max"), or no version 2
-        pass
+    for group in _control_groups(root):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no limit ("max"), as at the top
+            limit = int((group / "memory.max").read_text())
+            used = int((group / "memory.current").read_text())
+            droppable = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            found.append(Memory(limit, max(limit - used + int(droppable["inactive_file"]), 0)))
     return min(found, key=lambda memory: memory.available)
+
+
+def _control_groups(root: Path) -> Iterator[Path]:
+    """Yields this process's control group (version 2) and those around it, all of which limit it."""
+    top = root / "sys/fs/cgroup"
+    try:
+        path = (root / "proc/self/cgroup").read_text().partition("0::")[2].partition("\n")[0].lstrip("/")
+    except OSError:  # no version 2
+        return
+    for group in (top / path, *(top / path).parents):
+        if not group.is_relative_to(top):
+            break
+        yield group
 
 
 class Capacity:

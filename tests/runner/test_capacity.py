@@ -82,6 +82,22 @@ def test_a_control_group_may_have_less_than_the_host(tmp_path: Path, limit: str,
     assert read_memory(tmp_path).available == available
 
 
+def test_a_control_group_around_that_of_the_process_may_have_less(tmp_path: Path) -> None:
+    """Kubernetes and Slurm may set the limit of the pod, or of the job, and none below."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job/step/task\n")
+    (tmp_path / "proc/meminfo").write_text(
+        f"MemTotal: {16 * GIB // 1024} kB\nMemAvailable: {8 * GIB // 1024} kB\n"
+    )
+    for name, limit in (("job", str(3 * GIB)), ("job/step", str(5 * GIB)), ("job/step/task", "max")):
+        group = tmp_path / "sys/fs/cgroup" / name
+        group.mkdir(parents=True)
+        (group / "memory.max").write_text(limit)
+        (group / "memory.current").write_text(str(2 * GIB))
+        (group / "memory.stat").write_text("anon 1\ninactive_file 0\n")
+    assert read_memory(tmp_path) == Memory(3 * GIB, GIB)
+
+
 def test_this_host_has_memory() -> None:
     memory = read_memory()
     assert 0 < memory.available <= memory.total
