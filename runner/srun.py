@@ -12,7 +12,7 @@ from sirtaki.runner.coding import LINES
 from sirtaki.runner.environment import exported
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.rendezvous.wire import printable
-from sirtaki.runner.ssh import AGENT, explain_agent
+from sirtaki.runner.ssh import AGENT_WORDS, explain_agent
 
 _LOGIN = ("HOME", "USER", "LOGNAME", "SHELL")  # the same on all nodes, and not set by srun
 # Variables that srun reads as options; they would change the form of the agent's output, or confine ranks.
@@ -41,7 +41,7 @@ class SrunOptions:
     lease_seconds = 60.0
 
     def command(self, path: str, host: str) -> list[str]:
-        return [path, *_STEP, f"--nodelist={host}", "--", self.python, "-m", AGENT, LINES]
+        return [path, *_STEP, f"--nodelist={host}", "--", self.python, *AGENT_WORDS, LINES]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Returns what srun passes on to the agent, as it does with its whole environment."""

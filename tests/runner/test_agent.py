@@ -19,6 +19,7 @@ from sirtaki.runner import agent_job
 from sirtaki.runner.agent_job import AgentJob
 from sirtaki.runner.frames import INITIAL_CREDIT, START_MARK, Frame, Kind
 from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.srun import SrunOptions
 from sirtaki.runner.ssh import SshOptions, ssh_command
 
 
@@ -50,6 +51,20 @@ def test_it_starts_wherever_the_interpreter_lies(tmp_path: Path) -> None:
         ["/bin/sh", "-c", command], input=b"", capture_output=True, timeout=FAILSAFE_SECONDS
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, START_MARK, b"")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python cannot leave out the current folder")
+def test_modules_of_the_home_folder_do_not_replace_those_of_python(tmp_path: Path) -> None:
+    """ssh begins in the home folder, and srun in the folder of the job."""
+    for name in ("queue", "random", "selectors"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user')\n")
+    of_ssh = ["/bin/sh", "-c", ssh_command("ssh", "hostA", SshOptions())[-1]]
+    of_srun = SrunOptions().command("srun", "node2")
+    for command in (of_ssh, of_srun[of_srun.index("--") + 1 :]):
+        ended = subprocess.run(
+            command, input=b"", capture_output=True, timeout=FAILSAFE_SECONDS, cwd=tmp_path
+        )
+        assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_a_rank_that_is_ordered_while_the_host_is_asked_to_end_is_refused(tmp_path: Path) -> None:
