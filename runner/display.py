@@ -160,8 +160,15 @@ class Display:
         for stream in self._streams.values():
             stream.close()
 
+    def begin_result(self, drops_output: bool = False) -> None:
+        """Marks what follows as hvdrun's result. `drops_output`: discards the ranks' output before."""
+        if drops_output:
+            self.drop()
+        self._stdout.begin_result()
+        self._stderr.begin_result()
+
     def drop(self) -> None:
-        """Discards the output that has not been shown."""
+        """Discards the ranks' output that has not been shown."""
         self._stdout.drop()
         self._stderr.drop()
 

@@ -31,6 +31,8 @@ class Sink:
         self._selector = selector
         self._pending = bytearray()
         self._watched = False
+        self._in_line = False  # whether the reader has got the beginning of a line only
+        self._result_at: int | None = None  # where hvdrun's result begins in what is pending
         self._column_dirty = False  # whether a carriage return has left text under the cursor
         self._next_states: dict[bytes, float] = {}  # when to show the next state of each rank's progress bar
 
@@ -64,17 +66,29 @@ class Sink:
         self._next_states[prefix] = now + _BAR_SECONDS
         return line[:-1] + b"\n"
 
+    def begin_result(self) -> None:
+        """Marks what follows as hvdrun's result, which `drop` keeps."""
+        self._result_at = len(self._pending)
+
     def drop(self) -> None:
-        """Discards the output that has not been written."""
-        self._pending.clear()
-        self._watch(False)
+        """Discards the ranks' output that has not been written, but for the rest of a line."""
+        end = len(self._pending) if self._result_at is None else self._result_at
+        start = self._pending.find(b"\n", 0, end) + 1 if self._in_line else 0
+        del self._pending[start:end]
+        self._result_at = None if self._result_at is None else start
+        self._watch(bool(self._pending))
 
     def _write(self) -> None:
         try:
-            del self._pending[: os.write(self._descriptor, self._pending[:_PIPE_BUFFER])]
+            written = os.write(self._descriptor, self._pending[:_PIPE_BUFFER])
         except OSError as error:
             self.error = error
-            self.drop()
+            self._pending.clear()
+        else:
+            self._in_line = not self._pending[:written].endswith(b"\n")
+            del self._pending[:written]
+            if self._result_at is not None:
+                self._result_at = max(self._result_at - written, 0)
         if not self._pending:
             self._watch(False)
 

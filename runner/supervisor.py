@@ -34,8 +34,30 @@ ANALYSIS_SECONDS = 0.5  # after the first failure, so that the rank that caused 
 REPORT_POLL_SECONDS = 0.01  # no event announces that a rank has written its report
 DRAIN_SECONDS = 1.0  # for the last reports of ranks to arrive when all have ended
 KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
+RESULT_SECONDS = 1.0  # for the result to be read after a signal that comes when all ranks have ended
 INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # events of a `JobFailure`
 READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
+
+
+class Patience:
+    """The user's patience once no rank runs any more: a signal ends the wait for the ranks' output, and
+    another one also that for hvdrun's result.
+    """
+
+    def __init__(self) -> None:
+        self.has_ended = False  # the wait for output
+        self.due: float | None = None  # when to wait for the result no longer (time.monotonic())
+        self._skips_result = False
+
+    def note_signal(self) -> None:
+        self._skips_result = self.has_ended
+        self.has_ended = True
+
+    def is_over(self) -> bool:
+        """Returns whether to wait no longer for the reader of the result, which is complete."""
+        if self.has_ended and self.due is None:
+            self.due = time.monotonic() + RESULT_SECONDS
+        return self._skips_result or (self.due is not None and time.monotonic() >= self.due)
 
 
 class Mailbox:
@@ -77,7 +99,7 @@ class Supervisor:
         self._kill_at: float | None = None
         self._drained_at: float | None = None  # when to wait no longer for the last reports
         self._capacity: Capacity | None = None  # for the ranks of this host, while they start
-        self._skips_output = False  # whether the user refuses to wait for remaining output
+        self._patience = Patience()
 
     def watch_memory(self, capacity: Capacity, seconds: float) -> None:
         """Aborts the job if its start uses up this host's memory. Must be called before `run`."""
@@ -103,12 +125,13 @@ class Supervisor:
         failed = self._failure is not None and self.analyzer.failed
         summary = self.post_mortem.lines(self._failure.event if self._failure and failed else "")
         reaper.release()
-        self._run_until(lambda: reaper.ended() or self._skips_output)
+        self._run_until(lambda: reaper.ended() or self._patience.has_ended)
         for host in self.hosts:
             host.close()
         self.display.close_streams()
+        self.display.begin_result(drops_output=self._patience.has_ended)
         self._show_result(summary)
-        self._run_until(lambda: self.display.all_shown or self._skips_output)
+        self._run_until(lambda: self.display.all_shown or self._patience.is_over())
         return self._failure.exit_code if self._failure else 0
 
     def _drain(self, wakeup: WakeupPipe) -> None:
@@ -124,7 +147,7 @@ class Supervisor:
         lost = [one.rank for one in self.ranks if one.exit_status and one.exit_status.lost]
         self.server.drain(DRAIN_SECONDS, note, lost)
         deadline = self._drained_at = time.monotonic() + 2 * DRAIN_SECONDS  # even if its thread has ended
-        self._run_until(lambda: bool(found) or self._skips_output or time.monotonic() >= deadline)
+        self._run_until(lambda: bool(found) or self._patience.has_ended or time.monotonic() >= deadline)
         self._drained_at = None
         if missing := [rank for ranks in found for rank in ranks]:
             self.display.say(
@@ -148,9 +171,9 @@ class Supervisor:
         """Lets the agents send their ranks' remaining files, and end."""
         for host in self.hosts:
             host.finish()
-        self._run_until(lambda: all(host.ended for host in self.hosts) or self._skips_output)
+        self._run_until(lambda: all(host.ended for host in self.hosts) or self._patience.has_ended)
         for host in self.hosts:
-            if not (host.done or host.lost or self._skips_output):
+            if not (host.done or host.lost or self._patience.has_ended):
                 self.display.say(f"the last output of ranks on {host.name} may be missing: {host.failure}")
 
     def _run_until(self, over: Callable[[], bool]) -> None:
@@ -180,6 +203,7 @@ class Supervisor:
             self._drained_at,
             self.progress.due,
             self._stragglers.due,
+            self._patience.due,
         ]
         candidates += [host.deadline for host in self.hosts]
         candidates += [self._capacity.due] if self._capacity is not None else []
@@ -273,7 +297,7 @@ class Supervisor:
     def _handle_termination(self, number: int) -> None:
         running = [one.rank for one in self._processes if not one.exit_status]
         if not running:
-            self._skips_output = True
+            self._patience.note_signal()
             self.display.drop()
         elif self._failure is not None:
             self._kill()

@@ -44,7 +44,7 @@ from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.signals import WakeupPipe, stop_this_process
-from sirtaki.runner.supervisor import KILL_SECONDS, READER_GONE
+from sirtaki.runner.supervisor import KILL_SECONDS, READER_GONE, Patience
 
 _PER_WORKER = 4  # descriptors: the ends of two pipes, and the connections to the arbiter and to a generation
 _NO_WORKER = -1  # the number of a spare, which has none
@@ -113,7 +113,7 @@ class ElasticJob:
         self._kill_at: float | None = None
         self._end_signal: int = signal.SIGTERM  # for all workers, if the job fails
         self._signal_to_send: int | None = None
-        self._skips_output = False
+        self._patience = Patience()
 
     def run(self) -> int:
         """Runs the job to its end; returns hvdrun's exit code. Raises LaunchError if it cannot start."""
@@ -283,7 +283,8 @@ class ElasticJob:
 
     def _terminate(self, number: int) -> None:
         if self._driver.is_over and not self._processes.running:
-            self._skips_output = True
+            self._patience.note_signal()
+            self._display.drop()
             return
         if self._kill_at is not None:
             self._signal(signal.SIGKILL)
@@ -321,10 +322,12 @@ class ElasticJob:
         timeline = self._settings.timeline
         notice = timeline.merge(_NO_TIMELINE) if timeline is not None else ""
         self._reaper.release()
-        while not self._reaper.ended() and not self._skips_output:
+        while not self._reaper.ended() and not self._patience.has_ended:
             self._selector.select(0.02)
-            self._wakeup.read()
+            for number in self._wakeup.read():
+                self._handle_signal(number)
         self._display.close_streams()
+        self._display.begin_result(drops_output=self._patience.has_ended)
         result, service = self._driver.result or Finish(0), self._settings.service
         reason, culprit = "", result.culprit
         explains = service is not None and service.has_outcome(culprit)
@@ -342,15 +345,16 @@ class ElasticJob:
             service.note_failure(text, culprit)
         elif text:
             self._display.say(text)
-        while not self._display.all_shown and not self._skips_output:
-            for key, _ in self._selector.select():
+        while not (self._display.all_shown or self._patience.is_over()):
+            due = self._patience.due
+            for key, _ in self._selector.select(None if due is None else max(due - time.monotonic(), 0.0)):
                 key.data()
         return result.code
 
     def _finish_hosts(self) -> None:
         """Lets the agents send the last output, and end."""
         self._hosts.finish()
-        while not self._hosts.have_ended() and not self._skips_output:
+        while not self._hosts.have_ended() and not self._patience.has_ended:
             self._display.balance()
             for key, _ in self._selector.select(0.1):
                 key.data()
