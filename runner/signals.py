@@ -9,9 +9,10 @@ from types import FrameType
 
 from sirtaki.runner.errors import LaunchError
 
-HANDLED = frozenset(
-    {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD}
-)
+# Signals that hvdrun only passes on to the ranks. A job scheduler may send USR1 to all processes of a job
+# before its time is up, which must not end hvdrun or its agents.
+PASSED_ON = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+HANDLED = PASSED_ON | {signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD}
 
 
 class WakeupPipe:

@@ -22,7 +22,7 @@ from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
-from sirtaki.runner.signals import WakeupPipe, stop_this_process
+from sirtaki.runner.signals import PASSED_ON, WakeupPipe, stop_this_process
 from sirtaki.runner.stragglers import Stragglers
 
 if TYPE_CHECKING:  # needed for some jobs only
@@ -284,7 +284,7 @@ class Supervisor:
             stop_this_process()
             for remote in self.hosts:
                 remote.forgive_silence()
-        elif number in (signal.SIGCONT, signal.SIGHUP):
+        elif number == signal.SIGCONT or number in PASSED_ON:
             self._signal_ranks(number)
             if number == signal.SIGCONT:
                 self._note_pause(number)

@@ -43,7 +43,7 @@ from sirtaki.runner.launch import OUTPUT_FILES, Settings, with_reaper, write_job
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import Job
-from sirtaki.runner.signals import WakeupPipe, stop_this_process
+from sirtaki.runner.signals import PASSED_ON, WakeupPipe, stop_this_process
 from sirtaki.runner.supervisor import KILL_SECONDS, READER_GONE, Patience
 
 _PER_WORKER = 4  # descriptors: the ends of two pipes, and the connections to the arbiter and to a generation
@@ -275,7 +275,7 @@ class ElasticJob:
             self._hosts.note_signal(number)
             stop_this_process()
             self._hosts.renew_leases()
-        elif number in (signal.SIGCONT, signal.SIGHUP):
+        elif number == signal.SIGCONT or number in PASSED_ON:
             self._signal(number)
             self._hosts.note_signal(number)
         elif number in (signal.SIGINT, signal.SIGTERM):

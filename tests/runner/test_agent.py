@@ -128,6 +128,22 @@ def test_a_rank_from_its_start_to_its_end(agent: Callable[[], Conversation], tmp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_signal_from_outside_does_not_end_it_but_one_of_hvdrun_reaches_the_rank(
+    agent: Callable[[], Conversation],
+) -> None:
+    """Slurm sends the signal of `--signal=USR1` to all steps of a job."""
+    talk = agent()
+    script = "trap 'echo noted; exit 7' USR1; echo ready; while :; do sleep 0.05; done"
+    talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sh", "-c", script)))
+    assert talk.next(Kind.STDOUT).payload == b"ready\n"
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        talk.process.send_signal(number)
+    talk.next(Kind.ALIVE)
+    talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGUSR1))
+    assert talk.next(Kind.STDOUT).payload == b"noted\n"
+    assert talk.next(Kind.ENDED).values == {"code": 7, "killed_by": 0}
+
+
 def test_sigkill_reaches_what_a_rank_has_left_behind(agent: Callable[[], Conversation]) -> None:
     talk = agent()
     talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sh", "-c", "sleep 300 & echo $!")))

@@ -328,6 +328,19 @@ def test_a_hang_up_that_the_ranks_handle_ends_nothing(
     assert finish(process)[0] == 0
 
 
+@pytest.mark.parametrize("options", [(), ("--min-np", "1")], ids=["static", "elastic"])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_the_signals_of_users_are_passed_on(
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path, options: tuple[str, ...], number: signal.Signals
+) -> None:
+    """Job schedulers send one before the time is up, so that programs can write a checkpoint."""
+    handle = f"signal.signal({int(number)}, lambda *_: sys.exit(0))\n"
+    process = start_hvdrun("-np", "2", *options, "python", rank_script(handle + FAMILY + "time.sleep(300)"))
+    read_pids(tmp_path, 4)
+    process.send_signal(number)
+    assert finish(process)[0] == 0
+
+
 def test_nohup_holds_for_the_ranks(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
     script = rank_script(
         "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, signal.getsignal(signal.SIGPIPE))"
