@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 from sirtaki.common import basics, observing
 from sirtaki.common.basics import *  # noqa: F403
@@ -19,12 +20,25 @@ def lister(names: Sequence[str]) -> Callable[[], list[str]]:
     return lambda: sorted(names)
 
 
-def loader(package: str) -> Callable[[str], ModuleType]:
-    """Returns a package's `__getattr__`, which imports its part `elastic` when a program first uses it."""
+def loader(package: str, homes: Mapping[str, Sequence[str]] | None = None) -> Callable[[str], Any]:
+    """Returns a package's `__getattr__`, which imports its rarely used parts when a program first uses them.
 
-    def load(name: str) -> ModuleType:
-        if name != "elastic":
+    Importing all of an adapter takes several times as long as importing what most programs use. The package
+    imports the same names under TYPE_CHECKING, so that type checkers know them.
+
+    Args:
+        package: its name. Its part `elastic` is always imported on first use.
+        homes: the public names that are imported on first use, by the module of the package that has them.
+    """
+    home_of = {name: f"{package}.{home}" for home, names in (homes or {}).items() for name in names}
+
+    def load(name: str) -> Any:
+        if name == "elastic":
+            return import_module(f"{package}.elastic")
+        if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return import_module(f"{package}.elastic")
+        value = getattr(import_module(home_of[name]), name)
+        setattr(sys.modules[package], name, value)  # later uses find it there
+        return value
 
     return load

@@ -13,16 +13,26 @@ from sirtaki.common.public import loader as _loader
 from sirtaki.jax.collectives import *  # noqa: F403
 from sirtaki.jax.collectives import __all__ as _collectives
 from sirtaki.jax.compression import Compression
-from sirtaki.jax.consistency import check_parameters
-from sirtaki.jax.one_batch import consistent, mirrored
-from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
-from sirtaki.jax.parameters import broadcast_parameters, rank_key
-from sirtaki.jax.periodic import diloco, local_sgd
-from sirtaki.jax.sharding import divided_state, full_state, shard
 from sirtaki.jax.topology import *  # noqa: F403
 
 if TYPE_CHECKING:
     from sirtaki.jax import elastic
+    from sirtaki.jax.consistency import check_parameters
+    from sirtaki.jax.one_batch import consistent, mirrored
+    from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
+    from sirtaki.jax.parameters import broadcast_parameters, rank_key
+    from sirtaki.jax.periodic import diloco, local_sgd
+    from sirtaki.jax.sharding import divided_state, full_state, shard
+
+# Imported when a program first uses them.
+_LATER = {
+    "consistency": ("check_parameters",),
+    "one_batch": ("consistent", "mirrored"),
+    "optimizer": ("DistributedOptimizer", "grad", "value_and_grad"),
+    "parameters": ("broadcast_parameters", "rank_key"),
+    "periodic": ("diloco", "local_sgd"),
+    "sharding": ("divided_state", "full_state", "shard"),
+}
 
 __all__ = [
     *_shared,
@@ -48,4 +58,4 @@ __all__ = [
 ]
 
 __dir__ = _lister(__all__)
-__getattr__ = _loader(__name__)
+__getattr__ = _loader(__name__, _LATER)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from typing import Any as _Any
 
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
@@ -32,17 +31,12 @@ from sirtaki.tensorflow.xla import enable_xla
 
 if TYPE_CHECKING:
     from sirtaki.tensorflow import elastic
+    from sirtaki.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+# Imported when a program first uses it: it needs Keras, which takes seconds to import.
+_LATER = {"sync_batch_norm": ("SyncBatchNormalization",)}
 
 _library()
-
-
-def __getattr__(name: str) -> _Any:
-    """Imports some parts on first use: one needs Keras, which takes seconds to import."""
-    if name == "SyncBatchNormalization":
-        from sirtaki.tensorflow.sync_batch_norm import SyncBatchNormalization
-
-        return SyncBatchNormalization
-    return _loader(__name__)(name)
 
 
 __all__ = [
@@ -55,7 +49,7 @@ __all__ = [
     "PartialDistributedGradientTape",
     "DistributedOptimizer",
     "GradientAccumulator",
-    "SyncBatchNormalization",  # noqa: F405  # __getattr__ makes it
+    "SyncBatchNormalization",
     "barrier",
     "elastic",
     "enable_xla",
@@ -69,3 +63,4 @@ __all__ = [
 ]
 
 __dir__ = _lister(__all__)
+__getattr__ = _loader(__name__, _LATER)

@@ -15,22 +15,39 @@ from sirtaki.torch import plain_optimizers
 from sirtaki.torch.collectives import *  # noqa: F403
 from sirtaki.torch.collectives import __all__ as _collectives
 from sirtaki.torch.compression import Compression
-from sirtaki.torch.consistency import check_parameters
-from sirtaki.torch.data import DataLoader, DistributedSampler
-from sirtaki.torch.joining import join
-from sirtaki.torch.one_batch import consistent, mirrored
-from sirtaki.torch.optimizer import DistributedOptimizer
-from sirtaki.torch.periodic import DiLoCo, LocalSGD
-from sirtaki.torch.sharded.clipping import clip_grad_norm_, clip_grad_value_
-from sirtaki.torch.sharded.full_state import full_state_dict
-from sirtaki.torch.shared import empty
-from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
-from sirtaki.torch.stale.server import ParameterServer
-from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
-from sirtaki.torch.sync_batch_norm import SyncBatchNorm
 
 if TYPE_CHECKING:
     from sirtaki.torch import elastic
+    from sirtaki.torch.consistency import check_parameters
+    from sirtaki.torch.data import DataLoader, DistributedSampler
+    from sirtaki.torch.joining import join
+    from sirtaki.torch.one_batch import consistent, mirrored
+    from sirtaki.torch.optimizer import DistributedOptimizer
+    from sirtaki.torch.periodic import DiLoCo, LocalSGD
+    from sirtaki.torch.sharded.clipping import clip_grad_norm_, clip_grad_value_
+    from sirtaki.torch.sharded.full_state import full_state_dict
+    from sirtaki.torch.shared import empty
+    from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
+    from sirtaki.torch.stale.server import ParameterServer
+    from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
+    from sirtaki.torch.sync_batch_norm import SyncBatchNorm
+
+# Imported when a program first uses them: together they take longer than all of the rest.
+_LATER = {
+    "consistency": ("check_parameters",),
+    "data": ("DataLoader", "DistributedSampler"),
+    "joining": ("join",),
+    "one_batch": ("consistent", "mirrored"),
+    "optimizer": ("DistributedOptimizer",),
+    "periodic": ("DiLoCo", "LocalSGD"),
+    "sharded.clipping": ("clip_grad_norm_", "clip_grad_value_"),
+    "sharded.full_state": ("full_state_dict",),
+    "shared": ("empty",),
+    "sparse": ("sparse_allreduce", "sparse_allreduce_async"),
+    "stale.server": ("ParameterServer",),
+    "state": ("broadcast_optimizer_state", "broadcast_parameters"),
+    "sync_batch_norm": ("SyncBatchNorm",),
+}
 
 plain_optimizers.register_hook()
 
@@ -67,4 +84,4 @@ __all__ = [
 ]
 
 __dir__ = _lister(__all__)
-__getattr__ = _loader(__name__)
+__getattr__ = _loader(__name__, _LATER)
