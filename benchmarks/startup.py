@@ -28,6 +28,8 @@ from common.report import Target, at_most, show_table
 RANKS = 2
 MOST_SECONDS = 120
 LOST_RANKS = 5  # measurements, at most
+# A script's first calls, after which most of what it needs is imported.
+FIRST_USE = "sirtaki.torch as hvd; hvd.init(); hvd.DistributedOptimizer; hvd.broadcast_parameters"
 FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "numpy"]
 IMPORT = """
 import json, sys, time
@@ -54,11 +56,14 @@ def measure(options: Namespace) -> Results:
 def measure_imports(rounds: int) -> dict[str, Any]:
     bare = [run_import("sys", "sirtaki") for _ in range(rounds)]
     over_torch = [run_import("torch", "sirtaki.torch") for _ in range(rounds)]
+    used = [run_import("torch", FIRST_USE) for _ in range(rounds)]
     return {
+        "has_bytecode": not sys.dont_write_bytecode,
         "sirtaki": median([seconds for _, seconds, _ in bare]),
         "frameworks": sorted({name for *_, found in bare for name in found}),
         "torch": median([seconds for seconds, _, _ in over_torch]),
         "sirtaki.torch": median([seconds for _, seconds, _ in over_torch]),
+        "first use": median([seconds for _, seconds, _ in used]),
     }
 
 
@@ -147,6 +152,7 @@ def measure_lost_rank() -> float:
 def show(results: Results) -> None:
     imports, launches, lost = results["imports"], results["launches"], results["lost_rank"]
     imported = {"sirtaki": "sirtaki", "torch": "torch", "sirtaki.torch": "sirtaki.torch, after import torch"}
+    imported["first use"] = "sirtaki.torch, after import torch, with init() and DistributedOptimizer"
     rows = [[f"import {text}", f"{imports[name] * 1e3:.0f} ms"] for name, text in imported.items()]
     rows += [[], *([name, f"{seconds:.2f} s"] for name, seconds in launches["seconds"].items())]
     for kind, over in launches["over_alone"].items():
@@ -155,6 +161,8 @@ def show(results: Results) -> None:
     rows += [[], *([f"memory: {name}", f"{size / MIB:.1f} MiB"] for name, size in results["memory"].items())]
     worst = f"(worst {max(lost) * 1e3:.0f})"
     rows += [[], ["kill -9 of a rank until the other raises", f"{median(lost) * 1e3:.0f} ms {worst}"]]
+    if not imports["has_bytecode"]:
+        rows += [[], ["PYTHONDONTWRITEBYTECODE is set: imports may compile every module", ""]]
     show_table(f"Start, {RANKS} ranks", ["what", "median"], rows)
 
 
