@@ -1,16 +1,15 @@
 #include "transport/peer_memory.h"
 
+#include <sys/random.h>
 #include <unistd.h>
-
-#include <random>
 
 namespace sirtaki {
 namespace {
 
+// Returns a random number; 0 if the system has none, and then nobody reads.
 uint64_t random_nonce() {
-  std::random_device device;
-  const uint64_t nonce = uint64_t{device()} << 32 | device();
-  return nonce ? nonce : 1;
+  uint64_t nonce = 0;
+  return ::getrandom(&nonce, sizeof nonce, 0) == sizeof nonce ? nonce : 0;
 }
 
 size_t bytes_of(const std::vector<iovec>& parts) {

@@ -58,7 +58,8 @@ def check_rows(rows: list[dict[str, Any]], operation: str) -> None:
         assert 0 < row["time_us"] <= row["p99_us"]
         assert (row["limit"] is None) == (row["size"] < 64 << 10)
         assert row["backend"] == ("shared memory" if row["size"] else "")
-        assert row["algorithm"] == ("whole" if operation == "allreduce" else "")
+        ways = {"whole"} if operation == "allreduce" else {"", "single copy"}  # as the system allows
+        assert row["algorithm"] in ways
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
