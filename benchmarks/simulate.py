@@ -7,7 +7,8 @@ The core's own state machines negotiate, and the core's own schedule of an all-r
 without sockets and threads. A host's cable carries one message at a time in each direction, at --gigabits;
 --rack hosts share an uplink of as much as their cables carry, divided by --oversubscription. The start adds
 up the messages and handshakes of the rendezvous at the costs that its code has on this machine. `check`
-compares 4 to 256 real processes on this machine with as many simulated ranks, which share its processors.
+compares 4 to 256 real processes on this machine with as many simulated ranks, which share its processors,
+at costs that worlds of half the size have there.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ OPTIONS = [
         default=[4, 8, 16, 32, 64, 128, 256],
         help="real ranks of the check (4 to 256)",
     ),
+    number("--beside", 2, "worlds side by side, by which the costs of a world of the check are measured"),
     number("--usable", len(os.sched_getaffinity(0)), "processors that the real ranks share"),
 ]
 BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)

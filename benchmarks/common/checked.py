@@ -1,11 +1,11 @@
 """Real processes on this machine beside as many simulated ranks, which share its processors.
 
-The simulation is given the cost of a message between two processes (`calibrate`), for each all-reduce the
-speed of memory for as many ranks (`memory_speed`), and what the code around the state machines costs: for a
-step, for each of its operations, and for a start. These costs are measured in a world of few ranks, whose
-processors are idle at times, and in one of many ranks for each processor, whose caches hold nothing of the
-rank that runs next. For a world in between they follow the logarithm of the number of ranks. All other
-worlds are the check.
+The simulation is given costs that are measured among as many processes as the world has, because the caches,
+and with them all costs, depend on that number, but never in the world itself: of a message and of a look
+(`calibrate`), of copies and sums (`memory_speed`), and of what surrounds the state machines. The latter is
+the time that the simulation does not explain of two worlds of half the size, side by side (`SideBySide`).
+For a start it comes from worlds of few and of many ranks, between which it follows the logarithm of the
+number of ranks; these two are no check.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 import scale
 
@@ -27,8 +26,10 @@ SIZES = (1 << 20, 16 << 20)
 MOST_WITH_DATA = 64  # ranks of an all-reduce: each has a connection to each other one
 MOST_STARTED = 64  # ranks of init()
 STEPS, STEPS_OF_FEW = 51, 101  # of several hosts, and of one
+ROUNDS = 3  # in which a world and its parts take turns
 STARTS, STARTS_OF_FEW = 5, 9
-FEW, MANY = 2, 32  # ranks a processor, by which costs are measured; one, and MANY, for a start
+FEW = 2  # ranks of a start that is so short that more of them are measured
+MANY = 32  # ranks a processor of the larger world by which the costs of a start are measured
 FAST = {"latency": 0, "gigabits": 1000}  # loopback: the processors limit it
 
 
@@ -69,106 +70,126 @@ class Between:
         return self.costs[0] + share * (self.costs[1] - self.costs[0])
 
 
-NOTHING = Between((1, 2), (0.0, 0.0))
-
-
 @dataclass(frozen=True)
-class Machine:
-    """Costs of this machine: ns of a message; MB/s of a stream; ns of a look by a rank that waits; ns of a
-    processor for a step, and for an operation in it.
-    """
+class SideBySide:
+    """Worlds that together have the processes of the world for which they stand, and share its processors."""
 
-    message: int
-    stream: int
-    look: int
-    begin: Between = NOTHING
-    submit: Between = NOTHING
+    ranks: int  # of each
+    count: int
+    processors: int
 
-    def costs(self, options: Namespace) -> dict[str, int]:
-        """Returns the numbers of the drivers. A message costs its sender and its receiver half each."""
-        half = self.message // 2
-        return {"message": half, "processors": options.usable, "each": options.each, **FAST}
+    @classmethod
+    def of(cls, ranks: int, options: Namespace) -> SideBySide:
+        count = min(options.beside, ranks // 2)
+        return cls(-(-ranks // count), count, options.usable)
 
+    @property
+    def crowd(self) -> float:
+        """The number of ranks that share a processor."""
+        return max(self.ranks * self.count / self.processors, 1.0)
 
-def calibrate(options: Namespace) -> Machine:
-    (found,) = native.run("calibrate")
-    machine = Machine(**found)
-    worlds = _calibrating(FEW, options)
-    steps = [_surroundings(ranks, machine, options) for ranks in worlds]
-    begin, submit = (Between(worlds, costs) for costs in zip(*steps, strict=True))
-    return replace(machine, begin=begin, submit=submit)
+    @property
+    def a_world(self) -> int:
+        """The processors of each world; worlds that have none of their own take turns."""
+        return max(self.processors // self.count, 1)
 
+    @property
+    def turns(self) -> float:
+        """The number of worlds that a processor serves one after another."""
+        return max(self.count / self.processors, 1.0)
 
-def _calibrating(few: int, options: Namespace) -> tuple[int, int]:
-    """Returns the sizes of the worlds by which costs are measured; few: ranks a processor in the smaller."""
-    many = min(MANY * options.usable, MOST_STARTED)
-    return min(few * options.usable, many // 2), many
-
-
-def _surroundings(ranks: int, machine: Machine, options: Namespace) -> tuple[float, float]:
-    """Returns the unexplained nanoseconds of a processor: of a step, and of each operation in it."""
-
-    def of_a_rank(barriers: int) -> float:
-        unexplained = _real(ranks, options.each, barriers=barriers)
-        unexplained -= _negotiation(ranks, barriers, machine, options)
-        return 1e3 * unexplained * options.usable / ranks
-
-    few, many = map(of_a_rank, OPERATIONS)
-    submit = max((many - few) / (OPERATIONS[1] - OPERATIONS[0]), 0.0)
-    return max(few - submit, 0.0), submit
+    def unexplained(self, real: float, simulated: float) -> float:
+        """Returns the time of a processor for each rank that the simulation of a world does not explain."""
+        return max(real - simulated * self.turns, 0.0) / self.crowd
 
 
-def _real(ranks: int, each: int, **work: int) -> float:
-    """Returns the microseconds of the shortest step of real processes: the least disturbed one."""
-    steps = STEPS_OF_FEW if ranks <= each else STEPS
-    return float(min(run("many_ranks", ranks=ranks, each=each, steps=steps, **work)["steady"]))
+class Measured(NamedTuple):
+    """The steps of a world, and of the worlds side by side that stand for it."""
+
+    whole: float
+    parts: float
+
+
+class World:
+    """Real and simulated steps of one number of ranks. Times are in microseconds."""
+
+    def __init__(self, ranks: int, options: Namespace) -> None:
+        self.ranks, self.each, self.processors = ranks, options.each, options.usable
+        self.crowd = max(ranks / self.processors, 1.0)  # ranks that share a processor
+        self.parts = SideBySide.of(ranks, options)
+        (machine,) = native.run("calibrate", f"processes={max(2 * round(self.crowd / 2), 2)}")
+        half = machine.pop("message") // 2  # of its sender, and of its receiver
+        self.costs = {**machine, "message": half, "each": self.each, **FAST}
+        self.barriers = {count: self._measure(barriers=count) for count in OPERATIONS}
+        few, many = map(self._around_barriers, OPERATIONS)
+        submit = max((many - few) / (OPERATIONS[1] - OPERATIONS[0]), 0.0)
+        self.around = {"submit": round(1e3 * submit), "begin": round(1e3 * max(few - submit, 0.0))}
+
+    def check_negotiation(self, barriers: int) -> Check:
+        simulated = self._negotiate(self.ranks, self.processors, barriers, self.around)
+        what = "1 barrier" if barriers == 1 else f"{barriers} barriers"
+        return Check(what, self.ranks, self.barriers[barriers].whole, simulated)
+
+    def check_allreduce(self, size: int) -> Check:
+        measured = self._measure(bytes=size)
+        host = {"ranks": self.ranks, "each": self.each, "processors": self.processors}
+        memory = run("memory_speed", bytes=size, **host)
+        simulated = self._allreduce(self.ranks, self.processors, size, memory)
+        simulated += self.crowd * self._around_allreduce(size, measured.parts, memory)
+        return Check(f"all-reduce of {size >> 20} MiB", self.ranks, measured.whole, simulated)
+
+    def _around_barriers(self, count: int) -> float:
+        """Returns the unexplained time of a processor for a step of each rank of the worlds side by side."""
+        simulated = self._negotiate(self.parts.ranks, self.parts.a_world, count, {})
+        return self.parts.unexplained(self.barriers[count].parts, simulated)
+
+    def _around_allreduce(self, size: int, real: float, memory: dict[str, int]) -> float:
+        share = self.parts.a_world / self.processors
+        speeds = {name: round(memory[name] * share) for name in ("memory", "sums")}
+        simulated = self._allreduce(self.parts.ranks, self.parts.a_world, size, {**memory, **speeds})
+        return self.parts.unexplained(real, simulated)
+
+    def _measure(self, **work: int) -> Measured:
+        """Returns the shortest steps of real processes: the least disturbed ones. Both worlds take turns."""
+        steps = (STEPS_OF_FEW if self.ranks <= self.each else STEPS) // ROUNDS
+
+        def shortest(**world: int) -> float:
+            return float(min(run("many_ranks", each=self.each, steps=steps, **world, **work)["steady"]))
+
+        rounds = [
+            (shortest(ranks=self.ranks), shortest(ranks=self.parts.ranks, worlds=self.parts.count))
+            for _ in range(ROUNDS)
+        ]
+        return Measured(*map(min, zip(*rounds, strict=True)))
+
+    def _negotiate(self, ranks: int, processors: int, barriers: int, around: dict[str, int]) -> float:
+        costs = {name: cost for name, cost in self.costs.items() if name not in ("stream", "look")}
+        steps = {"tensors": barriers, "barriers": 1, "steps": STEPS, "wake": costs["message"]}
+        found = run("negotiation", ranks=ranks, processors=processors, **steps, **costs, **around)
+        return float(found["steady"]["latency"])
+
+    def _allreduce(self, ranks: int, processors: int, size: int, memory: dict[str, int]) -> float:
+        """Returns the time of an all-reduce and of its negotiation."""
+        world = {"ranks": ranks, "processors": processors, "bytes": size, "events": 1}
+        found = run("allreduce", **world, **self.costs, **memory)
+        return float(found["microseconds"]) + self._negotiate(ranks, processors, 1, self.around)
 
 
 def check_all(options: Namespace) -> list[Check]:
-    machine = calibrate(options)
-    rows = [
-        _check_negotiation(ranks, count, machine, options)
-        for count in OPERATIONS
-        for ranks in options.processes
-    ]
-    rows += [
-        _check_allreduce(ranks, size, machine, options)
-        for size in SIZES
-        for ranks in options.processes
-        if ranks <= MOST_WITH_DATA
-    ]
-    return rows + _check_starts(machine, options)
+    rows = []
+    for ranks in options.processes:
+        world = World(ranks, options)
+        rows += [world.check_negotiation(count) for count in OPERATIONS]
+        rows += [world.check_allreduce(size) for size in SIZES if ranks <= MOST_WITH_DATA]
+    return sorted(rows, key=lambda row: row.what) + _check_starts(options)
 
 
-def _negotiation(ranks: int, barriers: int, machine: Machine, options: Namespace) -> float:
-    costs = machine.costs(options)
-    around = {"begin": round(machine.begin.of(ranks)), "submit": round(machine.submit.of(ranks))}
-    steps = {"steps": STEPS, "wake": costs["message"], **around}
-    found = run("negotiation", ranks=ranks, tensors=barriers, barriers=1, **costs, **steps)
-    return float(found["steady"]["latency"])
-
-
-def _check_negotiation(ranks: int, barriers: int, machine: Machine, options: Namespace) -> Check:
-    real = _real(ranks, options.each, barriers=barriers)
-    what = "1 barrier" if barriers == 1 else f"{barriers} barriers"
-    return Check(what, ranks, real, _negotiation(ranks, barriers, machine, options))
-
-
-def _check_allreduce(ranks: int, size: int, machine: Machine, options: Namespace) -> Check:
-    """Compares all-reduces. The caches, and so the costs of copies and sums, depend on the world."""
-    world = {"ranks": ranks, "each": options.each, "bytes": size, "processors": options.usable}
-    real = _real(ranks, options.each, bytes=size)
-    memory = run("memory_speed", **world)
-    costs = machine.costs(options) | {"stream": machine.stream, "look": machine.look} | memory
-    found = run("allreduce", **(costs | world), events=1)
-    simulated = found["microseconds"] + _negotiation(ranks, 1, machine, options)
-    return Check(f"all-reduce of {size >> 20} MiB", ranks, real, simulated)
-
-
-def _check_starts(machine: Machine, options: Namespace) -> list[Check]:
-    """Compares starts on one host."""
-    worlds = _calibrating(1, options)
-    costs = simulated_start.measure_costs(machine.stream * 1e6)
+def _check_starts(options: Namespace) -> list[Check]:
+    """Compares starts on one host, but for the two worlds by which their costs are measured."""
+    many = min(MANY * options.usable, MOST_STARTED)
+    worlds = min(options.usable, many // 2), many
+    (machine,) = native.run("calibrate")
+    costs = simulated_start.measure_costs(machine["stream"] * 1e6)
     place = simulated_start.Place(MOST_STARTED, 0.0, 1e12, options.usable)
 
     def simulate(ranks: int, base: float) -> float:
@@ -176,14 +197,13 @@ def _check_starts(machine: Machine, options: Namespace) -> list[Check]:
         return simulated_start.simulate_start(ranks, place, replace(costs, base=base), described).seconds
 
     def unexplained(ranks: int) -> float:
-        return simulated_start.base_of(real(ranks) - simulate(ranks, 0.0), ranks, place)
+        return simulated_start.base_of(_real_start(ranks) - simulate(ranks, 0.0), ranks, place)
 
-    real = cache(_real_start)
     base = Between(worlds, (unexplained(worlds[0]), unexplained(worlds[1])))
     return [
-        Check("init()", ranks, real(ranks) * 1e6, simulate(ranks, base.of(ranks)) * 1e6)
+        Check("init()", ranks, _real_start(ranks) * 1e6, simulate(ranks, base.of(ranks)) * 1e6)
         for ranks in options.processes
-        if ranks <= MOST_STARTED
+        if ranks <= MOST_STARTED and ranks not in worlds
     ]
 
 

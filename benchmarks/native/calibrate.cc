@@ -1,20 +1,26 @@
 // The costs of this machine, which simulated ranks are charged: of a message, of bytes in a stream, and of a look by a
 // rank that waits.
 //
-//   calibrate    prints one JSON object: nanoseconds of a processor for a message of 64 bytes over loopback, from one
-//                process to another that sleeps; megabytes per second of a processor that sends or receives a stream;
-//                nanoseconds of a processor that looks for events and then yields to one of many that do the same
+//   calibrate processes=16    processes that share a processor: an even number
+//
+// Prints one JSON object: nanoseconds of the processor for a message of 64 bytes over loopback, from one process to
+// another that sleeps, while all others exchange messages in pairs as well; megabytes per second of a processor that
+// sends or receives a stream; nanoseconds of the processor for a look for events by one process, which then yields to
+// the others, who do the same. The more processes there are, the less of each one the caches and the TLB hold when it
+// has its turn.
 #include <sched.h>
 #include <sys/epoll.h>
 
 #include <memory>
 
 #include "connections.h"
+#include "numbers.h"
 #include "processes.h"
 
 namespace {
 
-constexpr int messages = 500, looks = 250, lookers = 16;
+constexpr int messages = 1'000, looks = 4'000;  // of all processes, in a round
+constexpr int fewest = 8;  // of each process
 constexpr int rounds = 15;  // of each measurement, whose best round counts: other work may run
 constexpr size_t streamed = size_t{32} << 20, part = size_t{256} << 10;
 
@@ -36,16 +42,18 @@ void move(int socket, char* data, size_t bytes, bool sends) {
   }
 }
 
-// Times a message to and fro, both processes on one core: it sends and receives two.
-double nanoseconds_a_message(Gate& gate, const Connection& connection, int process) {
+// Times messages to and fro in each pair of processes.
+double nanoseconds_a_message(Gate& gate, const std::vector<Connection>& connections, int process) {
+  const auto pairs = static_cast<int>(connections.size()), each = std::max(messages / (2 * pairs), fewest);
+  const int place = process % 2, socket = connections[static_cast<size_t>(process / 2)].ends[place];
   char message[64] = {};
-  const double took = gate.timed(process, 2, [&] {
-    for (int i = 0; i < messages; ++i) {
-      move(connection.ends[process], message, sizeof message, process == 0);
-      move(connection.ends[process], message, sizeof message, process == 1);
+  const double took = gate.timed(process, 2 * pairs, [&] {
+    for (int i = 0; i < each; ++i) {
+      move(socket, message, sizeof message, place == 0);
+      move(socket, message, sizeof message, place == 1);
     }
   });
-  return took * 1e3 / (2 * messages);
+  return took * 1e3 / (2 * each * pairs);
 }
 
 // Times a stream from one process to the other on the same core, which sends and receives each byte. The caches hold
@@ -59,35 +67,40 @@ double stream_speed(Gate& gate, const Connection& connection, int process) {
   return 2 * static_cast<double>(streamed) / took;
 }
 
-// Times looks of many processes on the same core, in turns: each finds the caches as the others have left them.
-double nanoseconds_a_look(Gate& gate, int process) {
+// Times looks of all processes, in turns: each finds the caches as the others have left them.
+double nanoseconds_a_look(Gate& gate, int process, int processes) {
+  const int each = std::max(looks / processes, fewest);
   const int events = ::epoll_create1(EPOLL_CLOEXEC);
   must(events >= 0, "no epoll");
   epoll_event event;
-  const double took = gate.timed(process, lookers, [&] {
-    for (int i = 0; i < looks; ++i) {
+  const double took = gate.timed(process, processes, [&] {
+    for (int i = 0; i < each; ++i) {
       must(::epoll_wait(events, &event, 1, 0) == 0, "an event that nobody has made");
       ::sched_yield();
     }
   });
   ::close(events);
-  return took * 1e3 / (lookers * looks);
+  return took * 1e3 / (processes * each);
 }
 
 }  // namespace
 
-int main() {
+int main(int argument_count, char** arguments) {
+  Numbers numbers({{"processes", 16}}, {"processes"});
+  numbers.parse(argument_count, arguments);
+  const int processes = numbers.small("processes");
+  must(processes % 2 == 0, "processes= is an even number");
   Gate* pair = Gate::create(2);
-  Gate* all = Gate::create(lookers);
-  const Connection connection = connect_over_loopback();
-  const bool went_well = run_processes(lookers, [&](int process) {
+  Gate* all = Gate::create(processes);
+  std::vector<Connection> connections(static_cast<size_t>(processes / 2));
+  std::generate(connections.begin(), connections.end(), connect_over_loopback);
+  const bool went_well = run_processes(processes, [&](int process) {
     share_a_core();
     double message = 1e9, look = 1e9, stream = 0;
     for (int round = 0; round < rounds; ++round) {
-      look = std::min(look, nanoseconds_a_look(*all, process));
-      if (process >= 2) continue;
-      message = std::min(message, nanoseconds_a_message(*pair, connection, process));
-      stream = std::max(stream, stream_speed(*pair, connection, process));
+      look = std::min(look, nanoseconds_a_look(*all, process, processes));
+      message = std::min(message, nanoseconds_a_message(*all, connections, process));
+      if (process < 2) stream = std::max(stream, stream_speed(*pair, connections.front(), process));
     }
     if (process != 0) return;
     std::printf("{\"message\": %.0f, \"stream\": %.0f, \"look\": %.0f}\n", message, stream, look);

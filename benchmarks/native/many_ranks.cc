@@ -3,9 +3,14 @@
 //
 //   many_ranks ranks=64 each=8 barriers=100 steps=5       barriers only: negotiation without data
 //   many_ranks ranks=16 each=8 bytes=1048576 steps=5      one all-reduce a step
+//   many_ranks ranks=8 each=8 worlds=2 barriers=1         two worlds side by side, which know nothing of each other
 //
+// Worlds side by side have an equal share of the processors each, if their number allows that.
 // All ranks begin a step at the same moment; it ends when the last one has finished. Prints one JSON object:
-// microseconds of the first step, and of each following one; the bytes that rank 0 has sent over TCP in all steps.
+// microseconds of the first step, and of each following one; the bytes that rank 0 (of the first world) has sent over
+// TCP in all steps.
+#include <sched.h>
+
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -17,18 +22,24 @@
 
 namespace {
 
-// The configuration that the processes share from before they fork.
+Numbers arguments_with_defaults() {
+  return {{{"ranks", 8}, {"each", 8}, {"worlds", 1}, {"barriers", 0}, {"bytes", 0}, {"steps", 5}, {"fan_out", 16}},
+          {"ranks", "each", "worlds", "steps", "fan_out"}};
+}
+
+// The configuration that the processes share from before they fork. The processes of a world follow one another.
 struct Setting {
-  Numbers numbers{{{"ranks", 8}, {"each", 8}, {"barriers", 0}, {"bytes", 0}, {"steps", 5}, {"fan_out", 16}},
-                  {"ranks", "each", "steps", "fan_out"}};
-  int ranks = 0, each = 0;
+  Numbers numbers = arguments_with_defaults();
+  int ranks = 0, each = 0, worlds = 0;
   srt_config* config = srt_config_create();
   Gate* gate = nullptr;
   std::vector<srt_peer> peers;
-  std::vector<int> memories;  // by host
-  std::vector<int32_t> engine_bells, waiter_bells;
-  std::vector<std::vector<std::pair<int, int>>> sockets;  // by rank: peer and descriptor
+  std::vector<int> memories;  // by world and host
+  std::vector<int32_t> engine_bells, waiter_bells;  // by process
+  std::vector<std::vector<std::pair<int, int>>> sockets;  // by process: peer and descriptor
 
+  int processes() const { return worlds * ranks; }
+  int hosts() const { return host_of(ranks - 1) + 1; }
   int host_of(int rank) const { return rank / each; }
   int first_of(int host) const { return host * each; }
   int size_of(int host) const { return std::min(each, ranks - first_of(host)); }
@@ -39,16 +50,18 @@ void set(Setting& setting, const char* name, const std::string& value) {
   must(srt_config_set(setting.config, name, value.c_str(), &error) == SRT_OK, error.text);
 }
 
-// Connects all pairs, or, for barriers, the ranks of different hosts that report to one another.
-void connect(Setting& setting) {
-  setting.sockets.resize(static_cast<size_t>(setting.ranks));
+// Connects all pairs of a world, or, for barriers, the ranks of different hosts that report to one another.
+void connect(Setting& setting, int world) {
+  const auto sockets_of = [&](int rank) -> auto& {
+    return setting.sockets[static_cast<size_t>(world * setting.ranks + rank)];
+  };
   const bool only_leaders = setting.numbers.get("barriers") > 0;
   for (int rank = 0; rank < setting.ranks; ++rank) {
     for (int lower = 0; lower < rank; ++lower) {
       if (only_leaders && (rank % setting.each || lower % setting.each)) continue;
       const Connection made = connect_over_loopback();
-      setting.sockets[static_cast<size_t>(lower)].emplace_back(rank, made.ends[0]);
-      setting.sockets[static_cast<size_t>(rank)].emplace_back(lower, made.ends[1]);
+      sockets_of(lower).emplace_back(rank, made.ends[0]);
+      sockets_of(rank).emplace_back(lower, made.ends[1]);
     }
   }
 }
@@ -57,50 +70,53 @@ void prepare(Setting& setting, int argument_count, char** arguments) {
   setting.numbers.parse(argument_count, arguments);
   setting.ranks = setting.numbers.small("ranks");
   setting.each = setting.numbers.small("each");
+  setting.worlds = setting.numbers.small("worlds");
   must(setting.numbers.get("barriers") || setting.numbers.get("bytes") >= 4, "barriers=, or bytes= of 4 or more");
   set(setting, "log_descriptor", "-1");
   set(setting, "control_fan_out", std::to_string(setting.numbers.get("fan_out")));
-  setting.gate = Gate::create(setting.ranks);
-  for (int rank = 0; rank < setting.ranks; ++rank) {
-    setting.peers.push_back({"localhost", rank, setting.host_of(rank)});
+  setting.gate = Gate::create(setting.processes());
+  setting.sockets.resize(static_cast<size_t>(setting.processes()));
+  for (int rank = 0; rank < setting.ranks; ++rank) setting.peers.push_back({"localhost", rank, setting.host_of(rank)});
+  for (int process = 0; process < setting.processes(); ++process) {
     setting.engine_bells.push_back(srt_doorbell_create(nullptr));
     setting.waiter_bells.push_back(srt_doorbell_create(nullptr));
   }
-  for (int host = 0; host <= setting.host_of(setting.ranks - 1); ++host) {
-    const int size = setting.size_of(host);
+  for (int i = 0; i < setting.worlds * setting.hosts(); ++i) {
+    const int size = setting.size_of(i % setting.hosts());
     setting.memories.push_back(size > 1 ? srt_memory_create(setting.config, size, nullptr) : -1);
     must(size == 1 || setting.memories.back() >= 0, "no shared memory");
   }
-  connect(setting);
+  for (int world = 0; world < setting.worlds; ++world) connect(setting, world);
 }
 
-void link_memory(const Setting& setting, srt_context* context, int rank) {
+void link_memory(const Setting& setting, srt_context* context, int world, int rank) {
   const int host = setting.host_of(rank), first = setting.first_of(host);
+  const int process = world * setting.ranks + first;  // of the first rank of the host
   std::vector<int32_t> numbers;
   for (int slot = 0; slot < setting.size_of(host); ++slot) numbers.push_back(first + slot);
   srt_memory memory{};
   memory.struct_size = sizeof memory;
-  memory.fd = setting.memories[static_cast<size_t>(host)];
+  memory.fd = setting.memories[static_cast<size_t>(world * setting.hosts() + host)];
   memory.slot = rank - first;
   memory.slot_count = setting.size_of(host);
   memory.ranks = numbers.data();
-  memory.engine_doorbells = setting.engine_bells.data() + first;
-  memory.waiter_doorbells = setting.waiter_bells.data() + first;
+  memory.engine_doorbells = setting.engine_bells.data() + process;
+  memory.waiter_doorbells = setting.waiter_bells.data() + process;
   srt_error error{};
   must(memory.slot_count == 1 || srt_link_memory(context, &memory, &error) == SRT_OK, error.text);
 }
 
-srt_context* join(const Setting& setting, int rank) {
-  const int host = setting.host_of(rank), last = setting.host_of(setting.ranks - 1);
-  const srt_topology topology{sizeof topology,       rank, setting.ranks, rank - setting.first_of(host),
-                              setting.size_of(host), host, last + 1,      setting.peers.data()};
+srt_context* join(const Setting& setting, int process) {
+  const int world = process / setting.ranks, rank = process % setting.ranks, host = setting.host_of(rank);
+  const srt_topology topology{sizeof topology,       rank, setting.ranks,   rank - setting.first_of(host),
+                              setting.size_of(host), host, setting.hosts(), setting.peers.data()};
   srt_context* context = nullptr;
   srt_error error{};
   must(srt_create(setting.config, &topology, &context, &error) == SRT_OK, error.text);
-  link_memory(setting, context, rank);
-  for (int other = 0; other < setting.ranks; ++other)
+  link_memory(setting, context, world, rank);
+  for (int other = 0; other < setting.processes(); ++other)
     for (const auto& [peer, descriptor] : setting.sockets[static_cast<size_t>(other)])
-      if (other != rank) ::close(descriptor);
+      if (other != process) ::close(descriptor);
       else must(srt_link_socket(context, peer, descriptor, &error) == SRT_OK, error.text);
   must(srt_start(context, &error) == SRT_OK, error.text);
   return context;
@@ -153,13 +169,24 @@ int64_t sent_over_tcp(srt_context* context) {
   return total;
 }
 
-void run_rank(const Setting& setting, int rank) {
-  srt_context* context = join(setting, rank);
+// Leaves a process the processors of its world.
+void share_processors(int worlds, int world) {
+  cpu_set_t usable;
+  must(::sched_getaffinity(0, sizeof usable, &usable) == 0, "no processor");
+  if (CPU_COUNT(&usable) % worlds != 0) return;
+  for (int core = 0, number = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &usable) && number++ % worlds != world) CPU_CLR(core, &usable);
+  must(::sched_setaffinity(0, sizeof usable, &usable) == 0, "no processor");
+}
+
+void run_rank(const Setting& setting, int process) {
+  share_processors(setting.worlds, process / setting.ranks);
+  srt_context* context = join(setting, process);
   Step step(setting);
   Times times;
   for (int64_t i = 0; i <= setting.numbers.get("steps"); ++i)
-    times.push_back(setting.gate->timed(rank, setting.ranks, [&] { step.run(context); }));
-  if (rank == 0) {
+    times.push_back(setting.gate->timed(process, setting.processes(), [&] { step.run(context); }));
+  if (process == 0) {
     std::printf("{\"first\": %.1f, \"sent\": %lld", times[0], static_cast<long long>(sent_over_tcp(context)));
     print_list("steady", {times.begin() + 1, times.end()});
     std::printf("}\n");
@@ -174,6 +201,6 @@ void run_rank(const Setting& setting, int rank) {
 int main(int argument_count, char** arguments) {
   Setting setting;
   prepare(setting, argument_count, arguments);
-  const bool went_well = run_processes(setting.ranks, [&](int rank) { run_rank(setting, rank); });
+  const bool went_well = run_processes(setting.processes(), [&](int process) { run_rank(setting, process); });
   return went_well ? 0 : 1;
 }

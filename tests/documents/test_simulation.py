@@ -4,6 +4,7 @@ from the structure of the world."""
 from __future__ import annotations
 
 import importlib
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ def test_real_ranks_send_the_bytes_of_simulated_negotiations(benchmarks: Any, ra
     found = drive("negotiation", ranks=ranks, each=1, barriers=1, tensors=5, steps=3)
     assert real["sent"] == found["first"]["bytes_out"] + 3 * found["steady"]["bytes_out"]
     assert found["steady"]["frames_of_all"] == 2 * (ranks - 1)
+    beside = drive("many_ranks", ranks=ranks, each=1, barriers=5, steps=3, worlds=2)
+    assert beside["sent"] == real["sent"]
 
 
 @pytest.mark.full
@@ -112,13 +115,25 @@ def test_steps_in_shared_memory_take_the_times_of_their_bytes(benchmarks: Any) -
 
 @pytest.mark.full
 def test_a_machine_tells_what_simulated_ranks_cost(benchmarks: Any) -> None:
-    (found,) = benchmarks("common.native").run("calibrate")
-    machine = benchmarks("common.checked").Machine(**found)
-    assert 0 < machine.look < machine.message  # which wakes a process besides
-    assert machine.stream > 0
+    for processes in (2, 16):
+        (found,) = benchmarks("common.native").run("calibrate", f"processes={processes}")
+        assert 0 < found["look"] < found["message"]  # which wakes a process besides
+        assert found["stream"] > 0
     memory = benchmarks("common.simulated").run("memory_speed", ranks=4, each=2, bytes=1 << 20)
     assert memory["chunk"] >= 128 << 10
     assert min(memory["memory"], memory["sums"]) > 0
+
+
+def test_worlds_side_by_side_stand_for_a_larger_one(benchmarks: Any) -> None:
+    side_by_side, options = benchmarks("common.checked").SideBySide, Namespace
+    halves = side_by_side.of(16, options(beside=2, usable=4))
+    assert (halves.ranks, halves.count, halves.a_world, halves.turns, halves.crowd) == (8, 2, 2, 1, 4)
+    hosts = side_by_side.of(16, options(beside=8, usable=4))
+    assert (hosts.ranks, hosts.count, hosts.a_world, hosts.turns, hosts.crowd) == (2, 8, 1, 2, 4)
+    assert side_by_side.of(4, options(beside=8, usable=4)).ranks == 2  # one rank has nobody to wait for
+    # Eight worlds of 3 microseconds take 6 on four processors, and 10 in reality: 4, of which 4 ranks share.
+    assert hosts.unexplained(10, 3) == 1
+    assert hosts.unexplained(5, 3) == 0
 
 
 @pytest.mark.full
