@@ -27,6 +27,23 @@ def hvdrun(ranks: int, *command: str | Path, **environment: str) -> list[str]:
     return [*prefix, sys.executable, "-m", "sirtaki.runner", "-np", str(ranks), *map(str, command)]
 
 
+def run_script(folder: Path, source: str, exit_code: int = 0, **settings: str) -> str:
+    """Runs a program on three ranks, with these settings, until its end; returns its output."""
+    script = folder / "train.py"
+    script.write_text(source)
+    environment = {f"SIRTAKI_{name.upper()}": value for name, value in settings.items()}
+    command = hvdrun(3, sys.executable, script, **environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=folder)
+    assert ended.returncode == exit_code, ended
+    return ended.stdout
+
+
+def may_read_siblings() -> bool:
+    """Returns whether the system lets a process read the memory of others that are not its descendants."""
+    yama = Path("/proc/sys/kernel/yama/ptrace_scope")
+    return not yama.exists() or yama.read_text().strip() == "0"
+
+
 def free_address() -> str:
     """Returns an address on this machine with a port that is free at the moment."""
     with socket.socket() as probe:

@@ -40,10 +40,10 @@ class MemoryOperation : public Operation {
   std::vector<int32_t> waits_for() const final;
 
  protected:
-  // Runs one step of the algorithm. Returns false if it must wait for others. The milestone is published after each
-  // step.
+  // Runs one step of the algorithm. Returns false if it must wait for others. Its milestone is published if a member
+  // awaits it.
   virtual bool step(int64_t index) = 0;
-  // Returns whether a member waits for the milestone after a step. The others need not be published.
+  // Returns whether a member waits for the milestone after a step.
   virtual bool is_awaited(int64_t) const { return true; }
   // Set by the constructor of the algorithm. Steps and rounds count from 0.
   int64_t steps = 0;

@@ -216,12 +216,11 @@ class TriedMover final : public Operation {
 // ranks are busy anyway.
 bool pays(const Transfer& transfer, int64_t chunk_bytes) {
   constexpr int64_t few_bytes = 32 << 10;  // copied twice before all ranks have answered
-  constexpr int64_t chunks_a_cache = 4;  // see SharedRegion::fitting_chunk_bytes
   constexpr int64_t few_bytes_each = 4 << 10;  // from each of several members: every one is a call of the system
   const int64_t bytes = most_wanted(transfer);
   const auto sources = transfer.kind == Kind::broadcast ? 1 : static_cast<int64_t>(transfer.members.size()) - 1;
   return bytes >= std::max(few_bytes, sources * few_bytes_each) &&
-         (transfer.kind != Kind::broadcast || bytes <= chunks_a_cache * chunk_bytes);
+         (transfer.kind != Kind::broadcast || bytes <= SharedRegion::chunks_a_cache * chunk_bytes);
 }
 
 // Returns whether the ranks read each other's memory: all of them answer alike.

@@ -56,9 +56,8 @@ Status allocate(int fd, int64_t begin, int64_t bytes) {
 int64_t SharedRegion::fitting_chunk_bytes(int64_t cache_bytes, int ranks, int cores) {
   constexpr int64_t least = 128 << 10, unknown = 512 << 10;
   if (cache_bytes <= 0) return unknown;
-  constexpr int64_t chunks_at_a_time = 4;  // one written, one read, and two of the user's memory
   const int64_t ranks_a_core = (ranks + cores - 1) / cores;
-  return std::clamp(cache_bytes / (chunks_at_a_time * ranks_a_core), least, largest_fitting) / page * page;
+  return std::clamp(cache_bytes / (chunks_a_cache * ranks_a_core), least, largest_fitting) / page * page;
 }
 
 int64_t SharedRegion::initial_chunk_bytes(const Config& config, int slot_count) {

@@ -47,7 +47,7 @@ struct alignas(cache_line) RankBlock {
   alignas(cache_line) std::atomic<uint32_t> attention;
   std::atomic<uint32_t> finished;  // 1: it has said goodbye
   // Tensors in the arena. offer: the last milestone with which it has offered its tensors to the other ranks, so that
-  // they write results there. withdrawn, writing: see direct_allreduce.cc.
+  // they write results there. withdrawn, writing: see in_place_allreduce.cc.
   alignas(cache_line) std::atomic<uint64_t> offer;
   std::atomic<uint32_t> withdrawn, writing;
   // Tensors elsewhere, which other ranks read where they are: see peer_memory.h. unread: the last operation whose data
@@ -82,6 +82,7 @@ struct alignas(cache_line) AbortRecord {
 class SharedRegion {
  public:
   static constexpr size_t ring_bytes = 128 << 10;
+  static constexpr int64_t chunks_a_cache = 4;  // one written, one read, and two of the user's memory
   static constexpr int slots_each = 2;  // chunk slots per rank: one is filled while the other is read
 
   // Returns the size of a chunk at the start. With autotune, slots are larger where that is less than 1 MiB.

@@ -1,10 +1,10 @@
 // Tensors in memory that the ranks of a host share: allocation, all-reduces in place, and who may write when.
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
 
+#include "host_memory.h"
 #include "world.h"
 
 using namespace world;
@@ -12,32 +12,6 @@ using namespace world;
 namespace {
 
 constexpr int64_t KiB = 1024;
-
-// Memory for the ranks of one host, each with a mapping of its own as in processes.
-class Host {
- public:
-  explicit Host(int ranks) {
-    CHECK(SharedRegion::create(SharedRegion::layout(config_, ranks), ranks, memory_).is_ok());
-    std::vector<int32_t> numbers, bells;
-    for (int rank = 0; rank < ranks; ++rank) {
-      numbers.push_back(rank);
-      bells.push_back(bell_.get());
-    }
-    for (int slot = 0; slot < ranks; ++slot) {
-      const srt_memory memory{sizeof memory, memory_.get(), 0,       slot,   ranks, numbers.data(),
-                              bells.data(),  bells.data(),  nullptr, nullptr};
-      CHECK(LocalPeers::open(config_, memory, peers.emplace_back()).is_ok());
-    }
-  }
-
-  SharedArena& arena(int slot) { return peers[static_cast<size_t>(slot)]->arena(); }
-
-  std::vector<std::unique_ptr<LocalPeers>> peers;
-
- private:
-  Config config_;
-  Descriptor memory_, bell_{::eventfd(0, EFD_NONBLOCK)};
-};
 
 std::unique_ptr<SharedBuffer> allocated(SharedArena& arena, int64_t bytes) {
   std::unique_ptr<SharedBuffer> buffer;
@@ -67,7 +41,7 @@ struct Floats {
 }  // namespace
 
 TEST(memory_is_zeroed_and_used_again) {
-  Host host(2);
+  HostMemory host(2);
   auto first = allocated(host.arena(0), 10'000), second = allocated(host.arena(0), 1);
   uint8_t* address = first->data();
   CHECK(second->data() >= address + 10'000);
@@ -82,7 +56,7 @@ TEST(memory_is_zeroed_and_used_again) {
 }
 
 TEST(a_rank_sees_what_another_writes) {
-  Host host(3);
+  HostMemory host(3);
   const auto own = allocated(host.arena(2), 100), other = allocated(host.arena(0), 100);
   const int64_t offset = host.arena(2).own()->offset_of(own->data(), 100);
   CHECK(offset > 0);
@@ -94,7 +68,7 @@ TEST(a_rank_sees_what_another_writes) {
 
 TEST(freed_memory_goes_back_to_the_system_after_the_end_too) {
   std::unique_ptr<SharedBuffer> kept, freed;
-  Host host(2);
+  HostMemory host(2);
   kept = allocated(host.arena(1), 100);
   freed = allocated(host.arena(1), 100);
   uint8_t* address = freed->data();
@@ -107,7 +81,7 @@ TEST(freed_memory_goes_back_to_the_system_after_the_end_too) {
 }
 
 TEST(a_child_keeps_what_it_writes) {
-  Host host(2);
+  HostMemory host(2);
   const auto own = allocated(host.arena(0), 100), other = allocated(host.arena(1), 100);
   const int64_t offset = host.arena(0).own()->offset_of(own->data(), 100);
   own->fork_child();  // as after a fork
@@ -119,7 +93,7 @@ TEST(a_child_keeps_what_it_writes) {
 TEST(memory_outlives_the_rank) {
   std::unique_ptr<SharedBuffer> kept;
   {
-    Host host(2);
+    HostMemory host(2);
     kept = allocated(host.arena(1), 100);
   }
   kept->data()[99] = 1;
@@ -127,7 +101,7 @@ TEST(memory_outlives_the_rank) {
 }
 
 TEST(what_cannot_be_allocated_is_refused) {
-  Host host(2);
+  HostMemory host(2);
   std::unique_ptr<SharedBuffer> buffer;
   CHECK_EQUAL(host.arena(0).allocate(int64_t{1} << 60, buffer).code(), SRT_OUT_OF_MEMORY);
   CHECK(!buffer);
@@ -150,7 +124,7 @@ TEST(a_layout_that_promises_too_much_is_refused) {
 }
 
 TEST(nobody_writes_after_a_rank_has_withdrawn) {
-  Host host(2);
+  HostMemory host(2);
   LocalPeers &writer = *host.peers[0], &other = *host.peers[1];
   CHECK(writer.begin_writing({0, 1}));
   CHECK(other.is_writing(0));
@@ -165,7 +139,7 @@ TEST(nobody_writes_after_a_rank_has_withdrawn) {
 
 TEST(a_writer_and_a_rank_that_withdraws_never_miss_each_other) {
   for (int attempt = 0; attempt < 100; ++attempt) {
-    Host host(2);
+    HostMemory host(2);
     std::atomic<int> ready{0};
     const auto together = [&] {
       ++ready;

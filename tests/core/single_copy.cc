@@ -1,12 +1,12 @@
 // Movers that read the other ranks' memory: what is moved, what happens where it cannot be read, and when it no longer
 // may be.
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "data/memory_operation.h"
+#include "host_memory.h"
 #include "world.h"
 
 using namespace world;
@@ -15,38 +15,12 @@ namespace {
 
 constexpr int64_t KiB = 1024;
 
-// The ranks of a host, without engines.
-class Host {
- public:
-  explicit Host(int ranks, const char* single_copy = "1") {
-    CHECK(config_.set("single_copy", single_copy).is_ok());
-    CHECK(SharedRegion::create(SharedRegion::layout(config_, ranks), ranks, memory_).is_ok());
-    std::vector<int32_t> numbers(static_cast<size_t>(ranks)), bells(static_cast<size_t>(ranks), bell_.get());
-    std::iota(numbers.begin(), numbers.end(), 0);
-    for (int slot = 0; slot < ranks; ++slot) {
-      const srt_memory memory{sizeof memory, memory_.get(), 0,       slot,   ranks, numbers.data(),
-                              bells.data(),  bells.data(),  nullptr, nullptr};
-      CHECK(LocalPeers::open(config_, memory, peers.emplace_back()).is_ok());
-      backends.push_back(std::make_unique<MemoryBackend>(*peers.back(), baseline_kernels()));
-    }
-  }
-
-  PeerMemory& memory(int slot) { return peers[static_cast<size_t>(slot)]->memory(); }
-
-  std::vector<std::unique_ptr<LocalPeers>> peers;
-  std::vector<std::unique_ptr<MemoryBackend>> backends;
-
- private:
-  Config config_;
-  Descriptor memory_, bell_{::eventfd(0, EFD_NONBLOCK)};
-};
-
 iovec part(const void* address, size_t bytes) { return {const_cast<void*>(address), bytes}; }
 
 // A broadcast from rank 0 of a host with two ranks, which a test advances by hand.
 class Broadcast {
  public:
-  explicit Broadcast(Host& host, int64_t bytes = 64 * KiB)
+  explicit Broadcast(HostMemory& host, int64_t bytes = 64 * KiB)
       : sent_(static_cast<size_t>(bytes)), received(static_cast<size_t>(bytes)) {
     for (size_t i = 0; i < sent_.size(); ++i) sent_[i] = static_cast<uint8_t>(i % 251 + 1);
     expected = sent_;
@@ -59,7 +33,8 @@ class Broadcast {
       transfer->own = rank;
       std::vector<uint8_t>& memory = rank ? received : sent_;
       transfer->buffer.add(memory.data(), memory.data(), bytes);
-      operations.push_back(host.backends[rank]->start(transfer));
+      backends_.push_back(std::make_unique<MemoryBackend>(*host.peers[rank], baseline_kernels()));
+      operations.push_back(backends_.back()->start(transfer));
     }
   }
 
@@ -79,10 +54,19 @@ class Broadcast {
   }
 
   std::string algorithm(size_t rank) const { return operations[rank]->algorithm(); }
+
+  // Runs it to its end, and checks that everything has arrived by this algorithm.
+  void expect(const std::string& algorithm_of_all) {
+    CHECK(run());
+    for (size_t rank : {0, 1}) CHECK_EQUAL(algorithm(rank), algorithm_of_all);
+    CHECK(received == expected);
+  }
+
   void scribble() { std::ranges::fill(sent_, uint8_t{255}); }
 
  private:
   std::vector<uint8_t> sent_;
+  std::vector<std::unique_ptr<MemoryBackend>> backends_;
 
  public:
   std::vector<uint8_t> received, expected;
@@ -165,7 +149,7 @@ void broadcast_all(int rank, Context& context, int root, int64_t tensors, int64_
 }  // namespace
 
 TEST(a_rank_reads_scattered_parts_of_anothers_memory) {
-  Host host(2);
+  HostMemory host(2);
   CHECK(host.memory(0).reads_peers(1) && host.memory(1).reads_peers(0));
   const std::string first = "What one rank has", second = " another one reads";
   std::string to(first.size() + second.size(), ' ');
@@ -177,7 +161,7 @@ TEST(a_rank_reads_scattered_parts_of_anothers_memory) {
 }
 
 TEST(memory_that_is_not_there_is_not_read) {
-  Host host(2);
+  HostMemory host(2);
   void* gone = ::mmap(nullptr, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   REQUIRE(gone != MAP_FAILED);
   ::munmap(static_cast<uint8_t*>(gone) + 4096, 4096);
@@ -188,7 +172,7 @@ TEST(memory_that_is_not_there_is_not_read) {
 }
 
 TEST(withdrawn_memory_is_not_read) {
-  Host host(2);
+  HostMemory host(2);
   const int value = 42;
   int found = 0;
   const auto reads = [&](int reader, int owner) {
@@ -204,49 +188,37 @@ TEST(withdrawn_memory_is_not_read) {
 }
 
 TEST(nobody_reads_where_that_is_switched_off) {
-  Host host(2, "0");
+  HostMemory host(2, {{"single_copy", "0"}});
   CHECK(!host.memory(0).reads_peers(0) && !host.memory(0).reads_peers(1));
-  Broadcast broadcast(host);
-  CHECK(broadcast.run());
-  CHECK_EQUAL(broadcast.algorithm(1), "");
-  CHECK(broadcast.received == broadcast.expected);
+  Broadcast(host).expect("");
 }
 
 TEST(few_bytes_and_broadcasts_of_very_many_are_copied_twice) {
-  Host host(2);
-  const int64_t cache = 4 * static_cast<int64_t>(host.peers[0]->region().chunk_bytes());
+  HostMemory host(2);
+  const int64_t cache = SharedRegion::chunks_a_cache * static_cast<int64_t>(host.peers[0]->region().chunk_bytes());
   for (const auto& [bytes, algorithm] : std::vector<std::pair<int64_t, const char*>>{
            {32 * KiB - 1, ""}, {32 * KiB, "single copy"}, {cache, "single copy"}, {cache + 1, ""}}) {
-    Host fresh(2);
-    Broadcast broadcast(fresh, bytes);
-    CHECK(broadcast.run());
-    CHECK_EQUAL(broadcast.algorithm(0), algorithm);
-    CHECK(broadcast.received == broadcast.expected);
+    HostMemory fresh(2);
+    Broadcast(fresh, bytes).expect(algorithm);
   }
 }
 
 TEST(ranks_that_cannot_read_each_other_copy_twice) {
-  Host host(2);
+  HostMemory host(2);
   Broadcast broadcast(host);
   host.memory(0).withdraw();  // as if the system refused the read
   CHECK_EQUAL(broadcast.algorithm(1), "single copy");
-  CHECK(broadcast.run());
-  CHECK_EQUAL(broadcast.algorithm(0), "");
-  CHECK_EQUAL(broadcast.algorithm(1), "");
-  CHECK(broadcast.received == broadcast.expected);
+  broadcast.expect("");
 }
 
 TEST(a_rank_that_could_not_read_lists_nothing_from_then_on) {
-  Host host(2);
+  HostMemory host(2);
   host.memory(1).note_unread(0);
-  Broadcast broadcast(host);
-  CHECK(broadcast.run());
-  CHECK_EQUAL(broadcast.algorithm(0), "");
-  CHECK(broadcast.received == broadcast.expected);
+  Broadcast(host).expect("");
 }
 
 TEST(what_a_failed_rank_had_to_give_is_not_taken) {
-  Host host(2);
+  HostMemory host(2);
   Broadcast broadcast(host);
   CHECK(broadcast.advance(1) == Progress::moved);
   CHECK(broadcast.advance(0) == Progress::moved);  // rank 0 has listed its data, and only waits for rank 1

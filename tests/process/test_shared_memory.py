@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
-from process_world import PATIENCE, hvdrun
+from process_world import run_script
 
 HEAD = """
 import os, signal, sys, time
@@ -19,13 +17,7 @@ hvd.init()
 
 
 def run(folder: Path, body: str, exit_code: int = 0, **settings: str) -> str:
-    script = folder / "train.py"
-    script.write_text(HEAD + textwrap.dedent(body))
-    environment = {f"SIRTAKI_{name.upper()}": value for name, value in settings.items()}
-    command = hvdrun(3, sys.executable, script, **environment)
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=folder)
-    assert ended.returncode == exit_code, ended
-    return ended.stdout
+    return run_script(folder, HEAD + textwrap.dedent(body), exit_code, **settings)
 
 
 def test_nothing_is_written_after_a_failure(tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import may_read_siblings, run_script
 
 HEAD = """
 import os, signal, sys, time
@@ -20,22 +19,8 @@ rank, size = hvd.rank(), hvd.size()
 """
 
 
-YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-
-
-def may_read_siblings() -> bool:
-    """Returns whether the system lets a process read others that are not its descendants."""
-    return not YAMA.exists() or YAMA.read_text().strip() == "0"
-
-
 def run(folder: Path, body: str, exit_code: int = 0, **settings: str) -> str:
-    script = folder / "train.py"
-    script.write_text(HEAD + textwrap.dedent(body))
-    environment = {f"SIRTAKI_{name.upper()}": value for name, value in settings.items()}
-    command = hvdrun(3, sys.executable, script, **environment)
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=folder)
-    assert ended.returncode == exit_code, ended
-    return ended.stdout
+    return run_script(folder, HEAD + textwrap.dedent(body), exit_code, **settings)
 
 
 @pytest.mark.parametrize("single_copy", ["1", "0"])
@@ -83,5 +68,5 @@ def test_a_lost_root_gives_nothing_wrong(tmp_path: Path) -> None:
         """,
         exit_code=128 + 9,
     )
-    for rank in (0, 2):
-        assert f"rank {rank} heard: 'x': rank 1" in output
+    for rank in (0, 2):  # a rank may hear of it between two broadcasts, when no tensor is in flight
+        assert re.search(rf"rank {rank} heard: ('x': )?rank 1 \(pid \d+ on \S+\) was lost", output)
