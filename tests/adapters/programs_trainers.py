@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,10 @@ def trained_by_accelerate(backend: str) -> nn.Module:
 
 def unchanged() -> None:
     """Without torch's variables a trainer sees one process, although the ranks of hvdrun form a world."""
+    # Lightning then starts MPI, where it is installed, in each rank. Processes of Open MPI that start and end
+    # at the same time remove the folder of a user and host under each other.
+    own = tempfile.TemporaryDirectory(prefix="ompi-")
+    os.environ["TMPDIR"] = own.name
     import lightning as pl
     from transformers import TrainingArguments
     from transformers.training_args import ParallelMode
