@@ -13,7 +13,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import ceil, log
 from typing import Any, NamedTuple
 
 import scale
@@ -72,16 +72,20 @@ class Between:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Worlds that together have the processes of the world for which they stand, and share its processors."""
+    """Worlds that together have the processes of the world for which they stand, and share its processors.
+
+    Each has as many hosts as that world, so that its ranks wait in the same places.
+    """
 
     ranks: int  # of each
+    each: int  # on each of its hosts
     count: int
     processors: int
 
     @classmethod
     def of(cls, ranks: int, options: Namespace) -> SideBySide:
         count = min(options.beside, ranks // 2)
-        return cls(-(-ranks // count), count, options.usable)
+        return cls(ceil(ranks / count), ceil(options.each / count), count, options.usable)
 
     @property
     def crowd(self) -> float:
@@ -90,7 +94,7 @@ class SideBySide:
 
     @property
     def a_world(self) -> int:
-        """The processors of each world; worlds that have none of their own take turns."""
+        """The processors that the work of each world takes; with too few for all, worlds take turns."""
         return max(self.processors // self.count, 1)
 
     @property
@@ -116,63 +120,65 @@ class World:
     def __init__(self, ranks: int, options: Namespace) -> None:
         self.ranks, self.each, self.processors = ranks, options.each, options.usable
         self.crowd = max(ranks / self.processors, 1.0)  # ranks that share a processor
-        self.parts = SideBySide.of(ranks, options)
+        self.parts = parts = SideBySide.of(ranks, options)
+        self.whole = {"ranks": ranks, "each": options.each, "processors": options.usable}
+        self.part = {"ranks": parts.ranks, "each": parts.each, "processors": parts.a_world}
         (machine,) = native.run("calibrate", f"processes={max(2 * round(self.crowd / 2), 2)}")
         half = machine.pop("message") // 2  # of its sender, and of its receiver
-        self.costs = {**machine, "message": half, "each": self.each, **FAST}
+        self.costs = {**machine, "message": half, **FAST}
         self.barriers = {count: self._measure(barriers=count) for count in OPERATIONS}
         few, many = map(self._around_barriers, OPERATIONS)
         submit = max((many - few) / (OPERATIONS[1] - OPERATIONS[0]), 0.0)
         self.around = {"submit": round(1e3 * submit), "begin": round(1e3 * max(few - submit, 0.0))}
 
     def check_negotiation(self, barriers: int) -> Check:
-        simulated = self._negotiate(self.ranks, self.processors, barriers, self.around)
+        simulated = self._negotiate(self.whole, barriers, self.around)
         what = "1 barrier" if barriers == 1 else f"{barriers} barriers"
         return Check(what, self.ranks, self.barriers[barriers].whole, simulated)
 
     def check_allreduce(self, size: int) -> Check:
         measured = self._measure(bytes=size)
-        host = {"ranks": self.ranks, "each": self.each, "processors": self.processors}
-        memory = run("memory_speed", bytes=size, **host)
-        simulated = self._allreduce(self.ranks, self.processors, size, memory)
+        memory = run("memory_speed", bytes=size, **self.whole)
+        simulated = self._allreduce(self.whole, size, memory)
         simulated += self.crowd * self._around_allreduce(size, measured.parts, memory)
         return Check(f"all-reduce of {size >> 20} MiB", self.ranks, measured.whole, simulated)
 
     def _around_barriers(self, count: int) -> float:
         """Returns the unexplained time of a processor for a step of each rank of the worlds side by side."""
-        simulated = self._negotiate(self.parts.ranks, self.parts.a_world, count, {})
+        simulated = self._negotiate(self.part, count, {})
         return self.parts.unexplained(self.barriers[count].parts, simulated)
 
     def _around_allreduce(self, size: int, real: float, memory: dict[str, int]) -> float:
         share = self.parts.a_world / self.processors
         speeds = {name: round(memory[name] * share) for name in ("memory", "sums")}
-        simulated = self._allreduce(self.parts.ranks, self.parts.a_world, size, {**memory, **speeds})
+        simulated = self._allreduce(self.part, size, {**memory, **speeds})
         return self.parts.unexplained(real, simulated)
 
     def _measure(self, **work: int) -> Measured:
         """Returns the shortest steps of real processes: the least disturbed ones. Both worlds take turns."""
         steps = (STEPS_OF_FEW if self.ranks <= self.each else STEPS) // ROUNDS
 
-        def shortest(**world: int) -> float:
-            return float(min(run("many_ranks", each=self.each, steps=steps, **world, **work)["steady"]))
+        def shortest(ranks: int, each: int, worlds: int = 1) -> float:
+            world = {"ranks": ranks, "each": each, "worlds": worlds}
+            return float(min(run("many_ranks", steps=steps, **world, **work)["steady"]))
 
+        parts = self.parts
         rounds = [
-            (shortest(ranks=self.ranks), shortest(ranks=self.parts.ranks, worlds=self.parts.count))
+            (shortest(self.ranks, self.each), shortest(parts.ranks, parts.each, parts.count))
             for _ in range(ROUNDS)
         ]
         return Measured(*map(min, zip(*rounds, strict=True)))
 
-    def _negotiate(self, ranks: int, processors: int, barriers: int, around: dict[str, int]) -> float:
+    def _negotiate(self, world: dict[str, int], barriers: int, around: dict[str, int]) -> float:
         costs = {name: cost for name, cost in self.costs.items() if name not in ("stream", "look")}
         steps = {"tensors": barriers, "barriers": 1, "steps": STEPS, "wake": costs["message"]}
-        found = run("negotiation", ranks=ranks, processors=processors, **steps, **costs, **around)
+        found = run("negotiation", **world, **steps, **costs, **around)
         return float(found["steady"]["latency"])
 
-    def _allreduce(self, ranks: int, processors: int, size: int, memory: dict[str, int]) -> float:
+    def _allreduce(self, world: dict[str, int], size: int, memory: dict[str, int]) -> float:
         """Returns the time of an all-reduce and of its negotiation."""
-        world = {"ranks": ranks, "processors": processors, "bytes": size, "events": 1}
-        found = run("allreduce", **world, **self.costs, **memory)
-        return float(found["microseconds"]) + self._negotiate(ranks, processors, 1, self.around)
+        found = run("allreduce", bytes=size, events=1, **world, **self.costs, **memory)
+        return float(found["microseconds"]) + self._negotiate(world, 1, self.around)
 
 
 def check_all(options: Namespace) -> list[Check]:

@@ -5,12 +5,10 @@
 //   many_ranks ranks=16 each=8 bytes=1048576 steps=5      one all-reduce a step
 //   many_ranks ranks=8 each=8 worlds=2 barriers=1         two worlds side by side, which know nothing of each other
 //
-// Worlds side by side have an equal share of the processors each, if their number allows that.
+// Worlds side by side share the processors: the ranks of each wake each other on all of them, as in one world.
 // All ranks begin a step at the same moment; it ends when the last one has finished. Prints one JSON object:
 // microseconds of the first step, and of each following one; the bytes that rank 0 (of the first world) has sent over
 // TCP in all steps.
-#include <sched.h>
-
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -169,18 +167,7 @@ int64_t sent_over_tcp(srt_context* context) {
   return total;
 }
 
-// Leaves a process the processors of its world.
-void share_processors(int worlds, int world) {
-  cpu_set_t usable;
-  must(::sched_getaffinity(0, sizeof usable, &usable) == 0, "no processor");
-  if (CPU_COUNT(&usable) % worlds != 0) return;
-  for (int core = 0, number = 0; core < CPU_SETSIZE; ++core)
-    if (CPU_ISSET(core, &usable) && number++ % worlds != world) CPU_CLR(core, &usable);
-  must(::sched_setaffinity(0, sizeof usable, &usable) == 0, "no processor");
-}
-
 void run_rank(const Setting& setting, int process) {
-  share_processors(setting.worlds, process / setting.ranks);
   srt_context* context = join(setting, process);
   Step step(setting);
   Times times;

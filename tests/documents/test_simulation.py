@@ -126,11 +126,14 @@ def test_a_machine_tells_what_simulated_ranks_cost(benchmarks: Any) -> None:
 
 def test_worlds_side_by_side_stand_for_a_larger_one(benchmarks: Any) -> None:
     side_by_side, options = benchmarks("common.checked").SideBySide, Namespace
-    halves = side_by_side.of(16, options(beside=2, usable=4))
-    assert (halves.ranks, halves.count, halves.a_world, halves.turns, halves.crowd) == (8, 2, 2, 1, 4)
-    hosts = side_by_side.of(16, options(beside=8, usable=4))
-    assert (hosts.ranks, hosts.count, hosts.a_world, hosts.turns, hosts.crowd) == (2, 8, 1, 2, 4)
-    assert side_by_side.of(4, options(beside=8, usable=4)).ranks == 2  # one rank has nobody to wait for
+    halves = side_by_side.of(16, options(beside=2, usable=4, each=8))
+    assert halves == side_by_side(ranks=8, each=4, count=2, processors=4)
+    assert (halves.a_world, halves.turns, halves.crowd) == (2, 1, 4)
+    hosts = side_by_side.of(16, options(beside=8, usable=4, each=8))
+    assert hosts == side_by_side(ranks=2, each=1, count=8, processors=4)
+    assert (hosts.a_world, hosts.turns, hosts.crowd) == (1, 2, 4)
+    few = side_by_side.of(4, options(beside=8, usable=4, each=8))
+    assert few.ranks == 2  # one rank has nobody to wait for
     # Eight worlds of 3 microseconds take 6 on four processors, and 10 in reality: 4, of which 4 ranks share.
     assert hosts.unexplained(10, 3) == 1
     assert hosts.unexplained(5, 3) == 0
