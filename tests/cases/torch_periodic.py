@@ -211,6 +211,37 @@ def training_continues_from_a_state_dict() -> None:
         assert torch.equal(one, two)
 
 
+@case(fragments=[1, 2])
+def weights_that_the_program_sets_are_no_change_of_the_steps(fragments: int) -> None:
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = hvd.DiLoCo(model, inner, every=2, fragments=fragments)
+    for step in range(6):
+        if step % 2 == 0:
+            optimizer.synchronize()
+            best = {name: torch.full_like(value, float(step)) for name, value in model.state_dict().items()}
+            model.load_state_dict(best)
+        train_step(model, optimizer, hvd.rank(), step)
+    for one in model.parameters():
+        assert torch.equal(one, torch.full_like(one, 4.0))
+
+
+@case()
+def weights_that_only_one_rank_sets_are_refused() -> None:
+    model = network()
+    optimizer = hvd.DiLoCo(model, sgd(model), every=2)
+    for step in range(2):
+        train_step(model, optimizer, hvd.rank(), step)
+    if hvd.rank() == 0:
+        model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+    train_step(model, optimizer, hvd.rank(), 2)
+    if hvd.size() == 1:
+        train_step(model, optimizer, 0, 3)
+        return
+    with pytest.raises(ValueError, match=rf"on 1 of {hvd.size()} ranks, (also|not) on this one"):
+        train_step(model, optimizer, hvd.rank(), 3)
+
+
 @case()
 def an_incomplete_window_is_not_loaded_over() -> None:
     model = network()

@@ -22,10 +22,12 @@ class Contribution(NamedTuple):
     Attributes:
         weight: its weight, 1.0 for a complete window of steps.
         has_ended: whether this rank has no steps left, and waits for the others.
+        is_rewritten: whether the program has set the parameters since the last average, as on all ranks.
     """
 
     weight: float
     has_ended: bool
+    is_rewritten: bool = False
 
 
 class Parts(NamedTuple):
@@ -66,7 +68,7 @@ class AverageInFlight:
         if scope.has_no_peers:
             return
         # The third number counts the ranks that take part: those that have joined contribute zeros.
-        header = torch.tensor([own.weight, own.has_ended, 1.0], dtype=torch.float64)
+        header = torch.tensor([own.weight, own.has_ended, 1.0, own.is_rewritten], dtype=torch.float64)
         # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
         self._shares = [1.0 / len(scope.ranks) if one.element_size() == 2 else 1.0 for one in self._tensors]
         pairs = zip(self._tensors, self._shares, strict=True)
@@ -84,12 +86,22 @@ class AverageInFlight:
             self._encoded = _start(scope.derived("encoded"), encoded, how)
 
     def wait(self) -> Average:
-        """Blocks until all ranks have started it, and returns the result."""
+        """Blocks until all ranks have started it, and returns the result.
+
+        Raises:
+            ValueError: the program has set the parameters on some ranks only.
+        """
         if self._exact is None:
             return Average(self._tensors if self._own.weight else None, self._own.has_ended)
         header, *exact = self._exact.wait()
         encoded = iter(self._encoded.wait() if self._encoded is not None else ())
-        weight, ended, present = header.tolist()
+        weight, ended, present, rewritten = header.tolist()
+        if 0 < rewritten < present:
+            raise ValueError(
+                f"the program has set the parameters between two synchronizations on {rewritten:.0f} of "
+                f"{present:.0f} ranks, {'also' if self._own.is_rewritten else 'not'} on this one: set them "
+                "to the same values on all ranks, as hvd.broadcast_parameters(model.state_dict(), 0) does"
+            )
         if weight == 0:
             return Average(None, ended == present)
         others = iter(exact)

@@ -205,6 +205,7 @@ class PeriodicOptimizer(Wrapped):
         scope.check_world("wrap it again")
         self._listed.refuse_others(self.param_groups, "LocalSGD or DiLoCo")
         if self._is_checked:
+            self._synchronizer.follow()
             return
         self._is_checked = True
         refuse_other_reducers(self._named.items())

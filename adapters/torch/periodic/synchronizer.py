@@ -77,6 +77,9 @@ class Synchronizer:
     ) -> None:
         self.scope, self._schedule, self.fragments, self.update = scope, schedule, fragments, update
         self._steps = 0
+        self._is_rewritten = (
+            False  # the program has changed the parameters since they were equal on all ranks
+        )
         self._next = 0  # the fragment that is averaged next
         self._in_flight: tuple[int, Fragment, AverageInFlight] | None = None  # with the step at which it ends
 
@@ -89,6 +92,12 @@ class Synchronizer:
         """Prepares for a step."""
         for fragment in self.fragments:
             self.update.begin(fragment.parameters)
+
+    def follow(self) -> None:
+        """Continues from parameters that the program has set, between a synchronization and the next step."""
+        if self.is_synchronized:
+            changes = [self.update.follow(fragment.parameters) for fragment in self.fragments]
+            self._is_rewritten |= any(changes)
 
     def stepped(self) -> None:
         """Counts a step, and synchronizes what is due."""
@@ -121,8 +130,8 @@ class Synchronizer:
     def _start(self, has_ended: bool) -> None:
         fragment, scope = self.fragments[self._next], self.scope.derived(str(self._next))
         self._next = (self._next + 1) % len(self.fragments)
-        own = Contribution(fragment.steps / self._schedule.every, has_ended)
-        fragment.steps = 0
+        own = Contribution(fragment.steps / self._schedule.every, has_ended, self._is_rewritten)
+        fragment.steps, self._is_rewritten = 0, False
         buffers = [one.clone() for one in fragment.buffers]
         parts = Parts(self.update.contributions(fragment.parameters), buffers)
         average = AverageInFlight(scope, parts, own, self._schedule.format)

@@ -22,6 +22,12 @@ class Update(Protocol):
     def begin(self, parameters: Sequence[Tensor]) -> None:
         """Prepares for the first step: the parameters are equal on all ranks now."""
 
+    def follow(self, parameters: Sequence[Tensor]) -> bool:
+        """Continues from what the program has made of parameters that were equal on all ranks.
+
+        Returns whether it has changed any of them.
+        """
+
     def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Returns new tensors, which are averaged instead of the parameters."""
 
@@ -48,6 +54,9 @@ class ParameterAveraging:
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
         pass
+
+    def follow(self, parameters: Sequence[Tensor]) -> bool:
+        return False  # all of the parameters are averaged, whoever has changed them
 
     def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         return [one.detach().clone() for one in parameters]
@@ -84,6 +93,12 @@ class OuterStep:
         for one in parameters:
             if one not in self._global:
                 self._global[one] = one.detach().clone()
+
+    def follow(self, parameters: Sequence[Tensor]) -> bool:
+        changed = [one for one in parameters if not torch.equal(one, self._global[one])]
+        for one in changed:  # loaded or broadcast: no change that the ranks' steps have made
+            self._global[one].copy_(one.detach())
+        return bool(changed)
 
     def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         return [self._global[one] - one.detach() for one in parameters]
