@@ -155,28 +155,38 @@ class DataLoader(data.DataLoader[Any]):
         self._own.set_epoch(epoch.number)
         self._own._next_epoch += 1
         batches, context = super().__iter__(), find()
-        if context is None or context.size == 1 or not self._is_noted:
+        if not self._own.shuffle:
             return batches
-        return _NotedBatches(batches, epoch, context)
+        is_noted = self._is_noted and context is not None and context.size > 1
+        return _EpochBatches(batches, epoch, self._own, context if is_noted else None)
 
 
-class _NotedBatches:
-    """The batches of an epoch, which notes the epoch for the checks of the steps that follow."""
+class _EpochBatches:
+    """The batches of an epoch, in its order even if another iteration has begun before the first batch.
 
-    def __init__(self, batches: Any, epoch: Epoch, context: Context) -> None:
+    It notes the epoch for the checks of the steps that follow, in the world of a context.
+    """
+
+    def __init__(
+        self, batches: Any, epoch: Epoch, sampler: DistributedSampler, context: Context | None
+    ) -> None:
         self._batches, self._epoch, self._context = batches, epoch, context
+        self._sampler = sampler
         self._index = -1  # of the last batch
 
-    def __iter__(self) -> _NotedBatches:
+    def __iter__(self) -> _EpochBatches:
         return self
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __next__(self) -> Any:
+        if self._index < 0:  # without worker processes, torch asks the sampler for the order now
+            self._sampler.set_epoch(self._epoch.number)
         batch = next(self._batches)
         self._index += 1
-        note_batch(self._context, self._epoch, self._index)
+        if self._context is not None:
+            note_batch(self._context, self._epoch, self._index)
         return batch
 
     def __getattr__(self, name: str) -> Any:

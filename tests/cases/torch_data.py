@@ -64,6 +64,18 @@ def a_loader_shares_out_by_itself(drop_last: bool) -> None:
     assert [batch.tolist() for (batch,) in loader] == epochs[0]
 
 
+@case()
+def two_iterations_at_once_have_their_own_orders() -> None:
+    loader = hvd.DataLoader(samples(), 4, shuffle=True)
+    first, second = (torch.cat([batch for (batch,) in loader]) for _ in range(2))
+    loader.set_epoch(0)
+    pairs = [(one, two) for (one,), (two,) in zip(loader, loader, strict=True)]
+    together = [torch.cat(column) for column in zip(*pairs, strict=True)]
+    assert torch.equal(together[0], first)
+    assert torch.equal(together[1], second)
+    assert not torch.equal(first, second)
+
+
 def training_step() -> Callable[[Any], None]:
     """Returns a function that trains a model on a batch."""
     model = network()
