@@ -91,7 +91,7 @@ constexpr Field fields[] = {
     {[](const Signature& a, const Signature& b) { return !same_kind_of_device(a, b); }, describe_device,
      "every rank's tensor must be on the same kind of device"},
     {[](const Signature& a, const Signature& b) { return a.layout != b.layout; }, describe_layout,
-     "every rank's tensor must lie in memory in the same order of dimensions"},
+     "every rank's tensor must lie in memory in the same order of dimensions, as after tensor.contiguous()"},
     {[](const Signature& a, const Signature& b) { return a.group_id != b.group_id || a.group_size != b.group_size; },
      describe_group, "every rank must group the same tensors"},
     {[](const Signature& a, const Signature& b) { return a.splits.size() != b.splits.size(); }, describe_splits,
