@@ -34,7 +34,7 @@ class Ranks:
         self.samplers: list[hvd.elastic.ElasticSampler] = []
         self.taken: list[int] = []  # in this epoch
         self.batch = 0  # of this deal
-        self.repeated = 0
+        self.shares: list[list[int]] = []  # of this deal, once it has begun
 
     def resize(self, size: int, state: dict[str, Any] | None) -> None:
         """Moves survivors to another world; newcomers get their account."""
@@ -47,14 +47,15 @@ class Ranks:
                 if state is not None:
                     sampler.load_state_dict(pickle.loads(pickle.dumps(state)))
             self.samplers.append(sampler)
-        self.batch = 0
+        self.batch, self.shares = 0, []
 
     def take(self, batch_size: int) -> None:
         """Processes the next batch on all ranks."""
         start = self.batch * batch_size
         size = len(self.samplers)
         left = self.length - len(set(self.taken))
-        batches = [list(sampler)[start : start + batch_size] for sampler in self.samplers]
+        self.shares = self.shares or [list(sampler) for sampler in self.samplers]
+        batches = [share[start : start + batch_size] for share in self.shares]
         assert len({len(one) for one in batches}) == 1
         new = [sample for one in batches for sample in one]
         again = len(self.taken) + len(new) - len({*self.taken, *new})
@@ -139,3 +140,64 @@ def test_an_epoch_goes_on_when_it_is_set_again() -> None:
     assert len(sampler) == 15
     sampler.set_epoch(2)
     assert len(sampler) == 20
+
+
+def epoch_of(sampler: hvd.elastic.ElasticSampler, batch_size: int, drop_last: bool) -> int:
+    """Iterates a loader once, records its batches, and returns their number."""
+    loader = torch.utils.data.DataLoader(
+        sampler.dataset, batch_size, sampler=sampler, drop_last=drop_last, collate_fn=list
+    )
+    number = -1
+    for number, _ in enumerate(loader):
+        sampler.record_batch(number, batch_size)
+    return number + 1
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("at", [1, 2])
+def test_epochs_without_set_epoch_are_complete_after_a_change(drop_last: bool, at: int) -> None:
+    """The ranks change behind the first epoch, or in the second one, at the commit of its first batch."""
+    with using(place(0, 2)):
+        sampler = hvd.elastic.ElasticSampler(range(43), shuffle=False)
+    full = 22 // 4 if drop_last else -(-22 // 4)
+    assert epoch_of(sampler, 4, drop_last) == full
+    if at == 2:
+        next(iter(sampler))
+        sampler.record_batch(0, 4)
+    state = sampler.state_dict()
+    with using(place(1, 3)):
+        joined = hvd.elastic.ElasticSampler(range(43), shuffle=False)
+        joined._take_account(state)
+    sampler._take_account(state)
+    for rank, one in enumerate((sampler, joined)):
+        one.move_to(place(rank, 3))
+    rest = [epoch_of(one, 4, drop_last) for one in (sampler, joined)]
+    assert rest[0] == rest[1] == (0 if at == 1 else 12 // 4)  # 35 samples, or less than a batch
+    for _ in range(2):
+        numbers = [epoch_of(one, 4, drop_last) for one in (sampler, joined)]
+        assert numbers == [15 // 4 if drop_last else -(-15 // 4)] * 2
+    assert sampler.state_dict() == joined.state_dict()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_shuffled_epoch_that_is_repeated_is_reported_once() -> None:
+    sampler = hvd.elastic.ElasticSampler(range(8))
+    first = list(sampler)
+    sampler.record_batch(0, 8)
+    with pytest.warns(UserWarning, match=r"same order.*set_epoch"):
+        assert list(sampler) == first
+    sampler.record_batch(0, 8)
+    assert list(sampler) == first  # a warning would be an error
+
+
+@pytest.mark.filterwarnings("ignore:another epoch")
+def test_samples_that_one_rank_alone_knows_of_do_not_end_an_epoch() -> None:
+    """Otherwise this rank alone would begin another epoch."""
+    sampler = hvd.elastic.ElasticSampler(range(4))
+    sampler.record_batch(0, 1)
+    sampler.reset()
+    for _ in range(2):
+        sampler.record_indices(list(sampler))
+        assert len(list(sampler)) == 3
+    sampler.merge()
+    assert len(list(sampler)) == 4

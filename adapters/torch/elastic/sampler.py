@@ -12,6 +12,7 @@ from torch.utils.data import Sampler
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
+from sirtaki.common.hints import hint
 from sirtaki.torch.collectives import allgather
 from sirtaki.torch.survivor import Survivor
 
@@ -27,11 +28,13 @@ class _Deal:
         size: the number of ranks.
         done: what every rank has processed of its share, as disjoint intervals of positions, ascending.
         samples: indices of samples that were recorded one by one.
+        unmerged: those of them that other ranks may not know of.
     """
 
     size: int
     done: list[tuple[int, int]] = field(default_factory=list)
     samples: set[int] = field(default_factory=set)
+    unmerged: set[int] = field(default_factory=set)
 
     def share(self, count: int) -> int:
         """Returns how many of `count` samples each rank gets."""
@@ -51,6 +54,15 @@ class _Deal:
         whole = (min([start, *(one[0] for one in joined)]), max([end, *(one[1] for one in joined)]))
         self.done = sorted([*apart, whole])
 
+    def record_samples(self, samples: set[int]) -> None:
+        """Records samples that this rank has processed."""
+        self.unmerged |= samples - self.samples
+        self.samples |= samples
+
+    def known_to_all(self) -> _Deal:
+        """Returns the part of the account that is equal on all ranks."""
+        return _Deal(self.size, self.done, self.samples - self.unmerged)
+
     def processed(self, remaining: Tensor) -> Tensor:
         """Returns which of these samples have been processed, as one bool per sample."""
         processed = torch.zeros(len(remaining), dtype=torch.bool)
@@ -69,6 +81,10 @@ class ElasticSampler(Survivor, Sampler[int]):
     ranks changes, the rest of the epoch is distributed anew: no sample is repeated, and none is left out.
     Ranks get equally many, so that all take the same number of steps: if the samples do not divide evenly,
     up to size - 1 are repeated at the end of the epoch.
+
+    An iteration after one whose samples were all recorded begins another epoch, with no sample processed.
+    Less than a batch that is left (`drop_last`) counts as recorded. Without `set_epoch`, that epoch has the
+    same number, hence the same order, which a hint says once.
 
     In an elastic job, give it to the state (`TorchState(model, optimizer, sampler=sampler)`): the account of
     the processed samples then belongs to each commit. It takes the same time for every length of the data
@@ -90,6 +106,9 @@ class ElasticSampler(Survivor, Sampler[int]):
         self.seed = seed
         self.epoch = 0
         self._length = len(dataset)
+        self._batch_size = 0  # the largest that was recorded
+        self._has_iterated = False  # in the current deal
+        self._has_hinted = False
         context = current()
         self._rank, self._size = context.rank, context.size
         self._begin_epoch([])
@@ -110,6 +129,7 @@ class ElasticSampler(Survivor, Sampler[int]):
 
         All ranks must call it, with batches of one size (the last may be smaller).
         """
+        self._batch_size = max(self._batch_size, batch_size)
         start = batch_idx * batch_size
         self._deal.record(start, min(start + batch_size, len(self)))
 
@@ -118,7 +138,7 @@ class ElasticSampler(Survivor, Sampler[int]):
 
         A commit then takes time in proportion to the samples that were recorded in this way.
         """
-        self._deal.samples.update(int(index) for index in indices)
+        self._deal.record_samples({int(index) for index in indices})
 
     def merge(self) -> None:
         """Exchanges what the ranks have recorded with `record_indices`. All ranks must call it.
@@ -128,6 +148,7 @@ class ElasticSampler(Survivor, Sampler[int]):
         """
         mine = torch.tensor(sorted(self._deal.samples), dtype=torch.int64)
         self._deal.samples.update(allgather(mine).tolist())
+        self._deal.unmerged.clear()
 
     @property
     def processed_indices(self) -> set[int]:
@@ -138,7 +159,8 @@ class ElasticSampler(Survivor, Sampler[int]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the epoch, and how far it has come.
 
-        The keys: "epoch"; "length", that of the data set; "deals", which has for each number of ranks on
+        The keys: "epoch"; "length", that of the data set; "batch_size", the largest that was recorded;
+        "deals", which has for each number of ranks on
         which the epoch has run: that number, the processed intervals of each rank's share as pairs
         (start, end), and the samples that were recorded one by one.
         """
@@ -146,6 +168,7 @@ class ElasticSampler(Survivor, Sampler[int]):
         return {
             "epoch": self.epoch,
             "length": self._length,
+            "batch_size": self._batch_size,
             "deals": [
                 (one.size, list(one.done), sorted(one.samples)) for one in deals if one.done or one.samples
             ],
@@ -174,12 +197,30 @@ class ElasticSampler(Survivor, Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         self._check_use()
+        if self._has_iterated and self._is_over():
+            self._begin_again()
+        self._has_iterated = True
         return iter(self._deal.part_of(self._rank, self._remaining).tolist())
 
     def __len__(self) -> int:
         return self._deal.share(len(self._remaining))
 
     # ---- The account -----------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        """Returns whether less than a batch is left of the epoch. The answer is the same on all ranks."""
+        left = self._remaining[~self._deal.known_to_all().processed(self._remaining)]
+        return self._length > 0 and self._deal.share(len(left)) < max(self._batch_size, 1)
+
+    def _begin_again(self) -> None:
+        """Begins another epoch with the order of the last, for a program that does not call `set_epoch`."""
+        if self.shuffle and self._rank == 0 and not self._has_hinted:
+            self._has_hinted = True
+            hint(
+                "another epoch begins in the same order as the last: call sampler.set_epoch(epoch) before "
+                "each epoch"
+            )
+        self._begin_epoch([])
 
     def _begin_epoch(self, past: list[_Deal]) -> None:
         """Begins the current epoch behind these deals."""
@@ -192,6 +233,7 @@ class ElasticSampler(Survivor, Sampler[int]):
         self._past = past
         self._remaining = order  # the samples of the current deal, in the order in which they are dealt
         self._deal = _Deal(self._size)
+        self._has_iterated = False
 
     def _take_account(self, state_dict: dict[str, Any]) -> None:
         """Continues where another sampler was, on the previous number of ranks.
@@ -204,6 +246,7 @@ class ElasticSampler(Survivor, Sampler[int]):
                 f"has {self._length}"
             )
         self.epoch = state_dict["epoch"]
+        self._batch_size = state_dict.get("batch_size", 0)
         deals = state_dict["deals"]
         self._begin_epoch(
             [
@@ -218,6 +261,7 @@ class ElasticSampler(Survivor, Sampler[int]):
         if self._deal.done or self._deal.samples:
             self._past.append(self._deal)
         self._rank, self._size, self._deal = rank, size, _Deal(size)
+        self._has_iterated = False  # what was interrupted behind its last sample is not repeated
 
     def _after_deal(self) -> Tensor:
         return self._remaining[~self._deal.processed(self._remaining)]
