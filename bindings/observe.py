@@ -292,6 +292,12 @@ def ended_operations(context: Context) -> int:
     return int(_counted(context, ffi.NULL).operations)
 
 
+def ended_operations_and_bytes(context: Context) -> tuple[int, int]:
+    """Returns how many operations have ended since the context was started, and the bytes of their plans."""
+    counted = _counted(context, ffi.NULL)
+    return int(counted.operations), int(counted.bytes)
+
+
 def failed_operations(context: Context) -> int:
     """Returns how many operations have ended with an error, or could not be queued, since the context was
     started; those that could not be queued together count once.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ from sirtaki.torch import tensors as adapter
 
 COLLECTIVES: ArrayCollectives[Tensor, Tensor] = ArrayCollectives(adapter)
 _SUM = Reduction(core.SUM)
+
+# The backward passes of all-reduced scalars: sirtaki.torch.plain_optimizers looks for averaged losses.
+averaged_losses: WeakKeyDictionary[Context, int] = WeakKeyDictionary()
 
 _WRAP_AGAIN = "make it part of the new one: hvd.DistributedOptimizer(optimizer, model.named_parameters())"
 
@@ -209,7 +213,9 @@ class AllReduce(_Reducing):
     collective = requests.ALLREDUCE
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        back = replace(self, scope=self.scope.derived())
+        context, back = self.scope.context, replace(self, scope=self.scope.derived())
+        if all(one.numel() == 1 for one in gradients):
+            averaged_losses[context] = averaged_losses.get(context, 0) + 1
         if self.is_linear:
             return back.apply(gradients)
         totals = replace(back, how=_SUM).apply(gradients)

@@ -1,7 +1,7 @@
 """A hint for programs that start several ranks but do not connect them.
 
 It is given once, on rank 0: when optimizers that are not distributed take several steps in a row, and nothing
-is exchanged between the ranks meanwhile.
+is exchanged between the ranks meanwhile, or no more than a loss or a metric.
 """
 
 from __future__ import annotations
@@ -16,40 +16,96 @@ from sirtaki.bindings import observe
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
 from sirtaki.common.hints import hint
+from sirtaki.torch.autograd import averaged_losses
 from sirtaki.torch.wrapping import Wrapped
 
-_STEPS = 3
+_STEPS = 3  # without any exchange, or with losses that were averaged before their backward pass
+_LITTLE_STEPS = 100  # with little exchange; parameters that are averaged by hand may be so every few steps
+_LITTLE = 1024  # bytes per step, at most; compressed gradients of most models need more
 
 
 @dataclass
 class _Record:
-    """A record of a rank's plain optimizers."""
+    """A record of a rank's plain optimizers.
 
-    operations: int = -1  # number that had ended at the last step
-    steps: int = 0  # in a row without another operation
+    Attributes:
+        operations, bytes, losses: numbers at the last step: operations that had ended, their bytes, and
+            backward passes of averaged losses.
+        steps: in a row without another operation.
+        little_steps: in a row with fewer bytes than the optimizer's parameters have elements.
+        loss_steps: those of them with an averaged loss.
+    """
+
+    operations: int = -1
+    bytes: int = 0
+    losses: int = 0
+    steps: int = 0
+    little_steps: int = 0
+    loss_steps: int = 0
     is_reported: bool = False
+
+    def count(self, context: Context, optimizer: Any) -> None:
+        """Counts a step of an optimizer that is not distributed."""
+        operations, volume = observe.ended_operations_and_bytes(context)
+        losses = averaged_losses.get(context, 0)
+        self.steps = self.steps + 1 if operations == self.operations else 1
+        if _has_more_elements(optimizer, volume - self.bytes):
+            self.little_steps += 1
+            self.loss_steps += losses > self.losses
+        else:
+            self.little_steps = self.loss_steps = 0
+        self.operations, self.bytes, self.losses = operations, volume, losses
 
 
 _records: WeakKeyDictionary[Context, _Record] = WeakKeyDictionary()
 
 
+def _has_more_elements(optimizer: Any, volume: int) -> bool:
+    """Returns whether `volume` bytes are too few to be the optimizer's gradients, in any dtype."""
+    if volume >= _LITTLE:
+        return False
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            volume -= one.numel() if one.grad is not None else 0
+            if volume < 0:
+                return True
+    return False
+
+
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     context = find()
-    if context is None or context.size == 1 or context.rank != 0 or isinstance(optimizer, Wrapped):
+    if context is None or context.size == 1 or context.rank != 0:
         return
     record = _records.setdefault(context, _Record())
     if record.is_reported:
         return
-    operations = observe.statistics(context)["operations"]
-    record.steps = record.steps + 1 if operations == record.operations else 1
-    record.operations = operations
-    if record.steps == _STEPS:
+    if isinstance(optimizer, Wrapped):  # the plain one beside it may be for parameters that are not shared
+        record.little_steps = record.loss_steps = 0
+        return
+    record.count(context, optimizer)
+    what = _mistake(record, type(optimizer).__name__, context.size)
+    if what:
         record.is_reported = True
         hint(
-            f"{_STEPS} steps of {type(optimizer).__name__} without any exchange between the {context.size} "
-            "ranks: each rank trains a model of its own. Wrap the optimizer: "
+            f"{what}: each rank trains a model of its own. Wrap the optimizer: "
             "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
         )
+
+
+def _mistake(record: _Record, name: str, size: int) -> str | None:
+    if record.steps == _STEPS:
+        return f"{_STEPS} steps of {name} without any exchange between the {size} ranks"
+    if record.loss_steps == _STEPS:
+        return (
+            f"{_STEPS} steps of {name} in which the {size} ranks have exchanged only the loss or a metric, "
+            "not the gradients, and averaging the loss does not average the gradients"
+        )
+    if record.little_steps == _LITTLE_STEPS:
+        return (
+            f"{_LITTLE_STEPS} steps of {name} in which the {size} ranks have exchanged at most a loss or "
+            "metrics, neither gradients nor parameters"
+        )
+    return None
 
 
 def register_hook() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -106,6 +107,87 @@ def test_ranks_that_are_not_connected() -> None:
     assert "3 steps of SGD without any exchange between the 2 ranks" in text
     assert not warnings_of(averaged_by_hand)
     assert not warnings_of(plain, 1)
+
+
+def plain_steps(steps: int, exchange: Callable[..., Any]) -> Callable[[], None]:
+    """Returns the body of a rank that trains with a plain optimizer.
+
+    `exchange` is called with model, loss and step, before the backward pass, and returns the loss to
+    differentiate; then with None as loss, before the optimizer's step.
+    """
+
+    def body() -> None:
+        model = network()
+        optimizer = sgd(model)
+        for number in range(steps):
+            optimizer.zero_grad()
+            exchange(model, own_loss(model, number), number).backward()
+            exchange(model, None, number)
+            optimizer.step()
+
+    return body
+
+
+def averaged_loss(model: torch.nn.Module, loss: torch.Tensor | None, number: int) -> torch.Tensor | None:
+    return None if loss is None else hvd.allreduce(loss)
+
+
+def averaged_metric(model: torch.nn.Module, loss: torch.Tensor | None, number: int) -> torch.Tensor | None:
+    if loss is not None:
+        hvd.allreduce(loss.detach(), name="metric")
+    return loss
+
+
+def test_ranks_that_average_the_loss_but_not_the_gradients() -> None:
+    (text,) = warnings_of(plain_steps(3, averaged_loss))
+    assert "3 steps of SGD in which the 2 ranks have exchanged only the loss or a metric" in text
+    assert "averaging the loss does not average the gradients" in text
+    assert not warnings_of(plain_steps(3, averaged_loss), 1)
+
+
+def test_ranks_that_exchange_metrics_only() -> None:
+    (text,) = warnings_of(plain_steps(100, averaged_metric))
+    assert "100 steps of SGD in which the 2 ranks have exchanged at most a loss or metrics" in text
+
+
+def test_exchanges_by_hand_are_no_mistake() -> None:
+    def gradients_in_half_precision(model: torch.nn.Module, loss: torch.Tensor | None, number: int) -> object:
+        if loss is None:
+            halves = [one.grad.half() for one in model.parameters() if one.grad is not None]
+            hvd.grouped_allreduce_(halves)
+        return averaged_loss(model, loss, number)
+
+    def parameters_now_and_then(model: torch.nn.Module, loss: torch.Tensor | None, number: int) -> object:
+        if loss is None and number % 20 == 19:
+            hvd.grouped_allreduce_([one.detach() for one in model.parameters()])
+        return averaged_metric(model, loss, number)
+
+    assert not warnings_of(plain_steps(5, gradients_in_half_precision))
+    assert not warnings_of(plain_steps(105, parameters_now_and_then))
+
+
+def test_plain_optimizers_beside_others() -> None:
+    def two_that_are_averaged_by_hand() -> None:
+        models = network(), network(width=9)
+        optimizers = [sgd(model) for model in models]
+        for number in range(5):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                hvd.allreduce(own_loss(model, number)).backward()
+                hvd.grouped_allreduce_([one.grad for one in model.parameters() if one.grad is not None])
+                optimizer.step()
+
+    def one_for_parameters_of_each_rank() -> None:
+        model, rest = network(), torch.nn.Parameter(torch.zeros(5000))
+        shared, alone = distributed(model), torch.optim.SGD([rest], lr=0.1)
+        for number in range(105):
+            shared.zero_grad()
+            (own_loss(model, number) + rest.sum()).backward()
+            shared.step()
+            alone.step()
+
+    assert not warnings_of(two_that_are_averaged_by_hand)
+    assert not warnings_of(one_for_parameters_of_each_rank)
 
 
 def test_epochs_that_are_all_in_one_order() -> None:
