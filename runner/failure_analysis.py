@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sirtaki.runner.finished_peers import finished_peers
 from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of
 from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
@@ -234,9 +235,20 @@ class FailureAnalyzer:
                 return JobFailure(blamed.exit_code, blamed.describe(_CONNECTIONS_CLOSED))
         for status in failures:
             if status.killed_by not in self._signals_sent:
-                reason = self._reasons.get(status.rank) or "it had lost another rank"
-                return JobFailure(status.exit_code, status.describe(reason))
+                reason = self._reasons.get(status.rank, "")
+                explained = self._explain_finished_peers(status, reason)
+                text = explained or status.describe(reason or "it had lost another rank")
+                return JobFailure(status.exit_code, text)
         return JobFailure(failures[0].exit_code, failures[0].describe())
+
+    def _explain_finished_peers(self, status: ExitStatus, reason: str) -> str:
+        """Returns the text if ranks that ended normally made this one fail, else ""."""
+        peers = finished_peers(reason)
+        if peers is None:
+            return ""
+        have_ended = all(rank in self._statuses for rank in peers.ranks)
+        event = "ended with exit code 0" if have_ended else "had finished"
+        return peers.explain(event, name_rank(status.rank, status.pid, status.host))
 
     def _culprit(self) -> ExitStatus | None:
         candidates = [

@@ -36,6 +36,7 @@ from sirtaki.runner.endpoints import metrics_question, start_endpoints
 from sirtaki.runner.environment import encrypts
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus, signal_name
+from sirtaki.runner.finished_peers import finished_peers
 from sirtaki.runner.host_connection import Connection
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.job_directory import make_job_directory
@@ -330,15 +331,18 @@ class ElasticJob:
         self._display.begin_result(drops_output=self._patience.has_ended)
         result, service = self._driver.result or Finish(0), self._settings.service
         reason, culprit = "", result.culprit
+        name = "" if culprit is None else self._driver.arbiter.workers[culprit].name
         explains = service is not None and service.has_outcome(culprit)
         if culprit is not None and not explains and (lane := self._processes.lane(culprit)) is not None:
-            name, died = self._driver.arbiter.workers[culprit].name, self._processes.died(culprit)
+            died = self._processes.died(culprit)
             reason = self._display.show_error_of(lane, name, died)
         if summary := self._driver.summary():
             self._display.say(summary)
         if notice:
             self._display.say(notice)
         text = result.text and f"{result.text}{reason and ': '}{reason}"
+        if (peers := finished_peers(reason)) is not None:
+            text = peers.explain("had returned from the training function", name)
         if service is not None:
             service.note_ranks(self._driver.last_ranks())
         if service is not None and result.code:

@@ -69,6 +69,22 @@ def test_a_rank_that_vanishes_during_the_training_leaves_no_child_behind(tmp_pat
     assert "rank 1 was lost: ended with exit code 0, but its training function has not returned" in job.text
 
 
+def test_a_rank_that_returns_while_another_still_needs_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import numpy, sirtaki.numpy as hvd\n"
+        "hvd.init()\n"
+        "@hvd.elastic.run\n"
+        "def train(state):\n"
+        "    for _ in range(2 + hvd.rank()):\n"
+        "        hvd.allreduce(numpy.ones(3), name='loss')\n"
+        "train(hvd.elastic.ObjectState())\n"
+    )
+    job = run_job(("-np", "2", "--min-np", "1"), str(tmp_path / "train.py"))
+    assert job.code == 1
+    assert "returned from the training function while rank 1 still needed it for tensor 'loss'" in job.text
+    assert "(in train() at train.py:6): the ranks made different numbers of calls" in job.text
+
+
 def test_ranks_that_catch_an_exception_of_the_training_function_end_the_job_well() -> None:
     faults = [f"{rank}:raise-step:5" for rank in range(3)]
     job = run_job(THREE, "numpy_training.py", 60, 0.01, *faults, CATCHES="1")

@@ -150,6 +150,27 @@ def test_if_there_is_nobody_else_the_loss_is_what_is_told() -> None:
     assert failure.text == "rank 0 (pid 70) failed with exit code 1: PeerFinishedError: rank 1"
 
 
+FINISHED = "PeerFinishedError: {} finished and cannot take part in 'g' (in step() at train.py:4)"
+NEEDED = " while rank 0 (pid 70) still needed {} for tensor 'g' (in step() at train.py:4): the ranks made"
+
+
+def test_ranks_that_ended_while_another_needed_them_are_named() -> None:
+    one = told(0, "peer_lost", FINISHED.format("rank 1 (pid 71 on a) has"))
+    failure = inquire(told(1, "finished"), ended(1), one, ended(0, 1), size=2).failure()
+    assert failure.text.startswith("rank 1 (pid 71 on a) ended with exit code 0" + NEEDED.format("it"))
+    assert (failure.exit_code, failure.rank, failure.culprit) == (1, None, None)
+    two = told(0, "peer_lost", FINISHED.format("rank 1 (pid 71 on a), rank 2 (pid 72 on b) have"))
+    failure = inquire(ended(1), two, ended(0, 1), ended(2)).failure()
+    subject = "rank 1 (pid 71 on a), rank 2 (pid 72 on b) ended with exit code 0"
+    assert failure.text.startswith(subject + NEEDED.format("them"))
+
+
+def test_a_rank_that_finished_and_still_runs_has_no_exit_code() -> None:
+    one = told(0, "peer_lost", FINISHED.format("rank 1 (pid 71 on a) has"))
+    failure = inquire(told(1, "finished"), one, ended(0, 1), size=2).failure()
+    assert failure.text.startswith("rank 1 (pid 71 on a) had finished" + NEEDED.format("it"))
+
+
 def test_ranks_that_did_not_come() -> None:
     overdue = RankEvent("overdue", 1, 1, "", (1, 2))
     failure = inquire(told(0, "arrived"), overdue, ended(0, 1)).failure()
