@@ -17,6 +17,7 @@ from typing import Any
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.watch_marks import FOLDER as STATES
 from sirtaki.runner.capacity import Capacity
+from sirtaki.runner.command import runs_python
 from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Finish, Slot
@@ -31,6 +32,7 @@ from sirtaki.runner.elastic.processes import Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spare_command import check_spare_command
 from sirtaki.runner.elastic.spare_process import SpareProcess
+from sirtaki.runner.elastic.summary import describe_separate_runs
 from sirtaki.runner.elastic.workers import Status
 from sirtaki.runner.endpoints import metrics_question, start_endpoints
 from sirtaki.runner.environment import encrypts
@@ -321,7 +323,7 @@ class ElasticJob:
         self._processes.reap()
         self._spares.reap()
         timeline = self._settings.timeline
-        notice = timeline.merge(_NO_TIMELINE) if timeline is not None else ""
+        notices = [] if timeline is None else [timeline.merge(_NO_TIMELINE)]
         self._reaper.release()
         while not self._reaper.ended() and not self._patience.has_ended:
             self._selector.select(0.02)
@@ -336,9 +338,7 @@ class ElasticJob:
         if culprit is not None and not explains and (lane := self._processes.lane(culprit)) is not None:
             died = self._processes.died(culprit)
             reason = self._display.show_error_of(lane, name, died)
-        if summary := self._driver.summary():
-            self._display.say(summary)
-        if notice:
+        for notice in filter(None, [self._driver.summary(), *notices, self._separate_runs(result.code)]):
             self._display.say(notice)
         text = result.text and f"{result.text}{reason and ': '}{reason}"
         if (peers := finished_peers(reason)) is not None:
@@ -354,6 +354,14 @@ class ElasticJob:
             for key, _ in self._selector.select(None if due is None else max(due - time.monotonic(), 0.0)):
                 key.data()
         return result.code
+
+    def _separate_runs(self, code: int) -> str:
+        """Returns a notice if the workers of a successful job have never been ranks of one world, else ""."""
+        arbiter = self._driver.arbiter
+        if code or arbiter.generation or self._settings.service is not None:
+            return ""
+        is_python = runs_python(self._settings.command)
+        return describe_separate_runs(len(arbiter.workers.all()), self._post.has_initialised, is_python)
 
     def _finish_hosts(self) -> None:
         """Lets the agents send the last output, and end."""

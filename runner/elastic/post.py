@@ -56,6 +56,7 @@ class Post:
         self._generation: RendezvousServer | None = None
         self._address_for_others = ""
         self._messages: deque[tuple[int, bytes]] = deque()  # those that were not delivered yet
+        self.has_initialised = False  # whether a worker has called hvd.init()
         self.address = self._listen(self._unix_addresses(self._workers_job.id))  # for workers of this host
 
     def address_for_others(self) -> str:
@@ -189,5 +190,6 @@ class Post:
         return ",".join(dict.fromkeys([unix_address(name, self._folder), unix_address(name)]))
 
     def _note(self, event: RankEvent) -> None:
+        self.has_initialised |= event.kind == "initialised"
         if event.kind == "refused":
             self._on_refusal(event.text)

@@ -1,4 +1,4 @@
-"""The account of an elastic job: how long its ranks were training, and the line that says so at the end."""
+"""The account of an elastic job: how long its ranks were training, and the lines that say so at the end."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ class Account:
         count = "1 generation" if generations == 1 else f"{generations} generations"
         times = f"they were training in {share:.1f} % of {seconds:.1f} s"
         return f"{count} of ranks, {count_losses(losses)}, {joined} joined; {times}"
+
+
+def describe_separate_runs(runs: int, has_initialised: bool, runs_python: bool) -> str:
+    """Returns a notice after a successful job without any generation; "" if it had one process only."""
+    if runs <= 1:
+        return ""
+    missing = "hvd.init() or " * (not has_initialised) + "the function of hvd.elastic.run"
+    text = f"no rank called {missing}: these were {runs} separate runs, which exchanged nothing"
+    advice = "train in a function that @hvd.elastic.run decorates"
+    advice = advice if has_initialised else f"call hvd.init() at the start of the script, and {advice}"
+    return text + f". To train one model on all of them, {advice}" * runs_python
 
 
 def count_losses(losses: int) -> str:

@@ -223,3 +223,25 @@ def test_a_job_without_min_np_refuses_to_run_it() -> None:
     assert job.code == 1
     assert "hvd.elastic.run needs a launcher that can replace ranks" in job.text
     assert "hvdrun -np 4 --min-np 2 python train.py" in job.text
+
+
+@pytest.mark.parametrize(
+    ("script", "missing", "advice"),
+    [
+        ("", "hvd.init() or the function of", "call hvd.init() at the start of the script, and train in a"),
+        ("import sirtaki.numpy as hvd; hvd.init()", "the function of", "train in a"),
+    ],
+)
+def test_separate_runs_are_told_from_a_job(script: str, missing: str, advice: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script)
+    job = run_job(("-np", "2", "--min-np", "1"), str(tmp_path / "train.py"))
+    assert job.code == 0
+    notice = f"hvdrun: no rank called {missing} hvd.elastic.run: these were 2 separate runs, which exchanged"
+    assert job.text.splitlines()[-1].startswith(notice)
+    assert f"To train one model on all of them, {advice} function" in job.text
+
+
+def test_one_process_without_a_training_function_ends_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    job = run_job(("-np", "1", "--min-np", "1"), str(tmp_path / "train.py"))
+    assert (job.code, job.text) == (0, "")
