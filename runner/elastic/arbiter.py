@@ -11,6 +11,7 @@ from collections.abc import Container, Sequence
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Open, Say, Send, Slot, Start
 from sirtaki.runner.elastic.attempts import Attempts
 from sirtaki.runner.elastic.first_news import FirstNews
+from sirtaki.runner.elastic.first_starts import FirstStarts
 from sirtaki.runner.elastic.forming import Unrestorable, choose_candidates, form
 from sirtaki.runner.elastic.phase import Phase
 from sirtaki.runner.elastic.planned_change import PlannedChange
@@ -52,6 +53,7 @@ class Arbiter:
         self._ended_early: Worker | None = None  # with exit code 0, before the first generation
         self._has_trained = False  # all members of some generation have had the state
         self._attempts = Attempts()
+        self._starts = FirstStarts(rules.start)
         self._news: list[str] = []  # since the last generation: for its text
         self._first_news = FirstNews()  # about the current generation
         self._change = PlannedChange()
@@ -191,7 +193,7 @@ class Arbiter:
     def _note_loss(self, worker: Worker, before: Status, why: str, now: float) -> None:
         self._slots.note_loss(worker.slot, now)
         if self._rules.domain == HOST and worker.first_generation and before is not Status.RETURNED:
-            self._give_up_host(worker.slot.host)
+            self._orders += self.workers.give_up_host(worker.slot.host)
         if before is Status.RETURNED:
             self._late_failure = f"{worker.name} was lost after its training had ended: {why}", worker
             return
@@ -206,13 +208,10 @@ class Arbiter:
             self._finish(1, f"{lost}, and {option} allows {limit}; the last: {worker.name}", worker)
         elif self.generation and not self._is_ending and not self.workers.may_have_state(self._has_trained):
             self._lose_all(f"all ranks were lost; the last one is {worker.name}: {why}", worker)
+        elif not self.generation and (verdict := self._starts.judge(worker, why, self.workers, self._slots)):
+            self._finish(1, verdict, worker)
         elif before is Status.MEMBER:
             self._abandon(now)
-
-    def _give_up_host(self, host: str) -> None:
-        for worker in self.workers.living(Status.STARTING, Status.ENLISTED, Status.MEMBER):
-            if worker.slot.host == host:
-                self._orders += worker.give_up()
 
     def _abandon(self, now: float) -> None:
         """Ends the current generation: its members enlist again."""

@@ -31,6 +31,9 @@ class Slots:
     def __contains__(self, slot: Slot) -> bool:
         return slot in self._slots
 
+    def hosts(self) -> set[str]:
+        return {slot.host for slot in self._slots}
+
     def replace(self, slots: Sequence[Slot]) -> None:
         self._slots = list(slots)
 

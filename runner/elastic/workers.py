@@ -109,6 +109,11 @@ class Workers:
     def all(self) -> list[Worker]:
         return list(self._iterate())
 
+    def give_up_host(self, host: str) -> list[Action]:
+        """Returns the orders that give up all workers of a host which have not returned."""
+        living = self.living(Status.STARTING, Status.ENLISTED, Status.MEMBER)
+        return [order for one in living if one.slot.host == host for order in one.give_up()]
+
     def may_have_state(self, has_trained: bool) -> bool:
         """Returns whether a worker may have the state of the training, which only members have had."""
         return any(

@@ -129,12 +129,12 @@ def test_a_change_waits_no_longer_than_for_the_last_worker_that_is_starting() ->
 
 
 def test_a_slot_cools_down_longer_with_each_loss() -> None:
-    job = Job(start=1, slots=1, cooldown=(4.0, 10.0))
+    job = Job(start=1, slots=2, cooldown=(4.0, 10.0)).trains()
     moments = []
-    for worker in range(5):
+    for worker in range(1, 6):
         job.loses(worker)
         moments.append(job.arbiter.due)
-        assert job.ticks(job.now + 100.0) == [Start(worker + 1, job.slots[0])]
+        assert job.ticks(job.now + 100.0) == [Start(worker + 1, job.slots[1])]
     assert moments == [1.0, 104.0, 208.0, 310.0, 410.0]
 
 
