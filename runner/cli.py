@@ -61,6 +61,7 @@ def run_options(arguments: list[str], adapt: Callable[[Settings], Settings] | No
     _refuse_inside_a_rank()
     if not options.command:
         raise LaunchError(f"there is no command to run: add one, {EXAMPLE}")
+    _refuse_without_folder()
     notices = _take_allocation(options)
     elastic = None
     if is_elastic(options):
@@ -204,6 +205,15 @@ def _timeline_environment(options: argparse.Namespace) -> dict[str, str]:
     wanted = {"SIRTAKI_TIMELINE": timeline and str(timeline)}
     wanted["SIRTAKI_TIMELINE_MARK_CYCLES"] = "1" if options.timeline_mark_cycles else None
     return {name: value for name, value in wanted.items() if value}
+
+
+def _refuse_without_folder() -> None:
+    """Raises LaunchError if the current folder is gone: ranks start in it, and relative paths need it."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        reason = f"the current folder, in which ranks start, is not there any more ({error.strerror})"
+        raise LaunchError(f"{reason}: change to another one") from None
 
 
 def _refuse_inside_a_rank() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS
+from launching import FAILSAFE_SECONDS, HVDRUN
 
 from sirtaki.bindings._version import VERSION
 
@@ -261,6 +262,25 @@ def test_separate_runs_of_a_script_are_told_from_a_job(hvdrun: Run, tmp_path: Pa
     script.write_text("import sirtaki.numpy as hvd; hvd.init()")
     assert "no rank called" not in hvdrun("-np", "2", "python", str(script)).stderr
     assert "no rank called" not in hvdrun("-np", "1", "true").stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--min-np", "1"), ("--dry-run",)])
+def test_a_current_folder_that_was_removed_is_named(
+    options: tuple[str, ...], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    command = shlex.join([*HVDRUN, "-np", "1", *options, "true"])
+    result = subprocess.run(
+        ["sh", "-c", f"rmdir ../gone; exec {command}"],
+        env=environment,
+        cwd=tmp_path / "gone",
+        capture_output=True,
+        text=True,
+        timeout=FAILSAFE_SECONDS,
+    )
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("hvdrun: the current folder, in which ranks start, is not there any more")
 
 
 def test_a_rank_that_does_not_end_is_named(hvdrun: Run, environment: dict[str, str]) -> None:
