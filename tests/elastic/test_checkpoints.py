@@ -103,11 +103,41 @@ def test_files_that_other_writers_have_left_behind_are_removed(tmp_path: Path) -
     assert names(tmp_path) == ["1.checkpoint", "mine.new"]
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x04nonsense", b"text"])
+# An unknown class raises AttributeError, an unknown module ImportError, a wrong index IndexError.
+DAMAGED = (b"", b"\x80\x04nonsense", b"text", b"cos\nnone\n.", b"cnone_\nnone\n.", b"\x80\x041.", b"h\x05.")
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_checkpoint_is_an_error_that_names_it(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "1.checkpoint").write_bytes(content)
     (tmp_path / "1.checkpoint").chmod(0o600)
     with pytest.raises(HorovodInternalError, match=r"1\.checkpoint cannot be read"):
+        Checkpoints(tmp_path, 1).newest()
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_the_checkpoint_before_a_damaged_one_is_read(
+    content: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    writer = Checkpoints(tmp_path, 1)
+    for number in range(2):
+        writer.write(number, {"number": number})
+        writer.wait()
+    (tmp_path / "2.checkpoint").write_bytes(content)
+    assert writer.newest() == {"number": 0}
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "2.checkpoint cannot be read: " in line
+    assert line.endswith("1.checkpoint, which is older")
+    writer.write(2, {"number": 2})
+    writer.wait()
+    assert writer.newest() == {"number": 2}
+
+
+def test_if_all_checkpoints_are_damaged_the_newest_is_named(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{number}.checkpoint").write_bytes(b"text")
+        (tmp_path / f"{number}.checkpoint").chmod(0o600)
+    with pytest.raises(HorovodInternalError, match=r"2\.checkpoint cannot be read"):
         Checkpoints(tmp_path, 1).newest()
 
 
@@ -160,10 +190,13 @@ def test_a_job_that_has_lost_all_ranks_goes_on_from_its_checkpoint(tmp_path: Pat
     assert all(result["started_at"] >= 30 for result in job.results)
 
 
-def test_a_second_job_starts_from_the_checkpoint_of_the_first(tmp_path: Path) -> None:
+def test_a_second_job_starts_from_the_last_checkpoint_of_the_first_that_is_whole(tmp_path: Path) -> None:
     variables = {"CHECKPOINTS": str(tmp_path), "EVERY": "1"}
     first = run_job(THREE, "numpy_training.py", 60, 0.01, "1:raise-step:12", **variables)
     assert first.code == 1
+    before, newest = sorted(tmp_path.glob("*.checkpoint"), key=lambda path: int(path.stem))
+    newest.write_bytes(newest.read_bytes()[:-20])
     second = run_job(THREE, "numpy_training.py", 60, 0.0, **variables)
     check_exact(second, 60, {0, 1, 2})
-    assert all(result["started_at"] >= 8 for result in second.results)
+    assert f"starts from {before}, which is older" in second.text
+    assert all(result["started_at"] >= 7 for result in second.results)

@@ -64,33 +64,30 @@ class Checkpoints:
             self._writer.join()
 
     def newest(self) -> Any:
-        """Returns the content of the newest checkpoint; None if there is none.
+        """Returns the content of the newest checkpoint that can be read; None if there is none at all.
 
-        The file is unpickled, which may run code: nobody else may be able to write it.
+        Only rank 0 calls it, when no rank has a state; the others receive what it has read. A damaged file
+        is reported on standard error, and the one before it is read. A file is unpickled, which may run code:
+        nobody else may be able to write it.
 
         Raises:
-            HorovodInternalError: it cannot be read, or belongs to another user.
+            HorovodInternalError: none can be read, or one belongs to another user, or has another format.
         """
-        found = self._files()
-        if not found:
-            return None
-        _, path = found[-1]
-        try:
-            with open(path, "rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
-                    raise HorovodInternalError(
-                        f"the checkpoint {path} may have been written by another user: run `chmod go-w` on a "
-                        "copy of your own"
-                    )
-                form, content = pickle.load(file)
-        except (OSError, EOFError, pickle.UnpicklingError, ValueError, TypeError) as error:
-            raise HorovodInternalError(f"the checkpoint {path} cannot be read: {error}") from None
-        if form != _FORMAT:
-            raise HorovodInternalError(
-                f"the checkpoint {path} has format {form}, and this sirtaki reads {_FORMAT}"
-            )
-        return content
+        failure: _UnreadableError | None = None
+        for _, path in reversed(self._files()):
+            try:
+                content = _read(path)
+            except _UnreadableError as error:
+                if failure is not None:
+                    sys.stderr.write(f"sirtaki: {error}\n")
+                failure = failure or error
+                continue
+            if failure is not None:
+                sys.stderr.write(f"sirtaki: {failure}; the training starts from {path}, which is older\n")
+            return content
+        if failure is not None:
+            raise HorovodInternalError(f"{failure}. Delete it to start from the beginning") from None
+        return None
 
     def _write(self, content: Any) -> None:
         import cloudpickle
@@ -128,3 +125,30 @@ class Checkpoints:
             (int(match[1]), self._folder / name) for name in names if (match := _PATTERN.fullmatch(name))
         ]
         return sorted(found)
+
+
+class _UnreadableError(Exception):
+    """A checkpoint is damaged, or cannot be read; the text names it."""
+
+
+def _read(path: Path) -> Any:
+    """Returns the content of a checkpoint. Raises _UnreadableError, HorovodInternalError if refused."""
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+                raise HorovodInternalError(
+                    f"the checkpoint {path} may have been written by another user: run `chmod go-w` on a "
+                    "copy of your own"
+                )
+            form, content = pickle.load(file)
+    except HorovodInternalError:
+        raise
+    except Exception as error:  # damaged bytes make pickle raise almost any class
+        reason = f"{type(error).__name__}: {error}"
+        raise _UnreadableError(f"the checkpoint {path} cannot be read: {reason}") from None
+    if form != _FORMAT:
+        raise HorovodInternalError(
+            f"the checkpoint {path} has format {form}, and this sirtaki reads {_FORMAT}"
+        )
+    return content
