@@ -112,9 +112,7 @@ def hide_internal_frames(error: BaseException, is_from_sirtaki: bool) -> int:
 def show(error: BaseException, hook: Callable[..., object], is_from_sirtaki: bool) -> None:
     """Shows an uncaught exception like `hook`, an excepthook, but without internal frames."""
     hidden = hide_internal_frames(error, is_from_sirtaki)
-    frames = "1 frame" if hidden == 1 else f"{hidden} frames"
-    note = f"sirtaki: {frames} of libraries left out of this traceback ({FULL_TRACEBACKS}=1 shows all)\n"
-    note *= bool(hidden)
+    note = _note_of(hidden)
     if hook is sys.__excepthook__ and sys.stderr is not None:  # in one write: other ranks write, too
         sys.stderr.write(note + "".join(_format_traceback(error, shortens=bool(hidden))))
         sys.stderr.flush()
@@ -122,6 +120,25 @@ def show(error: BaseException, hook: Callable[..., object], is_from_sirtaki: boo
     if note and sys.stderr is not None:
         sys.stderr.write(note)
     hook(type(error), error, error.__traceback__)
+
+
+def show_in_thread(
+    ended: threading.ExceptHookArgs, hook: Callable[[threading.ExceptHookArgs], object], is_from_sirtaki: bool
+) -> None:
+    """Shows an exception that has ended a thread like `hook`, an excepthook of threads, as `show` does."""
+    error = ended.exc_value
+    if error is not None:
+        if (note := _note_of(hide_internal_frames(error, is_from_sirtaki))) and sys.stderr is not None:
+            sys.stderr.write(note)
+        shown = (ended.exc_type, error, error.__traceback__, ended.thread)
+        ended = threading.ExceptHookArgs(shown)
+    hook(ended)
+
+
+def _note_of(hidden: int) -> str:
+    frames = "1 frame" if hidden == 1 else f"{hidden} frames"
+    note = f"sirtaki: {frames} of libraries left out of this traceback ({FULL_TRACEBACKS}=1 shows all)\n"
+    return note * bool(hidden)
 
 
 def _format_traceback(error: BaseException, shortens: bool) -> list[str]:

@@ -92,6 +92,7 @@ class FailureAnalyzer:
         self._disconnected: set[int] = set()  # hvdrun lost their connections before they reported their end
         self._late: tuple[int, str] | None = None  # the rank that exceeded a deadline, and the error
         self._absent: RankEvent | None = None  # names the ranks that others have waited for in vain
+        self._threads: dict[int, str] = {}  # by rank: the first exception that ended a thread of its program
         self._signals_sent: set[int] = set()
 
     def note_start(self, rank: int, pid: int, host: str = "") -> None:
@@ -116,6 +117,8 @@ class FailureAnalyzer:
                 self._abort = None
         elif event.kind == "finished":
             self._members.discard(event.rank)
+        elif event.kind == "thread_failed":
+            self._threads.setdefault(event.rank, first_line(event.text))
         elif event.kind == "disconnected":
             self._disconnected.add(event.rank)
         elif event.kind == "peer_lost":
@@ -145,7 +148,9 @@ class FailureAnalyzer:
 
     @property
     def notice(self) -> str:
-        """Returns a notice after a successful job: "", or that its ranks never communicated."""
+        """Returns a notice after a successful job: "", that threads failed, or that no ranks communicated."""
+        if threads := describe_threads({self._name(rank): text for rank, text in self._threads.items()}):
+            return threads
         ranks = sum(rank < FIRST_SERVER for rank in self._names)
         if ranks == 1 or self._arrived:
             return ""
@@ -248,7 +253,8 @@ class FailureAnalyzer:
             return ""
         have_ended = all(rank in self._statuses for rank in peers.ranks)
         event = "ended with exit code 0" if have_ended else "had finished"
-        return peers.explain(event, name_rank(status.rank, status.pid, status.host))
+        cause = next((self._threads[rank] for rank in peers.ranks if rank in self._threads), "")
+        return peers.explain(event, name_rank(status.rank, status.pid, status.host), cause)
 
     def _culprit(self) -> ExitStatus | None:
         candidates = [
@@ -287,6 +293,15 @@ def _name_all(lost: Sequence[int]) -> str:
     ranks = [one for one in lost if one < FIRST_SERVER]
     servers = [name_of(one) for one in lost if one >= FIRST_SERVER]
     return " and ".join([*([name_ranks(ranks)] if ranks else []), *servers])
+
+
+def describe_threads(failures: Mapping[str, str]) -> str:
+    """Describes exceptions that ended threads of ranks, by the names of these; "" if there are none."""
+    if not failures:
+        return ""
+    (subject, text), *others = failures.items()
+    more = f"; so did {len(others)} more {'rank' if len(others) == 1 else 'ranks'}" * bool(others)
+    return f"{subject} went on after a failure, and ended with exit code 0: {text}{more}"
 
 
 def first_line(text: str) -> str:

@@ -31,11 +31,13 @@ class FinishedPeers(NamedTuple):
     def ranks(self) -> list[int]:
         return [int(number) for number in _RANK.findall(self.subject)]
 
-    def explain(self, event: str, waiting: str) -> str:
-        """Formats the failure of the rank `waiting`; `event` is the verb for what the others did."""
+    def explain(self, event: str, waiting: str, cause: str = "") -> str:
+        """Formats the failure of the rank `waiting`; `event` is the verb for what the others did, and `cause`
+        the reason, if it is known to be another one than different numbers of calls.
+        """
         call = f" for {self.operation}" * bool(self.operation) + f" ({self.place})" * bool(self.place)
         them = "it" if len(self.ranks) == 1 else "them"
-        return f"{self.subject} {event} while {waiting} still needed {them}{call}: {_ADVICE}"
+        return f"{self.subject} {event} while {waiting} still needed {them}{call}: {cause or _ADVICE}"
 
 
 def finished_peers(reason: str) -> FinishedPeers | None:

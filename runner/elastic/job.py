@@ -37,7 +37,7 @@ from sirtaki.runner.elastic.workers import Status
 from sirtaki.runner.endpoints import metrics_question, start_endpoints
 from sirtaki.runner.environment import encrypts
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.failure_analysis import ExitStatus, signal_name
+from sirtaki.runner.failure_analysis import ExitStatus, describe_threads, signal_name
 from sirtaki.runner.finished_peers import finished_peers
 from sirtaki.runner.host_connection import Connection
 from sirtaki.runner.hosts import is_own_host
@@ -338,7 +338,7 @@ class ElasticJob:
         if culprit is not None and not explains and (lane := self._processes.lane(culprit)) is not None:
             died = self._processes.died(culprit)
             reason = self._display.show_error_of(lane, name, died)
-        for notice in filter(None, [self._driver.summary(), *notices, self._separate_runs(result.code)]):
+        for notice in filter(None, [self._driver.summary(), *notices, self._remark(result.code)]):
             self._display.say(notice)
         text = result.text and f"{result.text}{reason and ': '}{reason}"
         if (peers := finished_peers(reason)) is not None:
@@ -355,11 +355,13 @@ class ElasticJob:
                 key.data()
         return result.code
 
-    def _separate_runs(self, code: int) -> str:
-        """Returns a notice if the workers of a successful job have never been ranks of one world, else ""."""
+    def _remark(self, code: int) -> str:
+        """Returns a notice if a successful job had failed threads, or no worker was ever a rank; else ""."""
         arbiter = self._driver.arbiter
-        if code or arbiter.generation or self._settings.service is not None:
+        if code or self._settings.service is not None:
             return ""
+        if arbiter.generation:
+            return describe_threads(self._post.failed_threads)
         is_python = runs_python(self._settings.command)
         return describe_separate_runs(len(arbiter.workers.all()), self._post.has_initialised, is_python)
 

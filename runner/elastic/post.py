@@ -17,12 +17,13 @@ from dataclasses import replace
 
 from sirtaki.runner.elastic.actions import Open, Slot
 from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.failure_analysis import first_line
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.launch import addresses_for_others, check_reachable, network_address
 from sirtaki.runner.rendezvous.address import unix_address
 from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, Message, pack, unpack
 from sirtaki.runner.rendezvous.elastic.process import WORKERS
-from sirtaki.runner.rendezvous.job import Job, RendezvousError
+from sirtaki.runner.rendezvous.job import Job, RendezvousError, name_of
 from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 
@@ -56,6 +57,7 @@ class Post:
         self._generation: RendezvousServer | None = None
         self._address_for_others = ""
         self._messages: deque[tuple[int, bytes]] = deque()  # those that were not delivered yet
+        self.failed_threads: dict[str, str] = {}  # by rank: the first exception that ended one of its threads
         self.has_initialised = False  # whether a worker has called hvd.init()
         self.address = self._listen(self._unix_addresses(self._workers_job.id))  # for workers of this host
 
@@ -191,5 +193,7 @@ class Post:
 
     def _note(self, event: RankEvent) -> None:
         self.has_initialised |= event.kind == "initialised"
+        if event.kind == "thread_failed":
+            self.failed_threads.setdefault(name_of(event.rank), first_line(event.text))
         if event.kind == "refused":
             self._on_refusal(event.text)

@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -50,6 +51,8 @@ class _Rank:
     server: RendezvousServer | None = None
     aborted: bool = False
     previous_hook: Any = None
+    previous_thread_hook: Any = None
+    has_lost_thread: bool = False  # and has reported it, in this world
     pid: int = 0  # the process that called init(); a forked child has another
     arguments: dict[str, Any] = field(default_factory=dict)  # those given to that call
     is_claimed: bool = False  # whether init() was called in this world, which a process group may have made
@@ -234,7 +237,7 @@ def _join(world: World, counts: bool) -> Context:
     if config.get("encrypt") == "1":
         world = replace(world, job=encrypted(world.job))
     _rank.generation = _rank.generation + 1 if counts else 1
-    _rank.aborted = False
+    _rank.aborted = _rank.has_lost_thread = False
     address = _rendezvous(world)
     mine = Identity(world.rank, _rank.generation)
     _rank.client = RendezvousClient.connect(address, world.job, mine, world.start_timeout)
@@ -299,6 +302,9 @@ def _install_exit_hooks() -> None:
     if sys.excepthook is not _abort_on_exception:
         _rank.previous_hook = sys.excepthook
         sys.excepthook = _abort_on_exception
+    if threading.excepthook is not _report_thread:
+        _rank.previous_thread_hook = threading.excepthook
+        threading.excepthook = _report_thread
     # Exit handlers run last in, first out: a framework that was imported before init() still works here.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
@@ -338,6 +344,20 @@ def is_failure_caused_elsewhere() -> bool:
 def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     is_from_sirtaki = abort(error.with_traceback(trace))
     user_code.show(error, _rank.previous_hook, is_from_sirtaki)
+
+
+def _report_thread(ended: threading.ExceptHookArgs) -> None:
+    """Shows and reports an exception that has ended a thread, without which Python lets the process go on."""
+    error, context = ended.exc_value, default_context.process.context
+    if error is None or isinstance(error, SystemExit):
+        _rank.previous_thread_hook(ended)
+        return
+    if _rank.client is not None and not (_rank.aborted or _rank.has_lost_thread):
+        _rank.has_lost_thread = True
+        name = "unknown" if ended.thread is None else ended.thread.name
+        _rank.client.report("thread_failed", f"an exception ended its thread {name!r}: {reason_of(error)}")
+    has_failed = context is not None and context.failure is not None
+    user_code.show_in_thread(ended, _rank.previous_thread_hook, has_failed)
 
 
 def _is_caused_elsewhere(context: Context) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ class RendezvousGoneError(RendezvousError):
 
 
 class RendezvousClient:
-    """A rank's connection to the rendezvous. Not thread-safe."""
+    """A rank's connection to the rendezvous. Not thread-safe, except for `report`."""
 
     def __init__(self, connection: Connection, job: Job, rank: int, start_timeout: float) -> None:
         self._connection = connection
@@ -46,6 +47,7 @@ class RendezvousClient:
         self._rank = rank
         self._start_timeout = start_timeout
         self._round = 0
+        self._sending = threading.Lock()  # a thread that fails reports it whenever that happens
         self.failure_reported = False  # whether the rendezvous has reported that this init() failed
         self.session = b""  # random, chosen by the rendezvous: separates jobs that share a key and an id
         self._route: Route | None = None  # the collector's, if this is connected to one
@@ -210,13 +212,15 @@ class RendezvousClient:
         reason that was received before.
         """
         try:
-            send_frame(self._connection, payload, deadline)
+            with self._sending:
+                send_frame(self._connection, payload, deadline)
         except EOFError:
             self.raise_failure(time.monotonic() + _REPORT_SECONDS)
 
     def _send(self, payload: bytes, deadline: float) -> None:
         try:
-            send_frame(self._connection, payload, deadline)
+            with self._sending:
+                send_frame(self._connection, payload, deadline)
         except EOFError:
             raise RendezvousGoneError from None
 

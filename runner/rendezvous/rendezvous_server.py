@@ -292,7 +292,7 @@ class RendezvousServer(ConnectionServer):
         one.initialised = True
         if event == "finished":
             one.end_report = "has finished"
-        elif event != "initialised":
+        elif event not in ("initialised", "thread_failed"):
             one.end_report = f"gave up: {printable(text, 500)}"
         self._on_event(RankEvent(event, one.rank, one.generation, printable(text, messages.TEXT_LIMIT)))
 

@@ -225,6 +225,24 @@ def test_a_job_without_min_np_refuses_to_run_it() -> None:
     assert "hvdrun -np 4 --min-np 2 python train.py" in job.text
 
 
+def test_an_exception_that_ends_a_thread_is_told_at_the_end_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import threading, sirtaki.numpy as hvd\n"
+        "hvd.init()\n"
+        "@hvd.elastic.run\n"
+        "def train(state):\n"
+        "    thread = threading.Thread(target=lambda: [hvd.barrier(), 1 // (1 - hvd.rank())])\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "train(hvd.elastic.ObjectState())\n"
+    )
+    job = run_job(("-np", "2", "--min-np", "1"), str(tmp_path / "train.py"))
+    assert job.code == 0
+    last = job.text.splitlines()[-1]
+    assert last.startswith("hvdrun: rank 1 went on after a failure, and ended with exit code 0: an exception")
+    assert "ZeroDivisionError" in last
+
+
 @pytest.mark.parametrize(
     ("script", "missing", "advice"),
     [

@@ -214,3 +214,44 @@ def test_of_ranks_with_different_numbers_of_calls_the_one_that_ended_is_named(tm
         r"for tensor 'loss' \(in average\(\) at train\.py:\d+\): the ranks made different numbers of calls",
         said[-1],
     )
+
+
+THREAD = """
+    def work():
+        average()
+        if rank == 1:
+            raise KeyError("label 7")
+        sys.exit(3)  # ends this thread only, without a word
+
+    def in_thread(target):
+        thread = threading.Thread(target=target, name="loader")
+        thread.start()
+        thread.join()
+"""
+
+
+def test_an_exception_that_ends_a_thread_is_told_at_the_end_of_the_job(tmp_path: Path) -> None:
+    many = THREAD + "\n    for _ in range(20): in_thread(work)\n    average('last')\n"
+    code, said = run(tmp_path, many)
+    assert code == 0, said
+    notice = (
+        r"hvdrun: rank 1 \(pid \d+\) went on after a failure, and ended with exit code 0: an exception "
+        r"ended its thread 'loader': KeyError: 'label 7' \(in work\(\) at train\.py:\d+\)"
+    )
+    assert re.fullmatch(notice, said[-1])
+    assert not [line for line in said if line.startswith("[0]")]
+
+
+def test_a_traceback_of_a_thread_has_the_users_lines_only(tmp_path: Path) -> None:
+    body = (
+        "def work(): average(elements=3 + rank)\n\n    thread = threading.Thread(target=work, name='loader')"
+    )
+    code, said = run(tmp_path, f"    {body}\n    thread.start()\n    thread.join()")
+    assert code == 0
+    shown = [line for line in said if line.startswith("[1]")]
+    assert "frames of libraries left out" in shown[0]
+    assert shown[1:3] == ["[1] Exception in thread loader:", "[1] Traceback (most recent call last):"]
+    files = [line for line in shown if "  File " in line]
+    assert len(files) == 2
+    assert all("train.py" in line for line in files)
+    assert "MismatchError" in shown[-1]

@@ -171,6 +171,27 @@ def test_a_rank_that_finished_and_still_runs_has_no_exit_code() -> None:
     assert failure.text.startswith("rank 1 (pid 71 on a) had finished" + NEEDED.format("it"))
 
 
+THREAD = "an exception ended its thread 'Thread-1': KeyError: 7 (in work() at train.py:6)"
+
+
+def test_exceptions_that_ended_threads_are_a_notice_of_a_job_that_ended_well() -> None:
+    one = (told(1, "arrived"), told(1, "thread_failed", THREAD), ended(0), ended(1))
+    analyzer = inquire(*one, size=2)
+    assert not analyzer.failed
+    assert analyzer.notice == f"rank 1 (pid 71) went on after a failure, and ended with exit code 0: {THREAD}"
+    assert inquire(*one, told(0, "thread_failed", "x"), size=2).notice.endswith(
+        f"{THREAD}; so did 1 more rank"
+    )
+
+
+def test_a_rank_without_its_thread_is_named_with_the_exception_if_another_needed_it() -> None:
+    needed = told(0, "peer_lost", FINISHED.format("rank 1 (pid 71 on a) has"))
+    failed = told(1, "thread_failed", THREAD)
+    failure = inquire(failed, told(1, "finished"), ended(1), needed, ended(0, 1), size=2).failure()
+    assert failure.text.startswith("rank 1 (pid 71 on a) ended with exit code 0 while rank 0 (pid 70)")
+    assert failure.text.endswith(f"(in step() at train.py:4): {THREAD}")
+
+
 def test_ranks_that_did_not_come() -> None:
     overdue = RankEvent("overdue", 1, 1, "", (1, 2))
     failure = inquire(told(0, "arrived"), overdue, ended(0, 1)).failure()
