@@ -208,6 +208,30 @@ def no_staleness_is_the_synchronous_training() -> None:
     assert all(torch.equal(one, two) for one, two in zip(results[0][1], results[1][1], strict=True))
 
 
+@case(2, fused=[False, True])
+def gradients_are_handed_over_without_their_loss_scale(fused: bool) -> None:
+    """Each rank has a scale of its own, and skips its own overflow: other ranks never see it."""
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused)
+    optimizer = hvd.DistributedOptimizer(inner, staleness=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (10 + hvd.rank()))
+    for step in range(6):
+        optimizer.zero_grad()
+        inputs = torch.randn(4, 4, generator=generator(step), dtype=torch.float64)
+        loss = model(inputs).square().mean()
+        has_overflow = step == 2 and hvd.rank() == 1
+        scaler.scale(loss * float("inf") if has_overflow else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.synchronize()
+    assert scaler.get_scale() == 2.0 ** (10 if hvd.rank() == 1 else 10 + hvd.rank())
+    assert_same_on_all_ranks(model)
+    plain = network()
+    assert all(
+        (one - two).abs().max() < 0.5 for one, two in zip(model.parameters(), plain.parameters(), strict=True)
+    )
+
+
 @case()
 def a_closure_and_own_gradients_work_as_on_one_device() -> None:
     model = network()

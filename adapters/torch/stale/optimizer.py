@@ -43,6 +43,14 @@ class StaleOptimizer(Wrapped):
     def _scope(self) -> CollectiveScope:
         return self._exchange_options.scope
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """False, also with fused=True: a GradScaler has to unscale gradients before they are handed over.
+
+        It would pass its scale to the optimizer instead, for gradients of this rank only.
+        """
+        return False
+
     def clock(self) -> int:
         """Returns the number of updates in the parameters of this rank.
 
