@@ -54,6 +54,8 @@ without_transforms: Callable[[], AbstractContextManager[None]] = _TORCH.symbol(
 )
 # Divides gradients in place, and notes whether one is not finite: the only function that GradScaler calls.
 check_and_unscale: Callable[..., Any] = _TORCH.symbol("torch._amp_foreach_non_finite_check_and_unscale_")
+# Divides the gradients of an optimizer, or only looks for an overflow: GradScaler calls it once a step.
+unscale_gradients: Callable[..., Any] = _TORCH.symbol("torch.amp.GradScaler._unscale_grads_")
 
 
 def has_compiled() -> bool:

@@ -25,6 +25,7 @@ from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.listed_parameters import ListedParameters
+from sirtaki.torch.loss_scale import ResidualScale, unscaling_scaler
 from sirtaki.torch.parameters import all_named
 from sirtaki.torch.reducer import Nesting
 from sirtaki.torch.sparse_gradients import ExchangeOptions
@@ -62,6 +63,7 @@ class Rounds:
         self._named = named
         self._parameters = list(named.values())
         self._residual: Tensor | None = None  # what this rank has yet to contribute
+        self._scale = ResidualScale()
         self._is_checked = False
 
     @property
@@ -81,18 +83,38 @@ class Rounds:
             result, self.contributors = COLLECTIVES.run_with_deadline(own, options, self._rule.deadline)
         keeps = self.is_late and self._rule.late == "accumulate"
         self._residual = own if keeps else None
+        self._scale.follow()
         self._distribute(result)
 
     def exchange_residuals(self) -> bool:
         """Replaces the gradients by what ranks have yet to contribute; returns whether there is anything."""
         if self.scope.has_no_peers:
             return False
+        self.remove_scale()
         own = self._residual
         self._residual, self.contributors = None, self.scope.ranks
         if own is None:
             own = torch.zeros(self._elements, dtype=self._parameters[0].dtype)
         self._distribute(COLLECTIVES.allreduce_(own, None, f"{self.scope.name}.rest", self._op))
         return any(parameter.grad is not None for parameter in self._parameters)
+
+    def note_scaler(self, scaler: Any) -> None:
+        """Stores the GradScaler whose present scale the residual has."""
+        self._scale.note(scaler)
+
+    def remove_scale(self) -> None:
+        """Takes the loss scale away from the residual. One that has overflowed is dropped, as by a scaler."""
+        if self._residual is not None and self._scale.is_known:
+            is_finite = bool(self._residual.isfinite().all())
+            self._residual = self._rescaled(self._scale.to_unscaled()) if is_finite else None
+        self._scale.note(None)
+
+    def _rescaled(self, factor: float) -> Tensor:
+        """Multiplies the residual, in place, without the counts behind it."""
+        assert self._residual is not None
+        if factor != 1.0:
+            self._residual[: -len(self._parameters)].mul_(factor)
+        return self._residual
 
     @property
     def _elements(self) -> int:
@@ -118,7 +140,7 @@ class Rounds:
             for part, parameter in zip(parts, self._parameters, strict=True)
         ]
         own = torch.cat([*rows, present])
-        return own if self._residual is None else own.add_(self._residual)
+        return own if self._residual is None else own.add_(self._rescaled(self._scale.to_present()))
 
     def _distribute(self, result: Tensor) -> None:
         sizes = [parameter.numel() for parameter in self._parameters]
@@ -150,6 +172,35 @@ class DeadlineOptimizer(Wrapped):
     @property
     def _scope(self) -> CollectiveScope:
         return self._rounds.scope
+
+    @property
+    def param_groups(self) -> Any:
+        """The optimizer's groups. A GradScaler reads them when it unscales gradients, which is noticed here.
+
+        Raises:
+            ValueError: to the scaler, if the gradients of this step are still this rank's own.
+        """
+        scaler = unscaling_scaler()
+        if scaler is not None:
+            self._check_order()
+            self._rounds.note_scaler(scaler)
+        return self.__dict__["param_groups"]
+
+    @param_groups.setter
+    def param_groups(self, groups: Any) -> None:
+        self.__dict__["param_groups"] = groups
+
+    def _check_order(self) -> None:
+        """Raises ValueError if the gradients are unscaled before their exchange.
+
+        Only the rank with an overflow would skip the step, and the others would apply it.
+        """
+        if not (self._is_exchanged or self._skips.depth or self._scope.has_no_peers):
+            raise ValueError(
+                "with a deadline, a GradScaler has to unscale the gradients of all ranks, so that all "
+                "skip the same steps: call optimizer.synchronize() after backward(), and "
+                "scaler.unscale_(optimizer), clipping and scaler.step(optimizer) after it"
+            )
 
     @property
     def contributors(self) -> Sequence[int]:
@@ -292,6 +343,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
         raise ValueError("a step with a deadline takes no closure: call backward() before step()")
     if not optimizer._is_exchanged and not optimizer._skips.depth:
+        optimizer._rounds.remove_scale()  # no scaler has unscaled the gradients of this step
         optimizer._exchange()
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from sirtaki.common.checksums import checksum_of_text
-from sirtaki.torch._private import loaded_state
+from sirtaki.torch._private import loaded_state, unscale_gradients
 
 _SCALERS_STEP = torch.amp.GradScaler.step.__code__
+_UNSCALING: Any = unscale_gradients.__code__
 _MOST_FRAMES = 12  # between a scaler's step and the hook of an optimizer's: wrappers of schedulers and others
 
 
@@ -76,3 +77,44 @@ def calling_scaler() -> Any:
             break
         frame = frame.f_back
     return None
+
+
+def unscaling_scaler() -> Any:
+    """Returns the GradScaler that is reading the attribute whose property calls this; None without one."""
+    frame = sys._getframe(2)
+    return frame.f_locals["self"] if frame.f_code is _UNSCALING else None
+
+
+class ResidualScale:
+    """The loss scale of gradients that are kept for a later step.
+
+    The scaler changes its scale between the two, and is known only when it unscales the gradients of a step.
+    """
+
+    def __init__(self) -> None:
+        self._scaler: weakref.ref[Any] | None = None
+        self._scale: float | None = None  # None: losses are not scaled
+
+    @property
+    def is_known(self) -> bool:
+        """Returns whether the kept gradients have a loss scale."""
+        return self._scale is not None
+
+    def note(self, scaler: Any) -> None:
+        """Stores the scaler whose present scale the kept gradients have; None: they have none."""
+        self._scaler = None if scaler is None else weakref.ref(scaler)
+        self._scale = None if scaler is None else scaler.get_scale()
+
+    def follow(self) -> None:
+        """Notes that other gradients are kept, which have the scaler's present scale."""
+        if self._scaler is not None:
+            self.note(self._scaler())
+
+    def to_present(self) -> float:
+        """Returns the factor that brings kept gradients to the present scale of losses."""
+        scaler = None if self._scaler is None else self._scaler()
+        return 1.0 if scaler is None or self._scale is None else float(scaler.get_scale() / self._scale)
+
+    def to_unscaled(self) -> float:
+        """Returns the factor that takes the scale away from kept gradients."""
+        return 1.0 if self._scale is None else 1.0 / self._scale
