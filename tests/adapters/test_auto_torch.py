@@ -27,6 +27,7 @@ LOOPS = (
     "skipped_nan",
     "accumulated",
     "counts",
+    "ignored_equally",
     "iterator",
 )
 TUTORIALS = (
@@ -51,6 +52,11 @@ REFUSALS = {
     "batch_norm": ("backward", "BatchNorm1d normalises by the statistics of the batch"),
     "running_statistics": ("", "the buffer 'running_mean' of InstanceNorm1d"),
     "new_loss": ("new_loss", "computes a loss that was not there"),
+    "new_reduction": ("changed", "its arguments are now (ignore_index=-100, reduction='sum')"),
+    "new_weights": ("changed", "(ignore_index=-100, reduction='mean', weight: a tensor), and were"),
+    "other_weights": ("changed", "weight: a tensor of one value) when a batch"),
+    "ignored": ("changed", "the mean leaves out targets"),
+    "ignored_of_copies": ("changed", "the mean leaves out targets"),
     "rows_read": ("rows_read", "tolist reads a tensor"),
     "unknown_rule": ("unknown_rule", "neither their mean over rows, nor their sum"),
     "unseen": ("unseen", "was not part of a batch that was computed as a whole and in parts"),

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sirtaki.torch._private import current_pass
-from sirtaki.torch.auto import positions, rules
-from sirtaki.torch.auto.job import Batch, job, refusal
+from sirtaki.torch.auto import positions
+from sirtaki.torch.auto.arguments import difference, is_unseen
+from sirtaki.torch.auto.job import Batch, Root, job, refusal
 from sirtaki.torch.auto.loaders import end_closed_batch
 from sirtaki.torch.auto.optimizers import adopt
 from sirtaki.torch.auto.proof import Child, Parent
@@ -65,9 +66,19 @@ def _sum(former: Tensor | None, new: Tensor | None) -> Tensor | None:
 
 def _check_seen(batch: Batch) -> None:
     for root in batch.roots:
-        if root.requires_grad and rules.is_unseen(root):
-            raise refusal(
-                f"{root.line}: {root.key[0]} computes a loss that was not there when a batch was computed "
-                "as a whole and in parts, so its gradients are unproven: compute it from the first batch "
-                "on, times 0 if need be; or use @hvd.consistent"
-            )
+        if root.requires_grad and is_unseen(root):
+            raise refusal(_unseen(root))
+
+
+def _unseen(root: Root) -> str:
+    changed = difference(root)
+    if changed is not None:
+        return (
+            f"{root.line}: the gradients of the loss that {root.key[0]} computes are unproven: {changed}; or "
+            "use @hvd.consistent"
+        )
+    return (
+        f"{root.line}: {root.key[0]} computes a loss that was not there when a batch was computed as a whole "
+        "and in parts, so its gradients are unproven: compute it from the first batch on, times 0 if need "
+        "be; or use @hvd.consistent"
+    )

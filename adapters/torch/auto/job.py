@@ -19,19 +19,23 @@ if TYPE_CHECKING:
     from sirtaki.torch.auto.marks import Mark
     from sirtaki.torch.auto.proof import Child, Parent
 
+# The code of a root, equal on all ranks: function, line, occurrence; its arguments that are no rows; how many
+# targets it leaves out per row.
+Key = tuple[str, str, int, str, str]
+
 
 @dataclass
 class Root:
     """A scalar that has been computed from rows, and the code that did it.
 
     Attributes:
-        key: the code, equal on all ranks: function, line and occurrence.
+        key: the code that has computed it.
         value: this process's value.
         is_row: whether it is the value of one of the rows.
         whole: the value over the whole batch, once it is known.
     """
 
-    key: tuple[str, str, int]
+    key: Key
     value: Tensor
     requires_grad: bool
     is_row: bool = False
@@ -105,7 +109,7 @@ class Job:
     batch: Batch | None = None
     delivered: list[Iteration] = field(default_factory=list)
     latest: Iteration | None = None
-    rules: dict[tuple[str, str, int], frozenset[str]] = field(default_factory=dict)
+    rules: dict[Key, frozenset[str]] = field(default_factory=dict)
     has_split: bool = False
     is_child: bool = False
     has_drawn: bool = False

@@ -123,6 +123,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> Any:
+    from sirtaki.torch.auto.arguments import key_of
+
     is_in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
     is_scalar = all(mark.is_scalar for mark in marks) and not _changes_many(is_in_place, args)
     again = _again(func, args, kwargs, is_in_place) if is_scalar else None
@@ -135,7 +137,10 @@ def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> 
             path = None if isinstance(result, Tensor) else index
             mark.call = again if path is None else _item_of(again, path)
         elif batch.is_open and tensor.dim() == 0:
-            mark.root = _root(batch, tensor, name, mark.line)
+            mark.root = Root(
+                key_of(batch, name, mark.line, args, kwargs), tensor.detach().clone(), tensor.requires_grad
+            )
+            batch.roots.append(mark.root)
             mark.root.is_row = name in _PICKS and _has_all_rows(args[0], batch)
         else:
             ragged = name in _RAGGED or (name == "__getitem__" and _has_mask(args[1]))
@@ -149,13 +154,6 @@ def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> 
 def _changes_many(is_in_place: bool, args: Any) -> bool:
     """Returns whether a call changes a large tensor, whose former value would have to be kept."""
     return is_in_place and isinstance(args[0], Tensor) and args[0].numel() > _LARGEST_KEPT
-
-
-def _root(batch: Batch, tensor: Tensor, name: str, line: str) -> Root:
-    number = batch.occurrences[name, line] = batch.occurrences.get((name, line), -1) + 1
-    root = Root((name, line, number), tensor.detach().clone(), tensor.requires_grad)
-    batch.roots.append(root)
-    return root
 
 
 def _has_all_rows(tensor: Any, batch: Batch) -> bool:

@@ -84,11 +84,6 @@ def _agree(first: float, second: float, bound: float) -> bool:
     return first == second or abs(first - second) <= bound or (math.isnan(first) and math.isnan(second))
 
 
-def is_unseen(root: Root) -> bool:
-    """Returns whether no proof has seen this code."""
-    return root.key not in job.rules
-
-
 def gather(batch: Batch) -> None:
     """Exchanges the roots that have been computed since the last exchange. All ranks call it together."""
     pending = batch.roots[batch.gathered :]
@@ -131,11 +126,12 @@ def whole(batch: Batch, root: Root) -> Tensor:
     if root.whole is None:
         gather(batch)
     if root.whole is None:
-        why = (
-            "this line was not part of a batch that was computed as a whole and in parts"
-            if is_unseen(root)
-            else "it is neither their mean over rows, nor their sum, largest or smallest"
-        )
+        from sirtaki.torch.auto.arguments import difference, is_unseen
+
+        why = "it is neither their mean over rows, nor their sum, largest or smallest"
+        if is_unseen(root):
+            never = "this line was not part of a batch that was computed as a whole and in parts"
+            why = difference(root) or never
         raise UnsupportedError(
             f"{root.line}: {root.key[0]} computes a scalar from the rows of a batch, and its value over the "
             f"whole batch does not follow from those of the ranks' parts: {why}. Compute it in each step as "

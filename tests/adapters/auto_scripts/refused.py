@@ -12,6 +12,8 @@ torch.manual_seed(3)
 torch.set_default_dtype(torch.float64)
 inputs = torch.randn(150, 6, 10)
 targets = (inputs.mean(1) @ torch.randn(10, 4)).argmax(1)
+if name.startswith("ignored"):
+    targets[128:140] = -100  # in the last batch only, and more on one rank than on the other
 layers = {
     "batch_norm": lambda: nn.BatchNorm1d(16),
     "running_statistics": lambda: nn.Sequential(
@@ -34,12 +36,23 @@ def joined(rows):
 
 functions = {"sequence_first": sequence_first, "joined": joined}
 collate = {"collate_fn": functions[name]} if name in functions else {}
-loader = DataLoader(TensorDataset(inputs, targets), batch_size=32, shuffle=True, **collate)
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=32, shuffle="ignored" not in name, **collate)
 names = [f"row {index}" for index in range(150)]
 counted = []
 
 
-def loss_of(out, y):
+def changed(epoch):
+    """Returns arguments of the loss that another epoch has."""
+    if name == "new_reduction":
+        return {"reduction": "sum" if epoch else "mean"}
+    if name == "new_weights":
+        return {"weight": torch.tensor([1.0, 2.0, 3.0, 4.0]) if epoch else None}
+    if name == "other_weights":
+        return {"weight": torch.tensor([1.0, 1.0, 1.0, 4.0 if epoch else 1.0])}
+    return {}
+
+
+def loss_of(out, y, epoch=0):
     if name == "sum":
         return functional.cross_entropy(out, y, reduction="sum")  # sum
     if name == "masked_mean":
@@ -51,7 +64,9 @@ def loss_of(out, y):
         return functional.cross_entropy(out @ out.T, torch.arange(len(out)))  # negatives
     if name == "sequence_first":
         return out.softmax(0).var(0).mean()  # sequence_first
-    return functional.cross_entropy(out, y)  # other
+    if name == "ignored_of_copies":
+        y = y.clone()
+    return functional.cross_entropy(out, y, **changed(epoch))  # changed
 
 
 def train():
@@ -61,7 +76,7 @@ def train():
             out = model(x if name in functions else x.mean(1))
             if name == "joined":
                 out = out.view(len(y), -1, 4).mean(1)
-            loss = loss_of(out, y)
+            loss = loss_of(out, y, epoch)
             if name == "new_loss" and epoch:
                 loss = loss + (out**2).mean()  # new_loss
             if name == "rows_read":
