@@ -57,6 +57,7 @@ REFUSALS = {
     "other_weights": ("changed", "weight: a tensor of one value) when a batch"),
     "ignored": ("changed", "the mean leaves out targets"),
     "ignored_of_copies": ("changed", "the mean leaves out targets"),
+    "running_mean": ("running_mean", "rows of an earlier batch only"),
     "rows_read": ("rows_read", "tolist reads a tensor"),
     "unknown_rule": ("unknown_rule", "neither their mean over rows, nor their sum"),
     "unseen": ("unseen", "was not part of a batch that was computed as a whole and in parts"),

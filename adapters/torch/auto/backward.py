@@ -13,6 +13,7 @@ from sirtaki.torch.auto import positions
 from sirtaki.torch.auto.arguments import difference, is_unseen
 from sirtaki.torch.auto.job import Batch, Root, job, refusal
 from sirtaki.torch.auto.loaders import end_closed_batch
+from sirtaki.torch.auto.marks import mark_of
 from sirtaki.torch.auto.optimizers import adopt
 from sirtaki.torch.auto.proof import Child, Parent
 
@@ -30,6 +31,7 @@ def install() -> None:
         batch = job.batch
         if batch is None:
             return plain(*args, **kwargs)
+        _check_batches(args[0] if args else kwargs["tensors"])
         if batch.link is None:
             if batch.is_part:
                 _check_seen(batch)
@@ -62,6 +64,18 @@ def _sum(former: Tensor | None, new: Tensor | None) -> Tensor | None:
     if former is None or new is None:
         return new if former is None else former
     return former.add_(new)
+
+
+def _check_batches(losses: Any) -> None:
+    marks = map(mark_of, [losses] if isinstance(losses, Tensor) else losses)
+    earlier = next((mark.earlier for mark in marks if mark is not None and mark.earlier is not None), None)
+    if earlier is not None:
+        raise refusal(
+            f"{positions.place()}: the loss of this backward pass depends on a tensor that each rank has "
+            f"computed from its rows of an earlier batch only (at {earlier}), such as a running mean or a "
+            "queue, so it is not that of one process: use @hvd.consistent, or hvd.DistributedOptimizer with "
+            "hvd.allreduce of what is kept"
+        )
 
 
 def _check_seen(batch: Batch) -> None:

@@ -42,9 +42,10 @@ class Mark:
         is_ragged: whether its number of rows depends on values.
         whole: for what the loader has delivered: all rows of it.
         version: the number of changes that `whole` had then.
+        earlier: the line of this rank's rows of an earlier batch, if it mixes them with those of another.
     """
 
-    __slots__ = ("batch", "call", "is_ragged", "line", "root", "version", "whole")
+    __slots__ = ("batch", "call", "earlier", "is_ragged", "line", "root", "version", "whole")
 
     def __init__(self, batch: Batch, line: str) -> None:
         self.batch, self.line = batch, line
@@ -53,6 +54,7 @@ class Mark:
         self.is_ragged = False
         self.whole: Tensor | None = None
         self.version = 0
+        self.earlier: str | None = None
 
     @property
     def is_scalar(self) -> bool:
@@ -129,10 +131,11 @@ def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> 
     is_scalar = all(mark.is_scalar for mark in marks) and not _changes_many(is_in_place, args)
     again = _again(func, args, kwargs, is_in_place) if is_scalar else None
     result = func(*args, **kwargs)
-    batch = next((mark.batch for mark in marks if not mark.batch.is_open), marks[0].batch)
+    batch, earlier = _origin(marks)
     results = _tensors(args[0] if name == "__setitem__" else result)
     for index, tensor in enumerate(results):
         mark = Mark(batch, positions.place())
+        mark.earlier = earlier
         if again is not None:
             path = None if isinstance(result, Tensor) else index
             mark.call = again if path is None else _item_of(again, path)
@@ -149,6 +152,17 @@ def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> 
         if mark.is_scalar:
             batch.scalars.append((weakref.ref(tensor), mark))
     return result
+
+
+def _origin(marks: list[Mark]) -> tuple[Batch, str | None]:
+    """Returns the batch of a result, and the line of an operand if it adds rows of an earlier batch."""
+    kept = next((mark for mark in marks if not mark.batch.is_open and mark.batch.is_part), None)
+    earlier = next((mark.earlier for mark in marks if mark.earlier is not None), None)
+    if kept is not None:
+        is_mixed = any(mark.batch is not kept.batch for mark in marks)
+        return kept.batch, earlier or (kept.line if is_mixed else None)
+    # All ranks have the value of one process if an earlier batch was computed as a whole.
+    return next((mark.batch for mark in marks if mark.batch.is_open), marks[0].batch), earlier
 
 
 def _changes_many(is_in_place: bool, args: Any) -> bool:
