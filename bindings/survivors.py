@@ -74,6 +74,11 @@ class Survivors:
         if all(reference() is not one for reference in (*self._kept, *self._made_inside)):
             (self._made_inside if self.has_begun else self._kept).append(weakref.ref(one))
 
+    @property
+    def kept(self) -> list[Survivor]:
+        """Returns the objects that were made before `hvd.elastic.run` and still live."""
+        return [one for reference in self._kept if (one := reference()) is not None]
+
     def begin(self) -> None:
         """Records that `hvd.elastic.run` begins: objects made from now on belong to the training function."""
         self.has_begun = True

@@ -6,6 +6,7 @@ import copy
 import pickle
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -16,7 +17,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.default_context import using  # noqa: E402
+from sirtaki.bindings.default_context import current, using  # noqa: E402
+from sirtaki.bindings.survivors import Survivors  # noqa: E402
 
 __all__ = ["alone", "one_thread"]  # fixtures that apply to all tests here
 
@@ -201,3 +203,32 @@ def test_samples_that_one_rank_alone_knows_of_do_not_end_an_epoch() -> None:
         assert len(list(sampler)) == 3
     sampler.merge()
     assert len(list(sampler)) == 4
+
+
+class Commits:
+    """Stands for `hvd.elastic.run`, which uses the state."""
+
+    def check_operations(self) -> None: ...
+
+    def count_commit(self) -> None: ...
+
+    def check(self, state: Any) -> None: ...
+
+
+def test_a_sampler_that_is_no_part_of_the_state_is_refused() -> None:
+    context = current()
+    with mock.patch.object(context, "survivors", Survivors()):
+        outside, validation, inside = (hvd.elastic.ElasticSampler(range(8)) for _ in range(3))
+        context.survivors.begin()
+        of_the_function = hvd.elastic.ElasticSampler(range(8))
+        state = hvd.elastic.TorchState(sampler=inside)
+        state._commits = Commits()
+        list(validation)
+        for one in (inside, of_the_function):
+            one.record_batch(0, 2)
+            state.commit()
+        outside.record_batch(0, 2)
+        with pytest.raises(ValueError, match=r"rank 0 .*TorchState\(..., sampler=sampler\)"):
+            state.commit()
+        outside.state_dict()  # a state of one's own
+        state.commit()

@@ -109,6 +109,7 @@ class ElasticSampler(Survivor, Sampler[int]):
         self._batch_size = 0  # the largest that was recorded
         self._has_iterated = False  # in the current deal
         self._has_hinted = False
+        self._is_saved = False  # whether a state has asked for this one's
         context = current()
         self._rank, self._size = context.rank, context.size
         self._begin_epoch([])
@@ -164,6 +165,7 @@ class ElasticSampler(Survivor, Sampler[int]):
         which the epoch has run: that number, the processed intervals of each rank's share as pairs
         (start, end), and the samples that were recorded one by one.
         """
+        self._is_saved = True
         deals = [*self._past, self._deal]
         return {
             "epoch": self.epoch,
@@ -204,6 +206,11 @@ class ElasticSampler(Survivor, Sampler[int]):
 
     def __len__(self) -> int:
         return self._deal.share(len(self._remaining))
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Returns whether samples have been recorded that no state knows of."""
+        return not self._is_saved and bool(self._past or self._deal.done or self._deal.samples)
 
     # ---- The account -----------------------------------------------------------------------------------
 

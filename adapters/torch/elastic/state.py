@@ -21,6 +21,7 @@ from sirtaki.torch.elastic.handlers import (
 from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
 from sirtaki.torch.elastic.receiving import Content, Description, are_equal, received
 from sirtaki.torch.elastic.registry import handler_of
+from sirtaki.torch.elastic.sampler import ElasticSampler
 from sirtaki.torch.elastic.writes import Writes
 from sirtaki.torch.nested import Path, copied, mapped, tensors_of
 from sirtaki.torch.optimizer_state import parameters_of
@@ -95,12 +96,19 @@ class TorchState(ObjectState):
         super().__setattr__(name, value)
 
     def save(self) -> None:
-        """Saves the state: copies what is small, and the rest only if that is needed."""
+        """Saves the state: copies what is small, and the rest only if that is needed.
+
+        Raises:
+            ValueError: an ElasticSampler that was made before the training function has recorded samples, and
+                is not part of this state.
+        """
         super().save()
         self._assign_parameters()
         for handler in self._handlers.values():
             handler.save()
         self._writes.commit(self._optimizers)
+        if self._commits is not None:
+            _check_samplers(current())
 
     def can_restore(self) -> bool:
         """Returns whether parameters and optimizer state have not been written since, or were copied."""
@@ -281,6 +289,17 @@ class TorchState(ObjectState):
 
         tensors = tensors_of(content.replicas).values()
         return Description(entries, label, next((one.device for one in tensors if one.is_cuda), None))
+
+
+def _check_samplers(context: Context) -> None:
+    """Raises ValueError if a sampler that outlives a change of the ranks is not part of the commit."""
+    kept = context.survivors.kept if context.survivors is not None else []
+    if any(isinstance(one, ElasticSampler) and one.is_unsaved for one in kept):
+        raise ValueError(
+            f"rank {context.rank} has recorded batches of an ElasticSampler that is not part of the state: "
+            "after a change of the ranks, each would go on at another place of its epoch. Give it to the "
+            "state: hvd.elastic.TorchState(..., sampler=sampler)"
+        )
 
 
 def _kinds(replicas: Any, rest: Any) -> dict[str, str]:
