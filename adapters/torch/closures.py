@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import torch
@@ -33,10 +33,16 @@ class ReducedClosure:
         self._has_been_called = True
         loss = self._closure()
         optimizer._prepare_update()
+        optimizer._replace_groups()
         if not self._exchanges_loss:
             return loss
         weight = optimizer._reducer.weighting.factor
         return reduced_loss(loss, optimizer._scope, optimizer._settings.reduction(), weight)
+
+
+def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns the closure among the arguments of a hook around a step; None without one."""
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)
 
 
 def reduced_loss(loss: Any, scope: CollectiveScope, how: Reduction, weight: float) -> Any:

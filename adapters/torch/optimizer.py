@@ -20,7 +20,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.stateful_compression import StatefulCompression
 from sirtaki.torch.adasum import with_adasum
 from sirtaki.torch.autograd import CollectiveScope
-from sirtaki.torch.closures import ReducedClosure
+from sirtaki.torch.closures import ReducedClosure, closure_of
 from sirtaki.torch.compressed.arguments import plain_and_memory
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
@@ -358,8 +358,8 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
         distributed.register_step_pre_hook(_before_step),
         distributed.register_step_post_hook(_after_step),
     ]
-    if overlaps:
-        distributed._surround_hooks()
+    distributed._inner_hooks = distributed._own_inner_hooks()
+    distributed._surround_hooks()
     distributed._register(scope.context)
     return distributed
 
@@ -385,7 +385,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     if not optimizer._has_stepped:  # a wrapper may have been made since
         optimizer._has_stepped = True
         refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    closure = closure_of(args, kwargs)
     if closure is None:
         optimizer._prepare_update()
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,14 @@ class Wrapped(Optimizer):
     Attributes:
         _hooks: the hooks around its steps.
         _counting: the hook that counts them.
+        _inner_hooks: the last hook before its step and the first one after it, if its groups do not hold all
+            parameters while it steps: hooks of the program see whole groups.
         _stepper: the optimizer, for autotune; None if its steps cannot be compared.
     """
 
     _hooks: Sequence[Any]
     _counting: Any
+    _inner_hooks: tuple[Any, Any] | None
     _stepper: Stepper | None
 
     @property
@@ -31,8 +34,31 @@ class Wrapped(Optimizer):
         """The ranks among which it exchanges data, and their world."""
         raise NotImplementedError
 
+    def _replace_groups(self) -> None:
+        """Makes the groups hold what the optimizer's own step is to update, after all hooks before it."""
+
     def _put_parameters_back(self) -> None:
         """Makes the groups hold the program's parameters, also after a step that has raised."""
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
+        """Works like the optimizer's own."""
+        handle = super().register_step_pre_hook(hook)
+        self._surround_hooks()
+        return handle
+
+    def _own_inner_hooks(self) -> tuple[Any, Any] | None:
+        """Returns the inner hooks, after the hooks around its steps have been registered."""
+        return None
+
+    def _surround_hooks(self) -> None:
+        """Keeps the inner hooks next to the step."""
+        if self._inner_hooks is None:
+            return
+        earlier: Any = self._optimizer_step_pre_hooks  # both are an OrderedDict
+        later: Any = self._optimizer_step_post_hooks
+        before, after = self._inner_hooks
+        earlier.move_to_end(before.id)
+        later.move_to_end(after.id, last=False)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles as the plain optimizer: hooks and connections cannot be copied."""
@@ -71,7 +97,7 @@ def wrap(optimizer: Optimizer, mixin: type[Wrapped]) -> Any:
     wrapped.__class__ = type(
         kind.__name__, (mixin, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__}
     )
-    wrapped._stepper = None
+    wrapped._stepper = wrapped._inner_hooks = None
     wrapped._counting = optimizer.register_step_post_hook(_count_step)
     return wrapped
 

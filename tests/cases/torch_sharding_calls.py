@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import time
@@ -234,6 +235,45 @@ def an_overflow_on_one_rank_skips_the_step_on_all() -> None:
                 scales.append(scaler.get_scale())
             assert scales[0] == scales[1] == 128.0
             assert_equal(model, other)
+
+
+def trained_with_hooks(shard: str | None, registers_first: bool) -> tuple[nn.Module, list[Tensor]]:
+    """Clips in a hook before the step, averages in one after it; returns the parameters and their means."""
+    model = network(width=WIDTH)
+    means = [one.detach().clone() for one in model.parameters()]
+
+    def clip(given: torch.optim.Optimizer, *_: Any) -> None:
+        hvd.clip_grad_norm_([one for group in given.param_groups for one in group["params"]], 0.01)
+
+    def follow(*_: Any) -> None:
+        for mean, one in zip(means, model.parameters(), strict=True):
+            mean.lerp_(one.detach(), 0.5)
+
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
+    for is_wrapped in (False, True):
+        if is_wrapped:
+            optimizer = distributed(model, optimizer, shard=shard)
+        if is_wrapped != registers_first:
+            optimizer.register_step_post_hook(follow)
+        if is_wrapped:
+            optimizer.register_step_pre_hook(clip)
+    for step in range(3):
+        optimizer.zero_grad()
+        with optimizer.no_sync() if step == 1 else contextlib.nullcontext():  # step() reduces the gradients
+            own_loss(model, step).backward()
+        optimizer.step()
+    return model, means
+
+
+@case()
+def hooks_of_the_program_see_whole_parameters() -> None:
+    for registers_first in (True, False):
+        plain, expected = trained_with_hooks(None, registers_first)
+        for shard in SHARDS:
+            model, means = trained_with_hooks(shard, registers_first)
+            assert_alike(model, plain)
+            for one, other in zip(means, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 @case()

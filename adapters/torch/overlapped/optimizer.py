@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -20,20 +19,9 @@ class Overlapped(Wrapped):
     _reducer: GradientReducer
     _replaced: list[list[Tensor]] | None = None  # the parameters of each group, while it steps
 
-    def _surround_hooks(self) -> None:
-        """Makes this optimizer's own hooks the inner ones: those of the program see whole groups."""
-        earlier: Any = self._optimizer_step_pre_hooks  # both are an OrderedDict
-        later: Any = self._optimizer_step_post_hooks
+    def _own_inner_hooks(self) -> tuple[Any, Any]:
         before, after = self._hooks
-        earlier.move_to_end(before.id)
-        later.move_to_end(after.id, last=False)
-
-    def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
-        """Works like the optimizer's own."""
-        handle = super().register_step_pre_hook(hook)
-        if len(getattr(self, "_hooks", ())) == 2:
-            self._surround_hooks()
-        return handle
+        return before, after
 
     def _begin_update(self) -> None:
         """Leaves the update of parameters that are in flight to their landing."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.closures import closure_of
 from sirtaki.torch.parameters import all_named
 from sirtaki.torch.sharded.gathering import ParameterGathering
 from sirtaki.torch.sharded.gradient import ShardedGradient
@@ -51,9 +52,14 @@ class Sharded(Wrapped):
 
     # ---- A step ----------------------------------------------------------------------------------------
 
-    def _begin_update(self) -> None:
+    def _own_inner_hooks(self) -> tuple[Any, Any]:
+        before = self.register_step_pre_hook(_divide_groups)
+        after = self._hooks[1]
+        self._hooks = [*self._hooks, before]
+        return before, after
+
+    def _replace_groups(self) -> None:
         """Puts the slices into the groups, with their gradients."""
-        super()._begin_update()  # type: ignore[misc]  # of the optimizer that exchanges the gradients
         groups = [[self._partition.slice_of(one) for one in group["params"]] for group in self.param_groups]
         for slices in groups:
             for one in slices:
@@ -140,6 +146,12 @@ def partition_for(optimizer: Optimizer, scope: CollectiveScope) -> Partition | N
     if scope.has_no_peers:
         return None
     return Partition(scope.ranks, scope.context.rank, has_whole=needs_whole_parameters(optimizer))
+
+
+def _divide_groups(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    assert isinstance(optimizer, Sharded)
+    if closure_of(args, kwargs) is None:  # with a closure, it is called after that has reduced the gradients
+        optimizer._replace_groups()
 
 
 def _is_trained(parameter: Tensor) -> bool:
