@@ -54,6 +54,7 @@ TORCH_MODULES = (
     "torch_sharding",
     "torch_shared_gradients",
     "torch_sharding_calls",
+    "torch_sharding_orders",
     "torch_some_ranks",
     "torch_sparse",
     "torch_staleness",

@@ -27,24 +27,24 @@ class ShardedGradient(Tensor):
     Attributes:
         own: this rank's elements.
         scope: the ranks that have the others.
-        properties: the dtype, the device and the shape of the whole gradient.
+        properties: the dtype, the device, the shape and the strides of the parameter.
     """
 
     own: Tensor
     scope: CollectiveScope
-    properties: tuple[torch.dtype, torch.device, torch.Size]
+    properties: tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]
 
     @staticmethod
     def make(parameter: Tensor, scope: CollectiveScope) -> ShardedGradient:
         """Returns a stand-in for the gradient of a parameter. Its `own` is to be set."""
         one = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
         made = one.expand(parameter.shape).as_subclass(ShardedGradient)
-        made.scope, made.properties = scope, (parameter.dtype, parameter.device, parameter.shape)
+        made.scope, made.properties = scope, _properties(parameter)
         return made
 
     def fits(self, parameter: Tensor) -> bool:
         """Returns whether it may be the gradient of this parameter."""
-        return self.properties == (parameter.dtype, parameter.device, parameter.shape)
+        return self.properties == _properties(parameter)
 
     def __repr__(self, *_: Any, **__: Any) -> str:  # type: ignore[override]
         return f"ShardedGradient(own={self.own!r})"
@@ -61,12 +61,29 @@ class ShardedGradient(Tensor):
             return args[0]
         if func is check_and_unscale:
             return _unscale(*args)
+        name = str(getattr(func, "__name__", func))
+        if name in ("__get__", "__set__"):  # of an attribute
+            name = getattr(getattr(func, "__self__", None), "__name__", name)
         raise UnsupportedError(
-            f"{getattr(func, '__name__', func)} needs the elements of a gradient, but with "
-            'shard="gradients" each rank has only its slice of them: call hvd.clip_grad_norm_(optimizer, '
-            "max_norm) or hvd.clip_grad_value_(optimizer, clip_value) instead of torch's functions, or use "
-            'shard="state", which leaves gradients whole'
+            f"{name} needs the elements of a gradient, but with "
+            f'shard="gradients" each rank has only its slice of them: {_remedy(name)}'
         )
+
+
+def _properties(parameter: Tensor) -> tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]:
+    return parameter.dtype, parameter.device, parameter.shape, parameter.stride()
+
+
+def _remedy(function: str) -> str:
+    if "norm" in function or "clamp" in function:
+        return (
+            "call hvd.clip_grad_norm_(optimizer, max_norm) or hvd.clip_grad_value_(optimizer, clip_value) "
+            'instead of torch\'s functions, or use shard="state", which leaves gradients whole'
+        )
+    return (
+        "call optimizer.zero_grad() first, as before a conversion of the model, or use "
+        'shard="state", which leaves gradients whole'
+    )
 
 
 def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:

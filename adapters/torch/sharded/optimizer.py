@@ -16,6 +16,7 @@ from sirtaki.torch.sharded.gathering import ParameterGathering
 from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sharded.kinds import needs_whole_parameters
 from sirtaki.torch.sharded.slices import Partition, Slice, has_gaps
+from sirtaki.torch.sharded.whole_values import divide_again
 from sirtaki.torch.wrapping import Optimizer, Wrapped
 
 
@@ -46,6 +47,8 @@ class Sharded(Wrapped):
     def _divide_state(self) -> None:
         """Keeps this rank's part of state that belongs to whole parameters."""
         for one in self._slices():
+            if one.has_other_order:
+                one.cut_again()
             whole = self.state.pop(one.parameter, None)
             if whole is not None and not one.is_empty:
                 self.state[one.tensor] = {key: one.part(value) for key, value in whole.items()}
@@ -61,6 +64,9 @@ class Sharded(Wrapped):
     def _replace_groups(self) -> None:
         """Puts the slices into the groups, with their gradients."""
         groups = [[self._partition.slice_of(one) for one in group["params"]] for group in self.param_groups]
+        moved = [one for slices in groups for one in slices if one.has_other_order]
+        if moved:  # on all ranks, in the same step
+            divide_again(self._sharding_scope.derived("new order"), self.state, moved)
         for slices in groups:
             for one in slices:
                 one.follow()
@@ -163,6 +169,12 @@ def _own_gradient(one: Slice) -> Tensor | None:
     if gradient is None:
         return None
     if isinstance(gradient, ShardedGradient):
+        if not gradient.fits(one.parameter):
+            raise UnsupportedError(
+                f"the dtype or the order of memory of a parameter of shape {list(one.parameter.shape)} has "
+                "changed since its gradient was divided among the ranks: call optimizer.zero_grad() before "
+                "you change it"
+            )
         return None if one.is_empty else gradient.own
     if gradient.layout is not torch.strided:
         raise UnsupportedError(
@@ -170,14 +182,3 @@ def _own_gradient(one: Slice) -> Tensor | None:
             "leave out shard"
         )
     return None if one.is_empty else one.of(gradient)
-
-
-@torch.no_grad()
-def own_elements(one: Slice, value: Any, dtype: torch.dtype) -> Tensor:
-    """Returns a value of a slice's state in the order of memory; no elements if this rank has none."""
-    if value is None or one.is_empty:
-        return torch.empty(0, dtype=dtype, device=one.parameter.device)
-    if one.is_whole:
-        value = torch.empty_like(one.parameter, dtype=dtype).copy_(value)
-        return value.view(-1) if value.is_contiguous() else value.as_strided((value.numel(),), (1,))
-    return value.contiguous()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.tensor import dense_layout
 
 BLOCK = 64  # elements
@@ -54,13 +55,14 @@ class Slice:
     Attributes:
         parameter: the whole parameter.
         begin, end: the elements, in the order of the parameter's memory.
+        strides: those of the parameter when the slice was cut.
         tensor: a view of them, which the optimizer updates instead of the parameter. It has the shape of the
             parameter if it has all of its elements, else one dimension.
     """
 
     def __init__(self, parameter: Tensor, begin: int, end: int) -> None:
         self.parameter, self.begin, self.end = parameter, begin, end
-        self.tensor = self.of(parameter)
+        self.strides, self.tensor = parameter.stride(), self.of(parameter)
 
     @property
     def is_empty(self) -> bool:
@@ -93,6 +95,25 @@ class Slice:
         is_same = self.is_empty or self.tensor.data_ptr() == start
         if not is_same or self.tensor.dtype != self.parameter.dtype:
             self.tensor.data = self.of(self.parameter)
+
+    @property
+    def has_other_order(self) -> bool:
+        """Returns whether the parameter's memory has got another order, so that its slices are others."""
+        shape, present = self.parameter.shape, self.parameter.stride()
+        return present != self.strides and dense_layout(shape, present) != dense_layout(shape, self.strides)
+
+    def cut_again(self) -> None:
+        """Makes `tensor` the elements at these positions of the parameter's present order.
+
+        Raises:
+            UnsupportedError: the parameter does not fill its memory any more.
+        """
+        if has_gaps(self.parameter):
+            raise UnsupportedError(
+                f"a parameter of shape {list(self.parameter.shape)} does not fill its memory any more, so "
+                "shard= cannot cut it into slices: assign parameter.data.contiguous() to parameter.data"
+            )
+        self.strides, self.tensor.data = self.parameter.stride(), self.of(self.parameter)
 
     def part(self, value: Any) -> Any:
         """Returns this rank's part of a value of the whole parameter's state, which may then be freed."""
