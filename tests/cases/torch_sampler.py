@@ -105,8 +105,10 @@ def with_a_loader() -> None:
     for step, (batch,) in enumerate(DataLoader(data, batch_size=4, sampler=mine)):
         seen += batch.tolist()
         mine.record_batch(step, 4)
-    assert seen == list(mine)
     assert mine.processed_indices == set(range(SAMPLES))
+    assert seen == list(mine)  # another epoch begins, in the same order
+    assert mine.processed_indices == set()
+    mine.record_batch(0, len(seen))
     mine.reset()
     assert len(mine) == 0
     mine.set_epoch(1)
