@@ -98,6 +98,11 @@ class SideBySide:
         return max(self.processors // self.count, 1)
 
     @property
+    def one(self) -> dict[str, int]:
+        """One of the worlds, as simulations take it."""
+        return {"ranks": self.ranks, "each": self.each, "processors": self.a_world}
+
+    @property
     def turns(self) -> float:
         """The number of worlds that a processor serves one after another."""
         return max(self.count / self.processors, 1.0)
@@ -118,11 +123,10 @@ class World:
     """Real and simulated steps of one number of ranks. Times are in microseconds."""
 
     def __init__(self, ranks: int, options: Namespace) -> None:
-        self.ranks, self.each, self.processors = ranks, options.each, options.usable
-        self.crowd = max(ranks / self.processors, 1.0)  # ranks that share a processor
-        self.parts = parts = SideBySide.of(ranks, options)
+        self.ranks = ranks
+        self.crowd = max(ranks / options.usable, 1.0)  # ranks that share a processor
         self.whole = {"ranks": ranks, "each": options.each, "processors": options.usable}
-        self.part = {"ranks": parts.ranks, "each": parts.each, "processors": parts.a_world}
+        self.parts = SideBySide.of(ranks, options)
         (machine,) = native.run("calibrate", f"processes={max(2 * round(self.crowd / 2), 2)}")
         half = machine.pop("message") // 2  # of its sender, and of its receiver
         self.costs = {**machine, "message": half, **FAST}
@@ -145,26 +149,26 @@ class World:
 
     def _around_barriers(self, count: int) -> float:
         """Returns the unexplained time of a processor for a step of each rank of the worlds side by side."""
-        simulated = self._negotiate(self.part, count, {})
+        simulated = self._negotiate(self.parts.one, count, {})
         return self.parts.unexplained(self.barriers[count].parts, simulated)
 
     def _around_allreduce(self, size: int, real: float, memory: dict[str, int]) -> float:
-        share = self.parts.a_world / self.processors
+        share = self.parts.a_world / self.parts.processors
         speeds = {name: round(memory[name] * share) for name in ("memory", "sums")}
-        simulated = self._allreduce(self.part, size, {**memory, **speeds})
+        simulated = self._allreduce(self.parts.one, size, {**memory, **speeds})
         return self.parts.unexplained(real, simulated)
 
     def _measure(self, **work: int) -> Measured:
         """Returns the shortest steps of real processes: the least disturbed ones. Both worlds take turns."""
-        steps = (STEPS_OF_FEW if self.ranks <= self.each else STEPS) // ROUNDS
+        whole, parts = self.whole, self.parts
+        steps = (STEPS_OF_FEW if self.ranks <= whole["each"] else STEPS) // ROUNDS
 
         def shortest(ranks: int, each: int, worlds: int = 1) -> float:
             world = {"ranks": ranks, "each": each, "worlds": worlds}
             return float(min(run("many_ranks", steps=steps, **world, **work)["steady"]))
 
-        parts = self.parts
         rounds = [
-            (shortest(self.ranks, self.each), shortest(parts.ranks, parts.each, parts.count))
+            (shortest(self.ranks, whole["each"]), shortest(parts.ranks, parts.each, parts.count))
             for _ in range(ROUNDS)
         ]
         return Measured(*map(min, zip(*rounds, strict=True)))

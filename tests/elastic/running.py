@@ -51,6 +51,13 @@ def run_job(
     return Ended(done.returncode, done.stdout, results_in(done.stdout))
 
 
+def run_source(folder: Path, source: str, ranks: int = 2, options: Sequence[str] = ()) -> Ended:
+    """Runs a job of so many ranks, whose program is this text, to its end."""
+    program = folder / "train.py"
+    program.write_text(source)
+    return run_job(("-np", str(ranks), "--min-np", "1", *options), str(program))
+
+
 def results_in(text: str) -> list[dict[str, Any]]:
     """Returns the results that workers have printed."""
     marked = [line.partition("RESULT ")[2] for line in text.splitlines() if "RESULT " in line]

@@ -8,11 +8,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from elastic.running import FAILSAFE_SECONDS, QUICK, check_exact, command, results_in, run_job
+from elastic.running import FAILSAFE_SECONDS, QUICK, check_exact, command, results_in, run_job, run_source
 from launching import wait_until
 
 NO_MORE = ("--blacklist-cooldown-range", "60", "60")  # no replacement joins
 THREE = ("-np", "3", "--min-np", "1", *QUICK)
+TRAINING = """
+import threading, numpy, sirtaki.numpy as hvd
+hvd.init()
+@hvd.elastic.run
+def train(state):
+    {}
+train(hvd.elastic.ObjectState())
+"""
 
 
 def test_an_exception_ends_the_job_and_names_its_rank() -> None:
@@ -70,16 +78,8 @@ def test_a_rank_that_vanishes_during_the_training_leaves_no_child_behind(tmp_pat
 
 
 def test_a_rank_that_returns_while_another_still_needs_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import numpy, sirtaki.numpy as hvd\n"
-        "hvd.init()\n"
-        "@hvd.elastic.run\n"
-        "def train(state):\n"
-        "    for _ in range(2 + hvd.rank()):\n"
-        "        hvd.allreduce(numpy.ones(3), name='loss')\n"
-        "train(hvd.elastic.ObjectState())\n"
-    )
-    job = run_job(("-np", "2", "--min-np", "1"), str(tmp_path / "train.py"))
+    calls = "for _ in range(2 + hvd.rank()): hvd.allreduce(numpy.ones(3), name='loss')"
+    job = run_source(tmp_path, TRAINING.format(calls))
     assert job.code == 1
     assert "returned from the training function while rank 1 still needed it for tensor 'loss'" in job.text
     assert "(in train() at train.py:6): the ranks made different numbers of calls" in job.text
@@ -226,17 +226,8 @@ def test_a_job_without_min_np_refuses_to_run_it() -> None:
 
 
 def test_an_exception_that_ends_a_thread_is_told_at_the_end_of_the_job(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import threading, sirtaki.numpy as hvd\n"
-        "hvd.init()\n"
-        "@hvd.elastic.run\n"
-        "def train(state):\n"
-        "    thread = threading.Thread(target=lambda: [hvd.barrier(), 1 // (1 - hvd.rank())])\n"
-        "    thread.start()\n"
-        "    thread.join()\n"
-        "train(hvd.elastic.ObjectState())\n"
-    )
-    job = run_job(("-np", "2", "--min-np", "1"), str(tmp_path / "train.py"))
+    thread = "threading.Thread(target=lambda: [hvd.barrier(), 1 // (1 - hvd.rank())])"
+    job = run_source(tmp_path, TRAINING.format(f"thread = {thread}; thread.start(); thread.join()"))
     assert job.code == 0
     last = job.text.splitlines()[-1]
     assert last.startswith("hvdrun: rank 1 went on after a failure, and ended with exit code 0: an exception")
@@ -251,8 +242,7 @@ def test_an_exception_that_ends_a_thread_is_told_at_the_end_of_the_job(tmp_path:
     ],
 )
 def test_separate_runs_are_told_from_a_job(script: str, missing: str, advice: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(script)
-    job = run_job(("-np", "2", "--min-np", "1"), str(tmp_path / "train.py"))
+    job = run_source(tmp_path, script)
     assert job.code == 0
     notice = f"hvdrun: no rank called {missing} hvd.elastic.run: these were 2 separate runs, which exchanged"
     assert job.text.splitlines()[-1].startswith(notice)
@@ -260,6 +250,5 @@ def test_separate_runs_are_told_from_a_job(script: str, missing: str, advice: st
 
 
 def test_one_process_without_a_training_function_ends_without_a_word(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    job = run_job(("-np", "1", "--min-np", "1"), str(tmp_path / "train.py"))
+    job = run_source(tmp_path, "", ranks=1)
     assert (job.code, job.text) == (0, "")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from elastic.arbiter_job import Job, finish
 from elastic.running import QUICK as QUICKLY
-from elastic.running import run_job
+from elastic.running import run_source
 
 from sirtaki.runner.elastic.actions import Action, Finish, Slot
 from sirtaki.runner.elastic.rules import EXIT
@@ -92,8 +92,7 @@ def test_failures_that_the_user_takes_for_losses_count() -> None:
 
 
 def test_a_program_that_a_signal_kills_at_its_start_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os; os.kill(os.getpid(), 11)")
-    job = run_job(("-np", "1", "--min-np", "1", *QUICKLY), str(tmp_path / "train.py"))
+    job = run_source(tmp_path, "import os; os.kill(os.getpid(), 11)", ranks=1, options=QUICKLY)
     assert job.code == 1
     assert "before it calls the function of hvd.elastic.run: it was started 3 times, in 1 slot" in job.text
     assert job.text.rstrip().endswith("killed by signal 11 (SIGSEGV)")

@@ -125,8 +125,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> Any:
-    from sirtaki.torch.auto.arguments import key_of
-
     is_in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
     is_scalar = all(mark.is_scalar for mark in marks) and not _changes_many(is_in_place, args)
     again = _again(func, args, kwargs, is_in_place) if is_scalar else None
@@ -140,9 +138,10 @@ def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> 
             path = None if isinstance(result, Tensor) else index
             mark.call = again if path is None else _item_of(again, path)
         elif batch.is_open and tensor.dim() == 0:
-            mark.root = Root(
-                key_of(batch, name, mark.line, args, kwargs), tensor.detach().clone(), tensor.requires_grad
-            )
+            from sirtaki.torch.auto.arguments import key_of
+
+            key = key_of(batch, name, mark.line, args, kwargs)
+            mark.root = Root(key, tensor.detach().clone(), tensor.requires_grad)
             batch.roots.append(mark.root)
             mark.root.is_row = name in _PICKS and _has_all_rows(args[0], batch)
         else:

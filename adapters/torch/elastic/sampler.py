@@ -161,9 +161,8 @@ class ElasticSampler(Survivor, Sampler[int]):
         """Returns the epoch, and how far it has come.
 
         The keys: "epoch"; "length", that of the data set; "batch_size", the largest that was recorded;
-        "deals", which has for each number of ranks on
-        which the epoch has run: that number, the processed intervals of each rank's share as pairs
-        (start, end), and the samples that were recorded one by one.
+        "deals", which has for each number of ranks on which the epoch has run: that number, the processed
+        intervals of each rank's share as pairs (start, end), and the samples that were recorded one by one.
         """
         self._is_saved = True
         deals = [*self._past, self._deal]
