@@ -6,7 +6,7 @@
 # make test-sanitized  the core's tests with AddressSanitizer and UBSan, and those with threads with ThreadSanitizer
 # make test-arm64      the core's tests on arm64, with a cross compiler and qemu; all, or pytest's -k CASES
 # make fuzz            the core's decoders with libFuzzer, for FUZZ_SECONDS (60) in all; it needs clang
-# make test-locks      the core's locks, with clang's thread-safety analysis; it needs clang
+# make test-locks      each source of the core alone: its includes, and its locks by clang's analysis; it needs clang
 # make lint            style and types
 # make wheel           builds dist/sirtaki-*.whl, and says how old a system it can be installed on
 # make test-wheel      installs it where there is no compiler, and sums over two ranks
@@ -24,7 +24,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
 # A strict editable install links each file: edits count at once, new files (a newer folder) after an install.
 INSTALL := $(PIP) install --quiet --config-settings editable_mode=strict --editable
-SOURCES := $(shell find core bindings -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) pyproject.toml setup.py \
+SOURCES := pyproject.toml setup.py \
+  $(shell find core bindings -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt -o -name '*.cmake') \
   $(shell find adapters bindings runner -type d -not -name __pycache__)
 # Tests wait more than they compute: two at a time.
 SIDE_BY_SIDE := --numprocesses 2 --dist loadgroup --durations 30
@@ -126,8 +127,9 @@ fuzz: $(STAMPS)/test
 
 test-locks:
 	@command -v clang++ >/dev/null || { echo "sirtaki: there is no clang++; on Debian: apt install clang"; exit 1; }
-	printf '%s\n' $(wildcard core/*/*.cc) | xargs -P "$$(nproc)" -n 4 clang++ -std=c++20 -fsyntax-only -Icore \
-	  -Icore/include -DSIRTAKI_VERSION='""' -Wno-unknown-pragmas -Wthread-safety -Werror=thread-safety
+	printf '%s\n' $(wildcard core/*/*.cc core/*/*/*.cc bindings/*/*.cc) | xargs -P "$$(nproc)" -n 4 clang++ -std=c++20 \
+	  -fsyntax-only -Icore -Icore/include -Ibindings -DSIRTAKI_VERSION='""' -Wno-unknown-pragmas -Wthread-safety \
+	  -Werror=thread-safety
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <tuple>
 
@@ -34,7 +33,7 @@ srt_status copy_entry(const Entry* entry, Entry* out) {
 }
 
 int32_t give_descriptor(int fd, const char* what, srt_error* error) {
-  if (fd < 0) give({SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}, error);
+  if (fd < 0) give(system_call_failed(what), error);
   return fd;
 }
 

@@ -12,11 +12,11 @@ constexpr int32_t logical = bit(SRT_MIN) | bit(SRT_MAX) | bit(SRT_PRODUCT);
 constexpr int32_t none = 0;
 
 #define SIRTAKI_ENTRY(code, name, bytes, ops, kernel) {static_cast<int32_t>(DType::code), name, bytes, ops},
-constexpr srt_dtype table[] = {SIRTAKI_DTYPES(SIRTAKI_ENTRY)};
+constexpr srt_dtype dtypes[] = {SIRTAKI_DTYPES(SIRTAKI_ENTRY)};
 #undef SIRTAKI_ENTRY
 
 }  // namespace
 
-const srt_dtype* dtype_entry(int code) { return code >= 0 && code < dtype_count ? &table[code] : nullptr; }
+const srt_dtype* dtype_entry(int code) { return code >= 0 && code < dtype_count ? &dtypes[code] : nullptr; }
 
 }  // namespace sirtaki

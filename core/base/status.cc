@@ -1,12 +1,15 @@
 #include "base/status.h"
 
+#include <cerrno>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
+#include <iterator>
 
 namespace sirtaki {
 namespace {
 
-constexpr srt_status_entry table[] = {
+constexpr srt_status_entry statuses[] = {
     {SRT_OK, "ok", 0},
     {SRT_IN_PROGRESS, "in_progress", 0},
     {SRT_INVALID_ARGUMENT, "invalid_argument", 0},
@@ -26,18 +29,18 @@ constexpr srt_status_entry table[] = {
 };
 
 constexpr bool codes_are_positions() {
-  for (size_t i = 0; i < std::size(table); ++i)
-    if (table[i].status != static_cast<srt_status>(i)) return false;
+  for (size_t i = 0; i < std::size(statuses); ++i)
+    if (statuses[i].status != static_cast<srt_status>(i)) return false;
   return true;
 }
 static_assert(codes_are_positions());
 
 }  // namespace
 
-int StatusTable::count() { return static_cast<int>(std::size(table)); }
+int StatusTable::count() { return static_cast<int>(std::size(statuses)); }
 
 const srt_status_entry* StatusTable::entry(int index) {
-  return index >= 0 && index < count() ? &table[index] : nullptr;
+  return index >= 0 && index < count() ? &statuses[index] : nullptr;
 }
 
 const char* StatusTable::name(srt_status code) {
@@ -60,6 +63,10 @@ std::string format(const char* pattern, ...) {
   std::vsnprintf(text.data(), text.size() + 1, pattern, again);
   va_end(again);
   return text;
+}
+
+Status system_call_failed(const char* call) {
+  return {SRT_SYSTEM, format("%s failed: %s", call, std::strerror(errno))};
 }
 
 }  // namespace sirtaki

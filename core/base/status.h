@@ -43,6 +43,9 @@ struct StatusTable {
 // Formats in printf style, because <format> is missing from GCC 12.
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 
+// Returns the status of a system call that has just failed, with the reason in errno.
+Status system_call_failed(const char* call);
+
 }  // namespace sirtaki
 
 // Returns from the function with the status of an expression that failed.

@@ -6,8 +6,6 @@
 #include <sys/timerfd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 namespace sirtaki {
 namespace {
@@ -32,8 +30,6 @@ void ring(int bell) {
   [[maybe_unused]] const ssize_t n = ::write(bell, &one, sizeof one);
 }
 
-Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}; }
-
 }  // namespace
 
 Status EventWaiter::open() {
@@ -45,10 +41,10 @@ Status EventWaiter::open() {
   waiter_bell_ = local_peers_ ? Descriptor::duplicate(local_peers_->own_waiter_doorbell())
                               : Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   for (const Descriptor* one : {&sources_, &engine_, &timer_, &engine_bell_, &waiter_bell_})
-    if (!one->is_open()) return refused("opening the engine's descriptors");
+    if (!one->is_open()) return system_call_failed("opening the engine's descriptors");
   const bool added = add(engine_.get(), engine_bell_.get(), EPOLLIN, 0) &&
                      add(engine_.get(), sources_.get(), EPOLLIN | EPOLLONESHOT, 1);
-  if (!added) return refused("epoll_ctl");
+  if (!added) return system_call_failed("epoll_ctl");
   SIRTAKI_TRY(watch(timer_.get(), EPOLLIN, tag_timer));
   SIRTAKI_TRY(watch_links());
   for (int slot = 0; local_peers_ && slot < local_peers_->slot_count(); ++slot)
@@ -69,7 +65,7 @@ Status EventWaiter::watch_links() {
 
 // Watches a descriptor. Links are edge-triggered, because an iteration may leave bytes of later plans unread.
 Status EventWaiter::watch(int fd, uint32_t events, uint64_t tag) {
-  return add(sources_.get(), fd, events, tag) ? Status::ok() : refused("epoll_ctl");
+  return add(sources_.get(), fd, events, tag) ? Status::ok() : system_call_failed("epoll_ctl");
 }
 
 void EventWaiter::close() {

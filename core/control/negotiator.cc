@@ -5,7 +5,7 @@
 namespace sirtaki {
 namespace {
 
-bool goes_before(const NegotiatorOperation* a, const NegotiatorOperation* b) {
+bool is_more_urgent(const NegotiatorOperation* a, const NegotiatorOperation* b) {
   return a->request.signature->priority > b->request.signature->priority;
 }
 
@@ -123,7 +123,7 @@ void Negotiator::submit(Request request, Nanoseconds now) {
   operation.request = std::move(request);
   operation.stage = NegotiatorOperation::Stage::queued;
   if (operation.request.signature->priority > 0) {
-    set->paced.insert(std::upper_bound(set->paced.begin(), set->paced.end(), &operation, goes_before), &operation);
+    set->paced.insert(std::upper_bound(set->paced.begin(), set->paced.end(), &operation, is_more_urgent), &operation);
   } else {
     set->queue.push_back(&operation);
   }

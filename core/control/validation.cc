@@ -69,7 +69,7 @@ struct Field {
 };
 
 // The fields in the order in which they are compared; the first difference is reported.
-constexpr Field fields[] = {
+constexpr Field compared_fields[] = {
     {[](const Signature& a, const Signature& b) { return changes_process_sets(a.kind) && a.shape != b.shape; },
      describe_members, "every rank must name the same ranks"},
     {[](const Signature& a, const Signature& b) { return changes_process_sets(a.kind) && a.root != b.root; },
@@ -134,7 +134,7 @@ void add_opinion(std::vector<Opinion>& opinions, std::string value, int32_t rank
 }
 
 Status disagreement(const OperationEntry& entry, const RankNames& names) {
-  for (const Field& field : fields) {
+  for (const Field& field : compared_fields) {
     const bool differs = std::any_of(
         entry.dissents.begin(), entry.dissents.end(),
         [&](const OperationEntry::Dissent& dissent) { return field.differs(*entry.proposed, *dissent.signature); });
@@ -205,7 +205,7 @@ Status validate(const OperationEntry& entry, const RankNames& names) {
 }
 
 Status decided_differently(const Signature& decided, const Signature& own) {
-  for (const Field& field : fields) {
+  for (const Field& field : compared_fields) {
     if (!field.differs(decided, own)) continue;
     return Status(SRT_MISMATCH, bounded(quoted(own.name) + " was decided without this rank, which was late, with " +
                                         field.describe(decided) + ", and this rank has " + field.describe(own) + "; " +

@@ -9,7 +9,6 @@
 namespace sirtaki {
 namespace {
 
-constexpr int steps_a_call = 8;           // then the negotiation has its turn
 constexpr size_t most_unsent = 2 << 20;   // bytes that may be queued on a link before packing waits
 constexpr int64_t worth_referring = 8 << 10;  // bytes from which sending a piece separately is faster than copying it
 

@@ -7,7 +7,6 @@
 namespace sirtaki {
 namespace {
 
-constexpr int steps_a_call = 8;  // then the negotiation has its turn
 constexpr int64_t steps_a_phase = 1 << 20;
 
 }  // namespace

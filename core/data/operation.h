@@ -63,6 +63,8 @@ enum Needs : unsigned {
 
 class GpuEvent;  // of core/gpu
 
+constexpr int steps_a_call = 8;  // of an operation, then the negotiation has its turn
+
 class Operation {
  public:
   virtual ~Operation() = default;

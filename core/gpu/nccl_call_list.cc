@@ -3,7 +3,7 @@
 namespace sirtaki {
 namespace {
 
-constexpr int64_t alignment = 256;
+constexpr int64_t staging_alignment = 256;
 
 struct Segment {
   const uint8_t* input;
@@ -96,7 +96,7 @@ class CallListBuilder {
 
   uintptr_t take(int64_t bytes) {
     const uintptr_t taken = next_;
-    next_ += static_cast<uintptr_t>((bytes + alignment - 1) / alignment * alignment);
+    next_ += static_cast<uintptr_t>((bytes + staging_alignment - 1) / staging_alignment * staging_alignment);
     return taken;
   }
 

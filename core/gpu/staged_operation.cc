@@ -3,9 +3,9 @@
 namespace sirtaki {
 namespace {
 
-constexpr int64_t alignment = 64;
+constexpr int64_t host_alignment = 64;
 
-int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+int64_t aligned(int64_t bytes) { return (bytes + host_alignment - 1) / host_alignment * host_alignment; }
 
 // Returns the maximum of memory on the host that a list needs.
 int64_t bytes_on_host(const ScatterList& list) {

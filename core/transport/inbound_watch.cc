@@ -2,22 +2,14 @@
 
 #include <sys/epoll.h>
 
-#include <cerrno>
-#include <cstring>
-
 namespace sirtaki {
-namespace {
-
-Status refused(const char* call) { return {SRT_SYSTEM, format("%s failed: %s", call, std::strerror(errno))}; }
-
-}  // namespace
 
 InboundWatch::InboundWatch() = default;
 InboundWatch::~InboundWatch() = default;
 
 Status InboundWatch::open() {
   epoll_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
-  return epoll_.is_open() ? Status::ok() : refused("epoll_create1");
+  return epoll_.is_open() ? Status::ok() : system_call_failed("epoll_create1");
 }
 
 void InboundWatch::close() { epoll_.close(); }
@@ -28,7 +20,7 @@ Status InboundWatch::add(int socket, size_t link) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = link;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event) != 0) return refused("epoll_ctl");
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event) != 0) return system_call_failed("epoll_ctl");
   events_.emplace_back();
   found_.reserve(events_.size());
   return Status::ok();

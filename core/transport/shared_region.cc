@@ -43,12 +43,10 @@ int64_t least_chunk_bytes(int slots) { return (int64_t{64} * slots + page - 1) /
 
 int64_t memory_of_host() { return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE); }
 
-Status refused(const char* what) { return {SRT_SYSTEM, format("%s failed: %s", what, std::strerror(errno))}; }
-
 Status allocate(int fd, int64_t begin, int64_t bytes) {
   const int error = allocate_pages(fd, begin, bytes);
   errno = error;
-  return error ? refused("allocating shared memory") : Status::ok();
+  return error ? system_call_failed("allocating shared memory") : Status::ok();
 }
 
 }  // namespace
@@ -87,7 +85,7 @@ Status SharedRegion::create(const RegionHeader& layout, int slot_count, Descript
   // Uses the raw system call: there is no name in /dev/shm that could be left behind, and no limit of a container's
   // /dev/shm.
   Descriptor memory(static_cast<int>(::syscall(SYS_memfd_create, "sirtaki", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
-  if (!memory.is_open()) return refused("memfd_create");
+  if (!memory.is_open()) return system_call_failed("memfd_create");
   // Too little memory is noticed here, where there still is another way, and not by a SIGBUS during training.
   SIRTAKI_TRY(allocate(memory.get(), 0, layout.bytes));
   // Gives the chunks back, for their ranks to allocate; if that fails, they stay on this rank's memory node.
@@ -97,9 +95,9 @@ Status SharedRegion::create(const RegionHeader& layout, int slot_count, Descript
   RegionHeader made = layout;
   // A limit for the size of files (ulimit -f) costs the arena only.
   if (::ftruncate(memory.get(), layout.bytes + slot_count * layout.section_bytes) != 0) made.section_bytes = 0;
-  if (::pwrite(memory.get(), &made, sizeof made, 0) != sizeof made) return refused("writing shared memory");
+  if (::pwrite(memory.get(), &made, sizeof made, 0) != sizeof made) return system_call_failed("writing shared memory");
   if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    return refused("sealing shared memory");
+    return system_call_failed("sealing shared memory");
   out = std::move(memory);
   return Status::ok();
 }
@@ -107,12 +105,12 @@ Status SharedRegion::create(const RegionHeader& layout, int slot_count, Descript
 // Reads the layout of sealed memory, and checks that all of it is there.
 Status SharedRegion::read_layout(int fd, int64_t least, int slot_count, RegionHeader& out) {
   struct stat facts;
-  if (::fstat(fd, &facts) != 0) return refused("looking at the shared memory");
+  if (::fstat(fd, &facts) != 0) return system_call_failed("looking at the shared memory");
   // A peer that could shrink the memory could end this process with SIGBUS.
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || !(seals & F_SEAL_SHRINK))
     return {SRT_INVALID_ARGUMENT, "the shared memory is not sealed against shrinking: no rank of sirtaki made it"};
-  if (::pread(fd, &out, sizeof out, 0) != sizeof out) return refused("reading the shared memory");
+  if (::pread(fd, &out, sizeof out, 0) != sizeof out) return system_call_failed("reading the shared memory");
   const bool is_whole = out.bytes >= 0 && out.bytes <= facts.st_size && out.section_bytes >= 0 &&
                         out.section_bytes <= (facts.st_size - out.bytes) / slot_count;
   if (!is_whole || out.bytes < least)
@@ -132,7 +130,7 @@ Status SharedRegion::open(const Config& config, int fd, uintptr_t address, int s
     SIRTAKI_TRY(read_layout(fd, is_open ? bytes_with(page, slot_count) : layout.bytes, slot_count, layout));
     const auto size = static_cast<size_t>(layout.bytes);
     void* mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (mapped == MAP_FAILED) return refused("mapping the shared memory");
+    if (mapped == MAP_FAILED) return system_call_failed("mapping the shared memory");
     base = static_cast<uint8_t*>(mapped);
   }
   out.reset(new SharedRegion(base, address ? 0 : static_cast<size_t>(layout.bytes), slot_count,

@@ -57,8 +57,10 @@ inline A to_integer(double value) {
   return value >= most ? std::numeric_limits<A>::max() : static_cast<A>(value);
 }
 
+// Functions of a block are not inlined: a call for each block costs nothing, and loops copied into each caller would
+// double the time of compiling.
 template <typename A>
-inline void scale_block(A* values, size_t count, Scale scale) {
+[[gnu::noinline]] void scale_block(A* values, size_t count, Scale scale) {
   if constexpr (std::is_integral_v<A>) {
     if (scale.factor == 1.0) {
       const auto divisor = static_cast<A>(scale.divisor);
@@ -79,12 +81,12 @@ inline void scale_block(A* values, size_t count, Scale scale) {
 constexpr size_t block = 1024;  // elements that stay in the first-level cache between steps
 
 template <typename T, typename A>
-inline void load_block(A* out, const T* in, size_t count) {
+[[gnu::noinline]] void load_block(A* __restrict out, const T* __restrict in, size_t count) {
   if constexpr (is_small_float<T>) widen_block(out, in, count);
   else std::copy_n(in, count, out);
 }
 template <typename T, typename A>
-inline void store_block(T* out, const A* in, size_t count) {
+[[gnu::noinline]] void store_block(T* __restrict out, const A* __restrict in, size_t count) {
   if constexpr (is_small_float<T>) narrow_block(out, in, count);
   else std::copy_n(in, count, out);
 }
@@ -99,7 +101,7 @@ inline void find_sources(const T** out, const void* const* sources, int count, s
 
 // Reduces two to four ranks in one pass over memory. The destination may be the same memory as one of the sources.
 template <ReduceOp op, typename T>
-inline void reduce_few(T* out, const T* const* sources, int count, size_t n) {
+[[gnu::noinline]] void reduce_few(T* out, const T* const* sources, int count, size_t n) {
   const T* a = sources[0];
   const T* b = sources[1];
   const T* c = count > 2 ? sources[2] : nullptr;
@@ -113,6 +115,17 @@ inline void reduce_few(T* out, const T* const* sources, int count, size_t n) {
   } else {
 #pragma GCC ivdep
     for (size_t i = 0; i < n; ++i) out[i] = combine<op>(combine<op>(combine<op>(a[i], b[i]), c[i]), d[i]);
+  }
+}
+
+template <typename T>
+void scale_copy(void* destination, const void* source, size_t elements, Scale scale) {
+  Accumulator<T> values[block];
+  for (size_t at = 0; at < elements; at += block) {
+    const size_t n = std::min(block, elements - at);
+    load_block(values, static_cast<const T*>(source) + at, n);
+    if (!scale.is_one()) scale_block(values, n, scale);
+    store_block(static_cast<T*>(destination) + at, values, n);
   }
 }
 
@@ -156,27 +169,21 @@ void reduce_many(T* out, const void* const* sources, int count, size_t elements,
 template <ReduceOp op, typename T>
 void reduce(void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
   auto* out = static_cast<T*>(destination);
-  if constexpr (std::is_same_v<T, Accumulator<T>>) {
-    if (count >= 2 && count <= few) {
-      const size_t stride = scale.is_one() ? elements : block;  // blocks, so that scaling finds them in the cache
-      for (size_t at = 0; at < elements; at += stride) {
-        const size_t n = std::min(stride, elements - at);
-        const T* parts[few];
-        find_sources(parts, sources, count, at);
-        reduce_few<op>(out + at, parts, count, n);
-        if (!scale.is_one()) scale_block(out + at, n, scale);
-      }
-      return;
+  if (count == 1) return scale_copy<T>(out, sources[0], elements, scale);
+  if constexpr (!std::is_same_v<T, Accumulator<T>>) {
+    reduce_converted<op>(out, sources, count, elements, scale);
+  } else if (count > few) {
+    reduce_many<op>(out, sources, count, elements, scale);
+  } else {
+    const size_t stride = scale.is_one() ? elements : block;  // blocks, so that scaling finds them in the cache
+    for (size_t at = 0; at < elements; at += stride) {
+      const size_t n = std::min(stride, elements - at);
+      const T* parts[few];
+      find_sources(parts, sources, count, at);
+      reduce_few<op>(out + at, parts, count, n);
+      if (!scale.is_one()) scale_block(out + at, n, scale);
     }
-    if (count > few) return reduce_many<op>(out, sources, count, elements, scale);
   }
-  reduce_converted<op>(out, sources, count, elements, scale);
-}
-
-template <typename T>
-void scale_copy(void* destination, const void* source, size_t elements, Scale scale) {
-  const void* const sources[] = {source};
-  reduce<ReduceOp::sum, T>(destination, sources, 1, elements, scale);
 }
 
 template <ReduceOp op, typename T>
