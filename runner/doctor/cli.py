@@ -12,7 +12,7 @@ from sirtaki.runner.cli import named_hosts
 from sirtaki.runner.doctor.examination import OWN, examine
 from sirtaki.runner.doctor.facts import FRAMEWORKS
 from sirtaki.runner.doctor.findings import Finding, Picture, judge
-from sirtaki.runner.doctor.gathering import Choice
+from sirtaki.runner.doctor.gathering import Choice, Trial
 from sirtaki.runner.doctor.report import as_json, as_lines, exit_code, print_lines
 from sirtaki.runner.doctor.rules import RULES
 from sirtaki.runner.errors import LaunchError
@@ -23,16 +23,17 @@ from sirtaki.runner.ssh import SshOptions
 from sirtaki.runner.terminal_status import terminal_status
 
 _DESCRIPTION = (
-    "Tries what a job needs on this host, or on the hosts of -H or --hostfile and between them, and prints "
-    "a line with a remedy for each finding. Exits with 0 if all is well, 1 if there is a problem, 2 if it "
-    "could not run."
+    "Looks for what a job needs on this host, or on the hosts of -H or --hostfile and between them, and "
+    "prints a line with a remedy for each finding. With -np, -H, --hostfile or --frameworks, a job of two "
+    "ranks tries each framework; otherwise no framework is imported. Exits with 0 if all is well, 1 if there "
+    "is a problem, 2 if it could not run."
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the doctor and returns its exit code. Raises LaunchError if it cannot."""
     options = _parser().parse_args(arguments)
-    choice = Choice(_frameworks(options.frameworks), not options.quick)
+    choice = _choice(options)
     if options.network_interfaces:  # the gatherers read it where ranks do
         os.environ[INTERFACES] = ",".join(options.network_interfaces)
     if options.facts:
@@ -69,14 +70,22 @@ def _parser() -> OptionParser:
     add(
         "--frameworks",
         metavar="NAME,…",
-        default=",".join(FRAMEWORKS),
-        help=f"the frameworks to try ({','.join(FRAMEWORKS)})",
+        help=f"the frameworks to try (of {','.join(FRAMEWORKS)})",
     )
-    add("--quick", action="store_true", help="import frameworks only; run no jobs of two ranks")
+    add("--quick", action="store_true", help="import frameworks, but run no jobs of two ranks")
     add("--json", action="store_true", help="print all facts and findings as JSON")
     add("--report", metavar="FILE", type=Path, help="also write the text for a bug report to FILE")
     add("--facts", action="store_true", help=argparse.SUPPRESS)  # how a doctor starts one on another host
     return parser
+
+
+def _choice(options: argparse.Namespace) -> Choice:
+    """Returns the frameworks and their trial: none unless an option asks for it, because imports are slow."""
+    frameworks = FRAMEWORKS if options.frameworks is None else _frameworks(options.frameworks)
+    if options.quick:
+        return Choice(frameworks, Trial.IMPORT)
+    requests = (options.size, options.hosts, options.hostfile, options.frameworks)
+    return Choice(frameworks, Trial.JOB if any(one is not None for one in requests) else Trial.NONE)
 
 
 def _frameworks(text: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from sirtaki.runner.command import SAFE_PYTHON
 from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, decode, line
 from sirtaki.runner.doctor.facts import Attempt, ClockOffset, HostFacts, LinkFacts, Speed
 from sirtaki.runner.doctor.findings import Picture
-from sirtaki.runner.doctor.gathering import Choice, gather
+from sirtaki.runner.doctor.gathering import Choice, Trial, gather
 from sirtaki.runner.doctor.job_trial import all_open, try_job
 from sirtaki.runner.doctor.probe import TOKEN_BYTES
 from sirtaki.runner.doctor.session import Route, Session, SessionError
@@ -66,7 +66,7 @@ def examine(hosts: Sequence[Host], size: int | None, ssh: SshOptions, choice: Ch
         clocks = {one.host: offset for one in alive if (offset := _clock_offset(one)) is not None}
         links = _examine_links(_distinct(alive, found), note)
     is_possible = all(name in found for name in names) and all_open(links)
-    job = try_job(names, found, ssh, note) if is_possible and choice.runs_jobs else None
+    job = try_job(names, found, ssh, note) if is_possible and choice.trial is Trial.JOB else None
     return Picture(found, ranks, failures, links, clocks, job)
 
 
@@ -96,7 +96,7 @@ def _routes(names: Sequence[str], ssh: SshOptions, choice: Choice) -> dict[str, 
     """Returns the way to this host and to each of the named ones; to this one only if there is no ssh."""
     path = shutil.which(ssh.program)
     # No rank runs on a host that only launches, so frameworks do not matter there.
-    routes = {OWN: _route(OWN, "", ssh, choice if OWN in names else Choice((), False))}
+    routes = {OWN: _route(OWN, "", ssh, choice if OWN in names else Choice((), Trial.NONE))}
     for name in names:
         if name != OWN and path is not None:
             routes[name] = _route(name, path, ssh, choice)
@@ -106,7 +106,7 @@ def _routes(names: Sequence[str], ssh: SshOptions, choice: Choice) -> dict[str, 
 def _route(host: str, ssh_path: str, ssh: SshOptions, choice: Choice) -> Route:
     frameworks = ["--frameworks", ",".join(choice.frameworks)]
     words = [*SAFE_PYTHON[1:], "-m", "sirtaki", "doctor", "--facts", *frameworks]
-    words += [] if choice.runs_jobs else ["--quick"]
+    words += ["--quick"] if choice.trial is Trial.IMPORT else []
     if interfaces := chosen_interfaces():
         words += ["--network-interfaces", ",".join(interfaces)]
     if is_own_host(host):

@@ -27,8 +27,8 @@ class Installation:
 class Framework:
     """A framework and its adapter.
 
-    `state`: "absent", "unsupported" (in this version), "no-import", "imports" (and no job has tried it),
-    "no-job", "works" (in a job of two ranks); `text` is the reason.
+    `state`: "absent", "unsupported" (in this version), "installed" (and not tried), "no-import", "imports"
+    (and no job has tried it), "no-job", "works" (in a job of two ranks); `text` is the reason.
     """
 
     name: str

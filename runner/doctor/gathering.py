@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.doctor import local_network, machine
 from sirtaki.runner.doctor.deadline import answer_within
 from sirtaki.runner.doctor.facts import FRAMEWORKS, Framework, HostFacts
-from sirtaki.runner.doctor.trials import TRIAL_SECONDS, try_adapter, try_framework
+from sirtaki.runner.doctor.trials import TRIAL_SECONDS, find_framework, try_adapter, try_framework
 
 _SECONDS = 10.0
 Note = Callable[[str], None]
@@ -36,11 +37,19 @@ TOPICS = {
 }
 
 
+class Trial(Enum):
+    """How frameworks are tried."""
+
+    NONE = "none"  # their versions are read from the metadata of packages
+    IMPORT = "import"
+    JOB = "job"  # of two ranks
+
+
 class Choice(NamedTuple):
-    """The frameworks to look at, and whether jobs try them."""
+    """The frameworks to look at, and how they are tried."""
 
     frameworks: Sequence[str] = FRAMEWORKS
-    runs_jobs: bool = True
+    trial: Trial = Trial.JOB
 
 
 def gather(choice: Choice = Choice(), note: Note = lambda text: None) -> HostFacts:  # noqa: B008
@@ -60,10 +69,13 @@ def _possible(choice: Choice, found: Mapping[str, Any]) -> Choice:
     """Returns what can work: no adapter without the core, and no job with a wrong setting."""
     installation, variables = found["installation"], found["variables"]
     if installation is not None and installation.broken:
-        return Choice((), False)
-    if variables is not None and variables.invalid:
-        return Choice(choice.frameworks, False)
+        return Choice((), Trial.NONE)
+    if variables is not None and variables.invalid and choice.trial is Trial.JOB:
+        return Choice(choice.frameworks, Trial.IMPORT)
     return choice
+
+
+_TRIALS = {Trial.NONE: find_framework, Trial.IMPORT: try_adapter, Trial.JOB: try_framework}
 
 
 def _frameworks(choice: Choice, note: Note) -> Topic:
@@ -71,7 +83,7 @@ def _frameworks(choice: Choice, note: Note) -> Topic:
         found = []
         for name in choice.frameworks:
             note(f"sirtaki.{name}")
-            found.append(try_framework(name) if choice.runs_jobs else try_adapter(name))
+            found.append(_TRIALS[choice.trial](name))
         return tuple(found)
 
     return Topic(gather_frameworks, 2 * TRIAL_SECONDS * max(1, len(choice.frameworks)))

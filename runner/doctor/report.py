@@ -55,6 +55,7 @@ def as_lines(picture: Picture, findings: Sequence[Finding], with_variables: bool
         job = picture.job
         result = f"fails: {job.failure}" if job.failure else "works"
         lines.append(f"  an all-reduce of {job.ranks} ranks with {job.framework}, one on each host: {result}")
+    lines += _untried(picture)
     lines += ["", *map(str, findings), *([""] if findings else []), summary(findings)]
     return [redact(printable(one.replace("\n", " "), _MAX_LINE)) for one in lines]
 
@@ -81,6 +82,14 @@ def summary(findings: Sequence[Finding]) -> str:
     counts = {level: sum(one.level == level for one in findings) for level in LEVELS}
     parts = [f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count]
     return ", ".join(parts) or "nothing was found that needs attention"
+
+
+def _untried(picture: Picture) -> list[str]:
+    """Returns a line about frameworks that nothing has tried, and the command that tries them; [] if none."""
+    each = [one for _, frameworks in picture.each("frameworks") for one in frameworks]
+    names = dict.fromkeys(one.name for one in each if one.state == "installed")
+    text = f"not tried: {', '.join(names)}: `sirtaki doctor -np 2` runs a job of two ranks with each"
+    return ["", text] if names else []
 
 
 def _describe(facts: HostFacts) -> Iterator[tuple[str, str]]:
@@ -114,6 +123,7 @@ def _describe_software(facts: HostFacts) -> Iterator[tuple[str, str]]:
         yield "core", f"no: {installed.broken}" if installed.broken else f"works: {installed.core}"
     meanings = {
         "works": "works: a job of two ranks has all-reduced",
+        "installed": "is installed; nothing has tried it",
         "imports": "can be imported; no job has tried it",
         "unsupported": "no: sirtaki does not support this version",
         "no-import": "no: it cannot be imported",

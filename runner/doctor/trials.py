@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 from sirtaki.runner.doctor.decoding import line
@@ -118,16 +119,24 @@ def find_gpu_libraries(environment: Mapping[str, str]) -> tuple[dict[str, Any] |
     return (found, "") if isinstance(found, dict) else (None, error)
 
 
-def try_adapter(name: str) -> Framework:
-    """Imports the adapter of a framework."""
+def find_framework(name: str) -> Framework:
+    """Looks for a framework and reads its version, without an import of either."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:  # a folder of this name is no package
         return Framework(name, "", "absent", f"{name} is not installed")
     version = _version(name)
     if name == "keras" and version.startswith("2."):  # as TensorFlow before 2.16 brings it along
         return Framework(name, version, "unsupported", "sirtaki.keras serves Keras 3")
+    return Framework(name, version, "installed")
+
+
+def try_adapter(name: str) -> Framework:
+    """Imports the adapter of a framework in another process."""
+    found = find_framework(name)
+    if found.state != "installed":
+        return found
     code, _, error = run_python(["-c", f"import sirtaki.{name}"], os.environ)
-    return Framework(name, version, "no-import" if code else "imports", error if code else "")
+    return replace(found, state="no-import" if code else "imports", text=error if code else "")
 
 
 def _version(module: str) -> str:
@@ -145,7 +154,7 @@ def try_framework(name: str) -> Framework:
     if found.state != "imports":
         return found
     error = run_job(name, ["-np", "2", "-H", "localhost:2"])  # not on the hosts of an allocation
-    return Framework(name, found.version, "no-job" if error else "works", error)
+    return replace(found, state="no-job" if error else "works", text=error)
 
 
 def run_job(framework: str, options: Sequence[str]) -> str:

@@ -21,7 +21,9 @@ from launching import FAILSAFE_SECONDS, read_terminal
 
 from sirtaki.runner import commands
 from sirtaki.runner.doctor import cli
+from sirtaki.runner.doctor.facts import FRAMEWORKS
 from sirtaki.runner.doctor.findings import Picture
+from sirtaki.runner.doctor.gathering import Trial
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.terminal_status import terminal_status
 
@@ -62,6 +64,31 @@ def test_a_framework_is_tried_by_a_job(doctor: Doctor) -> None:
     assert {"rule": "threads-unset", "level": "note", "hosts": ["localhost"]}.items() <= next(
         one.items() for one in report["findings"] if one["rule"] == "threads-unset"
     )
+
+
+def test_no_framework_is_imported_without_a_request(doctor: Doctor, tmp_path: Path) -> None:
+    for name in FRAMEWORKS:
+        package, metadata = tmp_path / name, tmp_path / f"{name}-7.8.9.dist-info"
+        package.mkdir()
+        (package / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')")
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 7.8.9\n")
+    done = doctor(PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "imported").exists()
+    for name in FRAMEWORKS:
+        assert re.search(rf"^  {name} +7\.8\.9 is installed", done.stdout, re.MULTILINE)
+    assert "\nnot tried: numpy, torch, tensorflow, keras, jax: `sirtaki doctor -np 2` runs" in done.stdout
+    done = doctor("--quick", "--frameworks", "keras", PYTHONPATH=str(tmp_path))
+    assert "keras" in (tmp_path / "imported").read_text()
+    assert "not tried" not in done.stdout
+
+
+@pytest.mark.parametrize("requests", [["-np", "2"], ["-H", "localhost:2"], ["--frameworks", "jax"]])
+def test_an_option_asks_for_jobs(requests: list[str]) -> None:
+    assert cli._choice(cli._parser().parse_args(requests)).trial is Trial.JOB
+    assert cli._choice(cli._parser().parse_args([*requests, "--quick"])).trial is Trial.IMPORT
+    assert cli._choice(cli._parser().parse_args([])).trial is Trial.NONE
 
 
 def test_a_pipe_gets_plain_text_and_a_terminal_colours(environment: dict[str, str]) -> None:

@@ -28,7 +28,7 @@ from sirtaki.runner.doctor.deadline import answer_within
 from sirtaki.runner.doctor.decoding import decode
 from sirtaki.runner.doctor.examination import _pairs
 from sirtaki.runner.doctor.facts import Cores, HostFacts, Limits, Network
-from sirtaki.runner.doctor.gathering import Choice, Topic, gather
+from sirtaki.runner.doctor.gathering import Choice, Topic, Trial, gather
 from sirtaki.runner.doctor.machine import gather_cores
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
 from sirtaki.runner.doctor.redaction import redact, redacted
@@ -36,7 +36,7 @@ from sirtaki.runner.doctor.session import Route, Session, SessionError
 from sirtaki.runner.rendezvous.interfaces import local_addresses
 from sirtaki.runner.ssh import Failure
 
-NOTHING = Choice((), False)
+NOTHING = Choice((), Trial.NONE)
 NAMES = st.sampled_from([*HostFacts.__dataclass_fields__])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -21,10 +21,10 @@ IDLE = """
 import sys
 from sirtaki.runner.doctor import answering
 from sirtaki.runner.doctor.facts import HostFacts
-from sirtaki.runner.doctor.gathering import Choice
+from sirtaki.runner.doctor.gathering import Choice, Trial
 answering._IDLE_SECONDS = 0.1
 answering.gather = lambda *_: HostFacts("1")
-answering.answer_questions(Choice((), False))
+answering.answer_questions(Choice((), Trial.NONE))
 """
 
 
