@@ -21,12 +21,13 @@ struct Piece {
 };
 constexpr uint64_t nothing_listed = UINT64_MAX;
 
-uint64_t most_pieces(int64_t room) { return static_cast<uint64_t>(room) / sizeof(Piece) - 1; }
+uint64_t pieces_that_fit(int64_t room) { return static_cast<uint64_t>(room) / sizeof(Piece) - 1; }
 
 // Returns whether data can be listed in a chunk of `room` bytes, and are worth it: the kernel looks up each piece.
 bool is_listable(const ScatterList& stream, int64_t room) {
   constexpr int64_t least_mean = 2 << 10;  // copied twice in the time of such a look-up
-  return stream.pieces() * least_mean <= stream.bytes() && static_cast<uint64_t>(stream.pieces()) <= most_pieces(room);
+  return stream.pieces() * least_mean <= stream.bytes() &&
+         static_cast<uint64_t>(stream.pieces()) <= pieces_that_fit(room);
 }
 
 // Lists the inputs of a stream.
@@ -47,7 +48,7 @@ class RemoteStream {
     Piece piece;
     std::memcpy(&piece, list, sizeof piece);
     const uint64_t count = piece.bytes;
-    if (count > most_pieces(room)) return false;
+    if (count > pieces_that_fit(room)) return false;
     int64_t total = 0;
     for (uint64_t i = 1; i <= count && total < wanted; ++i) {
       std::memcpy(&piece, list + i, sizeof piece);

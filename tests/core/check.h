@@ -1,10 +1,13 @@
 // A small test framework. TEST(name) { ... } defines a case; CHECK(condition) and CHECK_EQUAL(a, b) fail it and
-// continue, REQUIRE(condition) also leaves it. CHECK_MAIN() defines the program: --list prints the cases' names, NAME
-// runs one of them, no argument runs all; the exit code is 1 if any failed.
+// continue, REQUIRE(condition) also leaves it.
+//
+// A program consists of the cases of a folder of tests/core. A case is called FILE.NAME: `test_transport --list` prints
+// these names, `test_transport links.a_link_ends` runs a case, `test_transport links` the cases of links.cc, and
+// `test_transport` all cases. The exit code is 1 if a case failed.
 #pragma once
 
 #include <cstdio>
-#include <cstring>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -12,7 +15,8 @@
 namespace check {
 
 struct Case {
-  const char* name;
+  std::string file;  // without folder and suffix
+  std::string name;  // FILE.NAME
   void (*run)();
 };
 
@@ -27,7 +31,10 @@ inline int& failures() {
 }
 
 struct Registration {
-  Registration(const char* name, void (*run)()) { cases().push_back({name, run}); }
+  Registration(const char* path, const char* name, void (*run)()) {
+    const std::string file = std::filesystem::path(path).stem();
+    cases().push_back({file, file + "." + name, run});
+  }
 };
 
 template <typename T>
@@ -61,32 +68,33 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
 }
 
 inline int main(int count, char** arguments) {
-  const char* wanted = count > 1 ? arguments[1] : nullptr;
-  const bool lists = wanted && std::strcmp(wanted, "--list") == 0;
-  bool found = !wanted || lists;
+  const std::string wanted = count > 1 ? arguments[1] : "";
+  const bool lists = wanted == "--list";
+  bool found = wanted.empty() || lists;
   for (const Case& test : cases()) {
-    if (lists) std::puts(test.name);
-    if (lists || (wanted && std::strcmp(wanted, test.name) != 0)) continue;
+    if (lists) std::puts(test.name.c_str());
+    if (lists || !(wanted.empty() || wanted == test.file || wanted == test.name)) continue;
     found = true;
     const int before = failures();
     test.run();
-    if (failures() != before) std::fprintf(stderr, "FAILED: %s\n", test.name);
+    if (failures() != before) std::fprintf(stderr, "FAILED: %s\n", test.name.c_str());
   }
-  if (!found) fail("", 0, std::string("there is no case ") + wanted);
+  if (!found) fail("", 0, "there is no case " + wanted);
   return failures() ? 1 : 0;
 }
 
 }  // namespace check
 
-#define TEST(name)                                                  \
-  static void test_##name();                                        \
-  static const check::Registration case_##name(#name, test_##name); \
-  static void test_##name()
+// The number lets two files that are compiled together use the same name.
+#define TEST(name) CHECK_CASE(name, __COUNTER__)
+#define CHECK_CASE(name, number) CHECK_NUMBERED_CASE(name, number)
+#define CHECK_NUMBERED_CASE(name, number)                                                           \
+  static void test_##name##_##number();                                                             \
+  static const check::Registration case_##name##_##number(__FILE__, #name, test_##name##_##number); \
+  static void test_##name##_##number()
 #define CHECK(condition) ((condition) ? void() : check::fail(__FILE__, __LINE__, #condition))
 #define REQUIRE(condition)                                                \
   do {                                                                    \
     if (!(condition)) return check::fail(__FILE__, __LINE__, #condition); \
   } while (false)
 #define CHECK_EQUAL(a, b) check::check_equal((a), (b), #a " == " #b, __FILE__, __LINE__)
-#define CHECK_MAIN() \
-  int main(int count, char** arguments) { return check::main(count, arguments); }

@@ -2,9 +2,16 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "check.h"
 #include "transport/tls_channel.h"
+
+namespace sirtaki {
+
+inline void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
+
+}  // namespace sirtaki
 
 namespace encrypted {
 

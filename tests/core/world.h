@@ -293,8 +293,6 @@ inline Status run_one(Context& context, const srt_request& request, Ticket& hand
   return status.is_ok() ? context.wait(&handle, 1, timeout) : status;
 }
 
-inline void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
-
 // Runs a request that must succeed, looks at its handle, and releases it.
 inline void run_well(Context& context, const srt_request& request, const std::function<void(Ticket)>& look = {}) {
   Ticket handle = 0;

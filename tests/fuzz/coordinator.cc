@@ -2,8 +2,8 @@
 // Decisions that follow are valid for the two honest ranks.
 #include <algorithm>
 
+#include "control/control_belief.h"
 #include "control/relay.h"
-#include "control_belief.h"
 #include "targets.h"
 
 namespace sirtaki::fuzz {
@@ -12,7 +12,7 @@ namespace {
 constexpr int32_t liar = 2;
 
 // The first byte of a step of the input; the rest of a step is a byte, or for `lie` and `lead` a message.
-enum Step : uint8_t { lie, ask, join, decide, pass_time, lead, count };
+enum CoordinatorStep : uint8_t { lie, ask, join, decide, pass_time, lead, coordinator_steps };
 
 std::vector<Signature> signatures(int32_t rank) {
   return {allreduce("a"),
@@ -36,14 +36,14 @@ class Court {
  public:
   // Executes one step. Returns false once the liar is detected, which ends the world.
   bool take(Slices& slices) {
-    switch (static_cast<Step>(slices.byte() % count)) {
+    switch (static_cast<CoordinatorStep>(slices.byte() % coordinator_steps)) {
       case lie: return world_.coordinator.merge(liar, slices.message(), world_.now).is_ok();
       case ask: submit(slices.byte()); return true;
       case join: begin_join(slices.byte() % 2); return true;
       case decide: settle(); return true;
       case pass_time: world_.now += seconds(slices.byte()); return true;
       case lead: return world_.coordinator.merge_aggregate(liar, subtree_, slices.message(), world_.now).is_ok();
-      case count: break;
+      case coordinator_steps: break;
     }
     return true;
   }
@@ -151,7 +151,7 @@ Bytes relayed(const Bytes& report) {
 }
 
 // Returns seeds in which all ranks submit the same requests, and these are decided.
-std::vector<Bytes> seeds() {
+std::vector<Bytes> coordinator_seeds() {
   std::vector<Bytes> all;
   const std::vector<std::vector<size_t>> programs{{0, 1, 2, 3, 4, 5, 14}, {6, 7}, {8, 9}, {10, 12}, {11, 13}};
   for (const std::vector<size_t>& program : programs) {
@@ -179,6 +179,6 @@ std::vector<Bytes> seeds() {
 
 }  // namespace
 
-const Target coordinator{"coordinator", hold_court, seeds};
+const Target coordinator{"coordinator", hold_court, coordinator_seeds};
 
 }  // namespace sirtaki::fuzz

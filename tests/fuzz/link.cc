@@ -58,7 +58,7 @@ Heard hear(Input input, size_t piece) {
   return heard;
 }
 
-void listen(Input input) {
+void receive_frames(Input input) {
   Slices slices(input);
   const size_t piece = slices.byte() + size_t{1};
   const Input rest = input.subspan(std::min<size_t>(input.size(), 1));
@@ -67,7 +67,7 @@ void listen(Input input) {
   CHECK(hear(rest, piece) == heard);
 }
 
-std::vector<Bytes> seeds() {
+std::vector<Bytes> link_seeds() {
   Bytes seed{5};
   Link link(std::make_unique<MemoryPipe>(Input{}, 1'000, &seed));
   link.send({.kind = FrameKind::report}, Bytes(3, 1));
@@ -80,6 +80,6 @@ std::vector<Bytes> seeds() {
 
 }  // namespace
 
-const Target link{"link", listen, seeds};
+const Target link{"link", receive_frames, link_seeds};
 
 }  // namespace sirtaki::fuzz

@@ -1,5 +1,5 @@
 // Reports and Decisions: a message that decodes also encodes, to bytes that decode to the same message.
-#include "control_messages.h"
+#include "control/control_messages.h"
 #include "targets.h"
 
 namespace sirtaki::fuzz {

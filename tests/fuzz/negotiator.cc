@@ -1,5 +1,5 @@
 // A rank in the middle of a job receives Decisions that no coordinator has made: it rejects them, or can execute them.
-#include "control_belief.h"
+#include "control/control_belief.h"
 #include "targets.h"
 
 namespace sirtaki::fuzz {
@@ -82,7 +82,7 @@ struct Scene {
   bool has_joined = false;
 };
 
-void listen(Input input) {
+void apply_decisions(Input input) {
   Slices slices(input);
   Scene scene(slices.byte());
   for (int32_t rank : {0, 1, 2}) scene.world.take_report(rank);
@@ -105,7 +105,7 @@ void listen(Input input) {
   }
 }
 
-std::vector<Bytes> seeds() {
+std::vector<Bytes> negotiator_seeds() {
   std::vector<Bytes> all;
   for (uint8_t number = 0; number < Scene::count; ++number) {
     Bytes& seed = all.emplace_back(Bytes{number});
@@ -116,6 +116,6 @@ std::vector<Bytes> seeds() {
 
 }  // namespace
 
-const Target negotiator{"negotiator", listen, seeds};
+const Target negotiator{"negotiator", apply_decisions, negotiator_seeds};
 
 }  // namespace sirtaki::fuzz

@@ -1,6 +1,6 @@
 // A leader receives arbitrary messages from below and from above: it rejects them, or sends its parent a valid
 // aggregate.
-#include "control_host.h"
+#include "control/control_host.h"
 #include "targets.h"
 
 namespace sirtaki::fuzz {
@@ -14,7 +14,7 @@ RankBits ranks_1_to_3() {
   return ranks;
 }
 
-void go_round(Input input) {
+void go_round_aggregate(Input input) {
   Aggregate heard, copy;
   if (!decode(input, ranks_1_to_3(), moment, heard)) return;
   Bytes once, twice;
@@ -31,7 +31,7 @@ std::vector<Bytes> aggregates() {
 }
 
 // The first byte of a step of the input; a message, or for `wait` a byte, follows.
-enum Step : uint8_t { hear_rank, hear_leader, pass, wait, count };
+enum RelayStep : uint8_t { hear_rank, hear_leader, pass, wait, relay_steps };
 
 // Feeds the input to rank 1, which leads ranks 1 to 3; ranks 2 and 3 may be a host with a leader of its own.
 void relay_anything(Input input) {
@@ -42,12 +42,12 @@ void relay_anything(Input input) {
   Aggregate told;
   for (Slices slices(input); !slices.at_end();) {
     Status status;
-    switch (static_cast<Step>(slices.byte() % count)) {
+    switch (static_cast<RelayStep>(slices.byte() % relay_steps)) {
       case hear_rank: status = relay.merge(1, slices.message(), now); break;
       case hear_leader: status = relay.merge_aggregate(below, slices.message(), now); break;
       case pass: status = relay.forward(slices.message()); break;
       case wait: now += milliseconds(slices.byte()); break;
-      case count: break;
+      case relay_steps: break;
     }
     if (!status.is_ok()) {
       CHECK_EQUAL(status.code(), SRT_PROTOCOL);
@@ -66,7 +66,7 @@ std::vector<Bytes> hosts() {
   Bytes seed;
   World world(2);
   Relay leader({1}, 4, {0}, 64);
-  const auto say = [&](Step step, const Bytes& message) {
+  const auto say = [&](RelayStep step, const Bytes& message) {
     seed.push_back(step);
     put_message(seed, message);
   };
@@ -104,7 +104,7 @@ std::vector<Bytes> hosts() {
 
 }  // namespace
 
-const Target aggregate{"aggregate", go_round, aggregates};
+const Target aggregate{"aggregate", go_round_aggregate, aggregates};
 const Target relay{"relay", relay_anything, hosts};
 
 }  // namespace sirtaki::fuzz

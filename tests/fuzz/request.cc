@@ -115,7 +115,7 @@ class World {
   volatile uint64_t sum_ = 0;  // keeps the compiler from removing the reads
 };
 
-void ask(Input input) {
+void ask_anything(Input input) {
   World world;
   for (Slices slices(input); !slices.at_end();) world.ask(slices);
 }
@@ -136,7 +136,7 @@ void put_request(Bytes& seed, int32_t kind, std::vector<int64_t> shape, std::vec
   }
 }
 
-std::vector<Bytes> seeds() {
+std::vector<Bytes> request_seeds() {
   std::vector<Bytes> all(2);
   for (int32_t kind : {SRT_ALLREDUCE, SRT_BROADCAST, SRT_ALLGATHER, SRT_REDUCESCATTER})
     put_request(all[0], kind, {4, 3});
@@ -149,6 +149,6 @@ std::vector<Bytes> seeds() {
 
 }  // namespace
 
-const Target request{"request", ask, seeds};
+const Target request{"request", ask_anything, request_seeds};
 
 }  // namespace sirtaki::fuzz

@@ -1,5 +1,5 @@
 // The fuzz targets: each takes arbitrary bytes, and reports with CHECK (tests/core/check.h) when something that must
-// hold does not. `make fuzz` runs each with libFuzzer and sanitizers; test_fuzz runs each on its seeds and findings.
+// hold does not. `make fuzz` runs each with libFuzzer and sanitizers; test_control runs each on its seeds and findings.
 #pragma once
 
 #include <span>

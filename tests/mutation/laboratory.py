@@ -90,7 +90,7 @@ class Laboratory:
 
     def _run(self, mutant: Mutant, programs: Path, limit: float) -> Ended:
         if mutant.program:
-            command = [str(programs / mutant.program), *mutant.selection[1:]]
+            command = [str(programs / mutant.program), mutant.case]
         else:
             options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
             command = [str(self._overlay.python), "-m", "pytest", *options, *mutant.selection]

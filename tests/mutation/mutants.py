@@ -21,8 +21,8 @@ class TableError(Exception):
 class Mutant:
     """One fault: in `file`, `becomes` replaces the text `was`, which occurs once.
 
-    `tests` is passed to pytest as arguments. A first argument that ends with `.cc` names a program of the
-    core's tests instead, `tests/core/links.cc`, with the cases to run after it (all, if none is named).
+    `tests` is passed to pytest as arguments. A first argument that ends with `.cc` names a file of the core's
+    tests instead, `tests/core/transport/links.cc`, followed by one of its cases (all, if there is none).
     `survives` is the reason why no test can detect the fault, for the few faults of that kind.
     """
 
@@ -42,7 +42,12 @@ class Mutant:
     def program(self) -> str:
         """Returns the program of the core's tests that must fail; empty if pytest's tests must."""
         first = Path(self.selection[0])
-        return f"test_{first.stem}" if first.suffix == ".cc" else ""
+        return f"test_{first.parent.name}" if first.suffix == ".cc" else ""
+
+    @property
+    def case(self) -> str:
+        """Returns the argument of the program: a case, or all cases of a file."""
+        return ".".join([Path(self.selection[0]).stem, *self.selection[1:]])
 
     @property
     def is_native(self) -> bool:

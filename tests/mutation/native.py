@@ -45,7 +45,7 @@ class Build:
             raise BuildError(f"{folder} is no build folder of the core; make test builds one")
         self._ninja = shlex.quote(found[1])
         self._commands = _run(f"{self._ninja} -t commands", self.folder).splitlines()
-        if not any(_LINKS.search(command) and "test_links" in command for command in self._commands):
+        if not any(_LINKS.search(command) and "test_control" in command for command in self._commands):
             raise BuildError(f"{folder} has no tests; make test builds them")
 
     def refuse_stale(self) -> None:
@@ -93,12 +93,15 @@ class Build:
         link = self._link_command(target)
         words = set(link.split())
         remade = {one for one, files in self._depends.items() if one in words and original in files}
-        remade |= {one for one, (source, _) in self._compiles.items() if one in words and source == original}
         if not remade:
             raise TableError(f"{target} is not made of {file}")
         for number, one in enumerate(sorted(remade)):
             source, compile_command = self._compiles[one]
-            source = str(changed) if source == original else source
+            if source == original:
+                source = str(changed)
+            elif f'"{original}"' in (unit := Path(source).read_text()):
+                source = str(into / f"{number}.cc")
+                Path(source).write_text(unit.replace(f'"{original}"', f'"{changed}"'))
             fresh = into / f"{number}.o"
             command = compile_command.replace(" -I", f" -I{shlex.quote(str(overlay))} -I", 1)
             _run(f"{command} {_QUICK} -o {shlex.quote(str(fresh))} -c {shlex.quote(source)}", self.folder)

@@ -1,0 +1,309 @@
+// Failures on GPUs: libraries that are missing or differ, calls that fail, kernels that never end, ranks that abort.
+// Every handle ends, every rank learns the reason, nobody waits for ever, and the next world works.
+#include <sys/mman.h>
+
+#include <barrier>
+
+#include "gpu_world.h"
+
+using namespace world;
+
+namespace {
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// The log of a world's ranks.
+class Said {
+ public:
+  Said() : file_(::memfd_create("log", MFD_CLOEXEC)) {}
+  std::pair<std::string, std::string> knob() const { return {"log_descriptor", std::to_string(file_.get())}; }
+
+  int times(const std::string& part) const {
+    const std::string all = text();
+    int found = 0;
+    for (size_t at = all.find(part); at != std::string::npos; at = all.find(part, at + 1)) ++found;
+    return found;
+  }
+  std::string text() const {
+    std::string all(1 << 16, '\0');
+    const ssize_t bytes = ::pread(file_.get(), all.data(), all.size(), 0);
+    all.resize(static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
+    return all;
+  }
+
+ private:
+  Descriptor file_;
+};
+
+Options saying(const Said& said, Knobs knobs = {}) {
+  Options options = on_gpus(std::move(knobs));
+  options.knobs.push_back(said.knob());
+  return options;
+}
+
+// Runs one all-reduce of small and large tensors, and an all-gather; the default stream waits for them.
+Status step(FakeGpu& fake, Context& context, int device) {
+  const int64_t counts[] = {50, 20'000};
+  OnGpu small(fake, device, floats(counts[0], 1)), large(fake, device, floats(counts[1], 1));
+  OnGpu part(fake, device, floats(counts[0], 1));
+  srt_request requests[] = {in_place(SRT_ALLREDUCE, "small", small, counts[0], device),
+                            in_place(SRT_ALLREDUCE, "large", large, counts[1], device),
+                            on_gpu(request(SRT_ALLGATHER, "gather", &counts[0], 1), device)};
+  requests[0].prescale = requests[1].prescale = 0.5;
+  requests[2].input = part.address();
+  Ticket handles[3];
+  Status status = context.enqueue(requests, 3, handles);
+  if (!status.is_ok()) {
+    context.abort(status.text());
+    return status;
+  }
+  status = context.wait_on_stream(handles, 3, 0, patience);
+  const Status ended = context.wait(handles, 3, patience);
+  context.release(handles, 3);
+  return status.is_ok() ? ended : status;
+}
+
+// Returns the endings of one step on two ranks, where the nth call of a function fails.
+std::vector<Status> endings_with(Fake& fake, const char* backend, const char* function, int nth, int result) {
+  std::vector<Status> endings(2);
+  World ranks(2, on_gpus({{"gpu_backend", backend}}));
+  fake.fail(function, nth, result);
+  fake.is_to_break();
+  ranks.run([&](int rank, Context& context) { endings[static_cast<size_t>(rank)] = step(fake, context, rank); });
+  return endings;
+}
+
+}  // namespace
+
+TEST(a_world_works_after_another) {
+  Fake fake;
+  for (int generation = 0; generation < 3; ++generation) {
+    World ranks(3, on_gpus({}, generation % 2 ? Over::sockets : Over::memory));
+    ranks.run([&](int rank, Context& context) {
+      for (int i = 0; i < 3; ++i) CHECK_EQUAL(std::string(step(fake, context, rank).text()), "");
+    });
+  }
+}
+
+TEST(an_error_of_any_call_ends_all_ranks) {
+  const char* const of_cuda[] = {"cuDeviceGet",         "cuDevicePrimaryCtxRetain",
+                                 "cuCtxPushCurrent_v2", "cuStreamCreateWithPriority",
+                                 "cuStreamWaitEvent",   "cuEventCreate",
+                                 "cuEventRecord",       "cuEventQuery",
+                                 "cuMemAlloc_v2",       "cuMemHostAlloc",
+                                 "cuMemcpyAsync"};
+  const char* const of_nccl[] = {"ncclCommInitRankConfig", "ncclCommGetAsyncError", "ncclRedOpCreatePreMulSum",
+                                 "ncclGroupStart",         "ncclGroupEnd",          "ncclAllReduce",
+                                 "ncclBroadcast"};
+  const auto check = [](const char* backend, const char* function, int result) {
+    for (int nth : {1, 2, 5}) {
+      Fake fake;
+      const std::vector<Status> endings = endings_with(fake, backend, function, nth, result);
+      // A rank that was done before another one failed has its result.
+      const bool all_are_well =
+          std::all_of(endings.begin(), endings.end(), [](const Status& ending) { return ending.is_ok(); });
+      CHECK_EQUAL(all_are_well, fake.calls(function) < nth);
+      for (const Status& ending : endings) {
+        if (ending.is_ok()) continue;
+        const bool tells_why = contains(ending.text(), "CUDA says") || contains(ending.text(), "NCCL says") ||
+                               contains(ending.text(), "no GPU");
+        if (!tells_why)
+          check::fail(__FILE__, __LINE__, format("%s, call %d of %s: '%s'", backend, nth, function, ending.text()));
+      }
+    }
+  };
+  for (const char* function : of_cuda)
+    for (const char* backend : {"auto", "staged"}) check(backend, function, 999);
+  for (const char* function : of_nccl) check("auto", function, 3);
+}
+
+// Another GPU may be current in a thread, which must not be used in place of the one that could not be made current.
+TEST(a_gpu_that_cannot_be_made_current_is_not_used) {
+  Fake fake;
+  const UserStream other(fake, 1);
+  const GpuLibraries libraries(Fake::config());
+  std::unique_ptr<Gpu> gpu;
+  CHECK(Gpu::open(libraries, 0, gpu).is_ok());
+  const GpuDevice::Scope is_current(&other.device());
+  const auto check = [&](const Status& status, const char* function) {
+    CHECK_EQUAL(status.code(), SRT_DEVICE);
+    CHECK(contains(status.text(), "cuCtxPushCurrent"));
+    CHECK_EQUAL(fake.calls(function), 0);
+  };
+  fake.reset();
+  MemoryBlock block;
+  fake.fail("cuCtxPushCurrent_v2", 1, 999);
+  check(gpu->memory().take(100, block), "cuMemAlloc_v2");
+  GpuEventPtr event;
+  fake.fail("cuCtxPushCurrent_v2", 1, 999);
+  check(gpu->events().record(gpu->launches(), event), "cuEventCreate");
+  CHECK(gpu->events().record(gpu->launches(), event).is_ok());
+  fake.fail("cuCtxPushCurrent_v2", 1, 999);
+  check(event->hold_back(gpu->copies()), "cuStreamWaitEvent");
+  CHECK_EQUAL(fake.calls("cuCtxPopCurrent_v2"), 1);  // after the one that was pushed
+}
+
+TEST(an_error_names_rank_tensor_and_the_library_s_words) {
+  Fake fake;
+  const std::vector<Status> endings = endings_with(fake, "auto", "ncclAllReduce", 1, 3);
+  for (const Status& ending : endings) {
+    CHECK_EQUAL(ending.code(), SRT_DEVICE);
+    for (const char* part : {"rank ", "on here", "'large'", "ncclAllReduce", "internal error"})
+      if (!contains(ending.text(), part)) check::fail(__FILE__, __LINE__, std::string(part) + ": " + ending.text());
+  }
+}
+
+TEST(a_kernel_that_never_ends_meets_the_deadline) {
+  Fake fake;
+  fake.set("hang", 1);
+  {
+    World ranks(2, on_gpus({{"progress_deadline", "0.3"}, {"stall_report", "0.1"}}));
+    ranks.run([&](int rank, Context& context) {
+      const int64_t count = 100;
+      OnGpu data(fake, rank, floats(count, 1));
+      Ticket handle;
+      const Status ending = run_one(context, in_place(SRT_ALLREDUCE, "endless", data, count, rank), handle, patience);
+      CHECK_EQUAL(ending.code(), SRT_TIMEOUT);
+      CHECK(contains(ending.text(), "'endless'"));
+    });
+  }
+  fake.set("hang", 0);
+  World ranks(2, on_gpus());
+  ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
+}
+
+TEST(a_rank_that_gives_up_ends_what_is_on_the_gpus_of_others) {
+  Fake fake;
+  fake.set("hang", 1);
+  World ranks(3, on_gpus());
+  std::barrier launched(3);
+  ranks.run([&](int rank, Context& context) {
+    const Launched sum(fake, context, rank);
+    launched.arrive_and_wait();
+    if (rank == 1) context.abort("the loss is not a number");
+    const Status ending = context.wait(&sum.handle, 1, patience);
+    CHECK_EQUAL(ending.code(), SRT_ABORTED);
+    CHECK(contains(ending.text(), "the loss is not a number"));
+  });
+}
+
+TEST(a_rank_that_is_lost_ends_what_waits_for_it_on_the_gpus_of_others) {
+  Fake fake;
+  fake.set("hang", 1);
+  fake.is_to_break();  // the lost rank frees nothing
+  Options options = on_gpus({}, Over::sockets);
+  options.shut_down = false;
+  World ranks(2, options);
+  std::barrier launched(2);
+  ranks.run([&](int rank, Context& context) {
+    const Launched sum(fake, context, rank);
+    launched.arrive_and_wait();
+    if (rank == 1) return ranks.lose(rank);
+    const Status ending = context.wait(&sum.handle, 1, patience);
+    CHECK_EQUAL(ending.code(), SRT_PEER_LOST);
+    CHECK(contains(ending.text(), "rank 1"));
+  });
+}
+
+TEST(an_input_that_never_comes_ends_with_the_world) {
+  Fake fake;
+  World ranks(2, on_gpus());
+  std::barrier queued(2);
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 100;
+    OnGpu data(fake, rank, floats(count, 1));
+    UserStream stream(fake, rank);
+    stream.hold(true);
+    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+    Ticket handle;
+    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    queued.arrive_and_wait();
+    if (rank == 0) context.abort("enough");
+    CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_ABORTED);
+  });
+}
+
+TEST(two_ranks_on_one_gpu_go_through_the_host) {
+  Fake fake;
+  const Said said;
+  World ranks(3, saying(said));
+  ranks.run([&](int rank, Context& context) {
+    for (int i = 0; i < 2; ++i) CHECK_EQUAL(std::string(step(fake, context, rank / 2).text()), "");
+  });
+  CHECK_EQUAL(said.times("go through the memory of the host"), 1);
+  CHECK_EQUAL(said.times("rank 0 (pid 100 on here) and rank 1 (pid 101 on here) work on one GPU"), 1);
+  CHECK_EQUAL(fake.calls("ncclCommInitRankConfig"), 0);
+}
+
+TEST(versions_that_differ_are_told) {
+  Fake fake;
+  const Said said;
+  World ranks(2, saying(said));
+  std::barrier opened(2);
+  ranks.run([&](int rank, Context& context) {
+    if (rank == 1) opened.arrive_and_wait();
+    const int64_t count = 100;
+    OnGpu data(fake, rank, floats(count, 1));
+    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
+    Ticket handle;
+    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    if (rank == 0) fake.set("nccl_version", 22304);
+    if (rank == 0) opened.arrive_and_wait();
+    CHECK_EQUAL(std::string(context.wait(&handle, 1, patience).text()), "");
+  });
+  CHECK_EQUAL(said.times("has NCCL 2.28.3 and rank 1 (pid 101 on here) has NCCL 2.23.4"), 1);
+}
+
+TEST(without_nccl_it_is_staged_or_refused) {
+  Fake fake;
+  fake.set("nccl_version", 21805);
+  const Said said;
+  {
+    World ranks(2, saying(said));
+    ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
+  }
+  CHECK_EQUAL(said.times("go through the memory of the host"), 1);
+  World ranks(2, on_gpus({{"gpu_backend", "nccl"}}));
+  ranks.run([&](int rank, Context& context) {
+    const Status ending = step(fake, context, rank);
+    CHECK_EQUAL(ending.code(), SRT_DEVICE);
+    CHECK(contains(ending.text(), "gpu_backend is nccl"));
+  });
+}
+
+TEST(nccl_is_not_used_between_hosts_where_connections_are_encrypted) {
+  Fake fake;
+  const Said said;
+  Options options = saying(said, {{"encrypt", "1"}});
+  options.hosts = {0, 1};
+  World ranks(2, std::move(options));
+  ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
+  CHECK_EQUAL(said.times("NCCL does not encrypt what goes between the hosts of rank 0"), 1);
+  CHECK_EQUAL(fake.calls("ncclCommInitRankConfig"), 0);
+}
+
+TEST(staged_uses_no_nccl) {
+  Fake fake;
+  const Said said;
+  World ranks(2, saying(said, {{"gpu_backend", "staged"}}));
+  ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
+  CHECK_EQUAL(fake.calls("ncclGetUniqueId"), 0);
+  CHECK_EQUAL(said.text(), "");
+}
+
+TEST(no_gpu_is_a_refusal_of_the_request_alone) {
+  Fake fake(0);
+  World ranks(2, on_gpus());
+  ranks.run([&](int, Context& context) {
+    const int64_t count = 10;
+    std::vector<float> data(10, 1);
+    srt_request request = world::in_place(SRT_ALLREDUCE, "x", data, count, DType::float32);
+    Ticket handle;
+    const srt_request there = on_gpu(request, 0);
+    const Status refused = context.enqueue(&there, 1, &handle);
+    CHECK_EQUAL(refused.code(), SRT_UNSUPPORTED);
+    CHECK(contains(refused.text(), "libcuda"));
+    CHECK_EQUAL(std::string(run_one(context, request, handle).text()), "");
+    context.release(&handle, 1);
+  });
+}

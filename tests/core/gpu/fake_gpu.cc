@@ -1,0 +1,123 @@
+// Tests of the fake libcuda in tests/fake_gpu: it does what CUDA promises, and no more.
+#include "fake_gpu_fixture.h"
+
+using namespace fixture;
+
+// This case runs first: a process with threads should not be forked.
+TEST(ranks_may_be_processes) {
+  const auto run = [](Fakes& fakes, const NcclUniqueId& id, int rank) {
+    TestGpu gpu(fakes, rank);
+    const TestCommunicator communicator(fakes, 2, id, rank);
+    const DeviceArray<float> array(gpu, {static_cast<float>(rank + 1)});
+    communicator.nccl.allreduce(array.data(), array.data(), 1, float32, sum, communicator.handle, gpu.stream);
+    finish(gpu, communicator);
+    CHECK_EQUAL(array.get(), std::vector<float>({3}));
+  };
+  int ids[2];
+  REQUIRE(::pipe(ids) == 0);
+  const int before = check::failures();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    NcclUniqueId id;
+    if (::read(ids[0], &id, sizeof id) != sizeof id) ::_exit(2);
+    Fakes fakes;
+    run(fakes, id, 1);
+    ::_exit(check::failures() == before ? 0 : 1);
+  }
+  Fakes fakes;
+  NcclUniqueId id;
+  OK(fakes.nccl().unique_id(&id));
+  CHECK(::write(ids[1], &id, sizeof id) == sizeof id);
+  run(fakes, id, 0);
+  int ended = 0;
+  CHECK(::waitpid(child, &ended, 0) == child);
+  CHECK_EQUAL(ended, 0);
+  ::close(ids[0]);
+  ::close(ids[1]);
+}
+
+TEST(a_stream_does_its_tasks_in_order_and_later) {
+  Fakes fakes;
+  const TestGpu gpu(fakes, 0);
+  fakes.control.hold(gpu.stream, 1);
+  const DeviceArray<int> from(gpu, {1, 2, 3}), to(gpu, {0, 0, 0});
+  OK(gpu.cuda.copy(to.memory, from.memory, 12, gpu.stream));
+  OK(gpu.cuda.fill(from.memory, 0, 12, gpu.stream));
+  const CudaEvent event = gpu.record();
+  CHECK_EQUAL(gpu.cuda.event_query(event), cuda_not_ready);
+  CHECK_EQUAL(to.get(), std::vector<int>({0, 0, 0}));
+  fakes.control.hold(gpu.stream, 0);
+  gpu.wait(event);
+  CHECK_EQUAL(to.get(), std::vector<int>({1, 2, 3}));
+  CHECK_EQUAL(from.get(), std::vector<int>({0, 0, 0}));
+}
+
+TEST(a_stream_waits_for_the_event_of_another) {
+  Fakes fakes;
+  const TestGpu gpu(fakes, 0);
+  CudaStream other = nullptr;
+  OK(gpu.cuda.stream_create(&other, cuda_stream_non_blocking, -5));
+  fakes.control.hold(gpu.stream, 1);
+  const DeviceArray<int> first(gpu, {7}), second(gpu, {0}), third(gpu, {0});
+  OK(gpu.cuda.copy(second.memory, first.memory, 4, gpu.stream));
+  const CudaEvent copied = gpu.record();
+  OK(gpu.cuda.stream_wait_event(other, copied, 0));
+  OK(gpu.cuda.copy(third.memory, second.memory, 4, other));
+  CudaEvent done = nullptr;
+  OK(gpu.cuda.event_create(&done, cuda_event_disable_timing));
+  CHECK_EQUAL(gpu.cuda.event_query(done), cuda_success);  // never recorded
+  OK(gpu.cuda.event_record(done, other));
+  CHECK_EQUAL(gpu.cuda.event_query(done), cuda_not_ready);
+  fakes.control.hold(gpu.stream, 0);
+  gpu.wait(done);
+  CHECK_EQUAL(third.get(), std::vector<int>({7}));
+  OK(gpu.cuda.event_destroy(copied));
+  OK(gpu.cuda.stream_destroy(other));
+}
+
+TEST(what_cuda_forbids_is_noticed) {
+  Fakes fakes;
+  const CudaFunctions& cuda = fakes.cuda();
+  CudaEvent event = nullptr;
+  CHECK(cuda.event_create(&event, 0) != cuda_success);
+  CHECK_EQUAL(fakes.take_misuse(), "cuEventCreate: there is no current context");
+  const TestGpu gpu(fakes, 0);
+  {
+    const DeviceArray<int> array(gpu, {1});
+    int ordinary[1] = {};
+    CHECK(cuda.copy(array.memory, reinterpret_cast<CudaMemory>(ordinary), 4, gpu.stream) != cuda_success);
+    CHECK_EQUAL(fakes.take_misuse(), "cuMemcpyAsync: this memory is neither this GPU's nor pinned");
+    CHECK(cuda.fill(array.memory, 0, 8, gpu.stream) != cuda_success);
+    CHECK_EQUAL(fakes.take_misuse(), "cuMemsetD8Async: this memory is neither this GPU's nor pinned");
+    fakes.control.lend(ordinary, sizeof ordinary, 0);
+    OK(cuda.copy(reinterpret_cast<CudaMemory>(ordinary), array.memory, 4, gpu.stream));
+    gpu.wait(gpu.record());
+    fakes.control.take_back(ordinary);
+    CHECK_EQUAL(ordinary[0], 1);
+    fakes.control.hold(gpu.stream, 1);
+    OK(cuda.fill(array.memory, 0, 4, gpu.stream));
+    CHECK(cuda.memory_free(array.memory) != cuda_success);
+    CHECK_EQUAL(fakes.take_misuse(), "cuMemFree_v2: a stream still uses this memory");
+    fakes.control.hold(gpu.stream, 0);
+    gpu.wait(gpu.record());
+  }
+  const TestGpu other(fakes, 1);  // this context is current now
+  CHECK(cuda.stream_wait_event(gpu.stream, nullptr, 0) != cuda_success);
+  CHECK_EQUAL(fakes.take_misuse(), "cuStreamWaitEvent: no stream or event of the current context");
+}
+
+TEST(failures_come_when_a_test_wants_them) {
+  Fakes fakes;
+  const TestGpu gpu(fakes, 0);
+  fakes.control.fail("cuMemAlloc_v2", 2, cuda_out_of_memory);
+  CudaMemory memory = 0, more = 0;
+  OK(gpu.cuda.memory_allocate(&memory, 8));
+  CHECK_EQUAL(gpu.cuda.memory_allocate(&more, 8), cuda_out_of_memory);
+  OK(gpu.cuda.memory_free(memory));
+  CHECK_EQUAL(fakes.control.calls("cuMemAlloc_v2"), 2);
+  fakes.control.fail("cuEventCreate", 1, 700);
+  CudaEvent event = nullptr;
+  CHECK_EQUAL(gpu.cuda.event_create(&event, 0), 700);
+  CHECK_EQUAL(gpu.cuda.memory_allocate(&more, 8), 700);  // the context is broken
+  fakes.control.reset();
+}

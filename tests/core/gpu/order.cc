@@ -1,0 +1,303 @@
+// The order of events on GPUs: inputs that become ready late, streams that wait where the host does not, sets that
+// overlap, ranks that have joined, memory that is reused.
+#include <barrier>
+#include <random>
+
+#include "gpu_world.h"
+
+using namespace world;
+
+namespace {
+
+int64_t wrong_in(std::vector<uint8_t>& bytes, float expected) {
+  const std::vector<float> values = values_in<float>(bytes);
+  return std::count_if(values.begin(), values.end(), [&](float value) { return value != expected; });
+}
+
+void on_each_backend(int size, const std::function<void(Fake&, int, Context&)>& body) {
+  for (const char* backend : {"auto", "staged"}) {
+    Fake fake;
+    World ranks(size, on_gpus({{"gpu_backend", backend}}));
+    ranks.run([&](int rank, Context& context) { body(fake, rank, context); });
+  }
+}
+
+}  // namespace
+
+TEST(an_input_that_is_late_holds_up_nothing_else) {
+  on_each_backend(2, [](Fake& fake, int rank, Context& context) {
+    const int64_t count = 1000;
+    OnGpu late(fake, rank, floats(count, 1)), early(fake, rank, floats(count, 2));
+    UserStream busy(fake, rank), idle(fake, rank);
+    if (rank == 1) busy.hold(true);
+    const srt_request requests[] = {in_place(SRT_ALLREDUCE, "late", late, count, rank, busy.number()),
+                                    in_place(SRT_ALLREDUCE, "early", early, count, rank, idle.number())};
+    Ticket handles[2];
+    expect_ok(context.enqueue(requests, 2, handles));
+    expect_ok(context.wait(&handles[1], 1, patience));
+    CHECK_EQUAL(wrong_in(early.bytes(), 4), 0);
+    if (rank == 1) CHECK_EQUAL(context.poll(handles[0]).code(), SRT_IN_PROGRESS);
+    busy.hold(false);
+    expect_ok(context.wait(&handles[0], 1, patience));
+    CHECK_EQUAL(wrong_in(late.bytes(), 2), 0);
+    context.release(handles, 2);
+  });
+}
+
+TEST(what_a_stream_makes_late_is_what_is_reduced) {
+  on_each_backend(2, [](Fake& fake, int rank, Context& context) {
+    const int64_t count = 20'000;
+    OnGpu source(fake, rank, floats(count, static_cast<float>(rank + 1))), data(fake, rank, floats(count, 0));
+    UserStream stream(fake, rank);
+    stream.hold(true);
+    stream.copy(data, source);
+    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+    Ticket handle;
+    expect_ok(context.enqueue(&request, 1, &handle));
+    stream.hold(false);
+    expect_ok(context.wait(&handle, 1, patience));
+    CHECK_EQUAL(wrong_in(data.bytes(), 3), 0);
+    context.release(&handle, 1);
+  });
+}
+
+TEST(a_stream_waits_for_what_comes) {
+  on_each_backend(2, [](Fake& fake, int rank, Context& context) {
+    const int64_t count = 20'000;
+    OnGpu data(fake, rank, floats(count, 0)), copied(fake, rank, floats(count, 0));
+    std::vector<OnGpu> sources;
+    for (int step = 0; step < 20; ++step) sources.emplace_back(fake, rank, floats(count, static_cast<float>(step)));
+    UserStream stream(fake, rank);
+    for (int step = 0; step < 20; ++step) {
+      stream.copy(data, sources[static_cast<size_t>(step)]);
+      const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+      Ticket handle;
+      expect_ok(context.enqueue(&request, 1, &handle));  // reuses the name and memory of the previous step
+      expect_ok(context.wait_on_stream(&handle, 1, stream.number(), patience));
+      context.release(&handle, 1);
+      stream.copy(copied, data);
+      if (step % 4) continue;
+      stream.finish();
+      CHECK_EQUAL(wrong_in(copied.bytes(), static_cast<float>(2 * step)), 0);
+    }
+  });
+}
+
+TEST(the_host_does_not_wait_for_the_gpus) {
+  Fake fake;
+  fake.set("hang", 1);
+  Options options = on_gpus();
+  options.shut_down = false;
+  World ranks(2, options);
+  std::barrier seen(2);
+  std::vector<std::unique_ptr<OnGpu>> data;
+  for (int rank = 0; rank < 2; ++rank) data.push_back(std::make_unique<OnGpu>(fake, rank, floats(100, 1)));
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 100;
+    UserStream stream(fake, rank);
+    const srt_request request =
+        in_place(SRT_ALLREDUCE, "x", *data[static_cast<size_t>(rank)], count, rank, stream.number());
+    Ticket handle;
+    expect_ok(context.enqueue(&request, 1, &handle));
+    expect_ok(context.wait_on_stream(&handle, 1, stream.number(), patience));
+    CHECK_EQUAL(context.poll(handle).code(), SRT_IN_PROGRESS);  // the kernel never ends
+    seen.arrive_and_wait();
+    if (rank == 0) context.abort("enough");
+    CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_ABORTED);
+    stream.finish();  // the abort has released the stream
+  });
+}
+
+TEST(a_watched_operation_is_reported_once_it_is_launched) {
+  Fake fake;
+  fake.set("hang", 1);
+  Options options = on_gpus();
+  options.shut_down = false;
+  World ranks(2, options);
+  std::barrier seen(2);
+  std::vector<std::unique_ptr<OnGpu>> data;
+  for (int rank = 0; rank < 2; ++rank) data.push_back(std::make_unique<OnGpu>(fake, rank, floats(100, 1)));
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 100;
+    UserStream stream(fake, rank);
+    const srt_request request =
+        in_place(SRT_ALLREDUCE, "x", *data[static_cast<size_t>(rank)], count, rank, stream.number());
+    Ticket handle, reported = 0;
+    int32_t reports = 0;
+    expect_ok(context.enqueue(&request, 1, &handle));
+    expect_ok(context.watch(&handle, 1));
+    expect_ok(context.wait_watched(&reported, 1, reports, patience));
+    CHECK_EQUAL(reported, handle);
+    CHECK_EQUAL(context.poll(handle).code(), SRT_IN_PROGRESS);  // the kernel never ends
+    seen.arrive_and_wait();
+    if (rank == 0) context.abort("enough");
+    CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_ABORTED);
+    CHECK_EQUAL(context.wait_watched(&reported, 1, reports, patience).code(), SRT_ABORTED);  // it is not reported again
+  });
+}
+
+TEST(outputs_of_the_core_are_used_again_once_their_stream_is_past_them) {
+  on_each_backend(3, [](Fake& fake, int rank, Context& context) {
+    UserStream idle(fake, rank), busy(fake, rank);
+    const int64_t count = 500;
+    OnGpu input(fake, rank, floats(count, static_cast<float>(rank)));
+    std::vector<OnGpu> kept;
+    for (int step = 0; step < 12; ++step) {
+      srt_request gather = on_gpu(request(SRT_ALLGATHER, "g", &count, 1), rank, idle.number());
+      gather.input = input.address();
+      Ticket handle;
+      expect_ok(context.enqueue(&gather, 1, &handle));
+      expect_ok(context.wait_on_stream(&handle, 1, busy.number(), patience));
+      srt_tensor output{};
+      expect_ok(context.output(handle, output));
+      CHECK_EQUAL(output.shape[0], 3 * count);
+      kept.emplace_back(fake, rank, std::vector<uint8_t>(output.bytes));
+      CHECK_EQUAL(output.bytes, kept.back().bytes().size());
+      busy.hold(step % 3 != 0);
+      const GpuDevice::Scope scope(&busy.device());
+      CHECK_EQUAL(busy.device().cuda().copy(kept.back().address(), output.data, output.bytes, busy.get()), 0);
+      context.release(&handle, 1);
+    }
+    busy.hold(false);
+    busy.finish();
+    for (OnGpu& each : kept) {
+      const std::vector<float> values = values_in<float>(each.bytes());
+      for (size_t i = 0; i < values.size(); i += 99) CHECK_EQUAL(values[i], static_cast<float>(i / 500));
+    }
+  });
+}
+
+TEST(sets_that_overlap_under_random_timing) {
+  on_each_backend(4, [](Fake& fake, int rank, Context& context) {
+    const std::vector<std::vector<int64_t>> members{{0, 1, 2, 3}, {0, 1}, {1, 2}, {2, 3}, {0, 1, 3}};
+    std::vector<int32_t> sets{0};
+    for (size_t i = 1; i < members.size(); ++i) sets.push_back(add_set(context, members[i]));
+    UserStream one(fake, rank), two(fake, rank);
+    std::mt19937 random(static_cast<unsigned>(rank));
+    const int64_t count = 700;
+    for (int step = 0; step < 6; ++step) {
+      std::vector<size_t> mine;
+      for (size_t i = 0; i < sets.size(); ++i)
+        if (std::find(members[i].begin(), members[i].end(), rank) != members[i].end()) mine.push_back(i);
+      std::shuffle(mine.begin(), mine.end(), random);
+      std::vector<OnGpu> data;
+      std::vector<Ticket> handles;
+      for (size_t i : mine) {
+        data.emplace_back(fake, rank, floats(count, static_cast<float>(rank + 1)));
+        srt_request request =
+            in_place(SRT_ALLREDUCE, "x", data.back(), count, rank, (random() % 2 ? one : two).number());
+        request.process_set = sets[i];
+        expect_ok(context.enqueue(&request, 1, &handles.emplace_back()));
+        if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+      }
+      expect_ok(context.wait(handles.data(), static_cast<int>(handles.size()), patience));
+      for (size_t i = 0; i < mine.size(); ++i) {
+        int64_t sum = 0;
+        for (int64_t member : members[mine[i]]) sum += member + 1;
+        CHECK_EQUAL(wrong_in(data[i].bytes(), static_cast<float>(sum)), 0);
+      }
+      context.release(handles.data(), static_cast<int>(handles.size()));
+    }
+  });
+}
+
+TEST(a_rank_that_has_joined_gives_neutral_elements) {
+  on_each_backend(3, [](Fake& fake, int rank, Context& context) {
+    const std::vector<int64_t> counts{300, 30'000};
+    for (int step = 0; step <= rank; ++step)
+      for (const int op : {SRT_SUM, SRT_MIN, SRT_PRODUCT}) {
+        std::vector<OnGpu> data;
+        std::vector<srt_request> requests;
+        for (const int64_t& count : counts) {
+          data.emplace_back(fake, rank, floats(count, 2));
+          requests.push_back(in_place(SRT_ALLREDUCE, count > 1000 ? "large" : "small", data.back(), count, rank));
+          requests.back().reduce_op = op;
+        }
+        Ticket handles[2];
+        expect_ok(context.enqueue(requests.data(), 2, handles));
+        expect_ok(context.wait(handles, 2, patience));
+        const int left = 3 - step;
+        const float expected = op == SRT_SUM   ? 2.0f * static_cast<float>(left)
+                               : op == SRT_MIN ? 2.0f
+                                               : static_cast<float>(1 << left);
+        for (OnGpu& tensor : data) CHECK_EQUAL(wrong_in(tensor.bytes(), expected), 0);
+        context.release(handles, 2);
+      }
+    run_well(context, request(SRT_JOIN, nullptr, nullptr, 0),
+             [&](Ticket handle) { CHECK_EQUAL(context.result_number(handle), 2); });
+  });
+}
+
+TEST(an_average_may_be_that_of_the_ranks_that_have_not_joined) {
+  for (const char* backend : {"auto", "staged"}) {
+    Fake fake;
+    World ranks(3, on_gpus({{"gpu_backend", backend}, {"join_average", "contributors"}}));
+    ranks.run([&](int rank, Context& context) {
+      const int64_t count = 300;
+      for (int step = 0; step <= rank; ++step) {  // with 3, 2 and 1 ranks
+        OnGpu data(fake, rank, floats(count, static_cast<float>(2 * rank)));
+        srt_request average = in_place(SRT_ALLREDUCE, "x", data, count, rank);
+        average.reduce_op = SRT_AVERAGE;
+        run_well(context, average);
+        CHECK_EQUAL(wrong_in(data.bytes(), static_cast<float>(2 + step)), 0);
+      }
+      run_well(context, request(SRT_JOIN, nullptr, nullptr, 0));
+    });
+  }
+}
+
+TEST(a_rank_joins_without_having_used_a_gpu) {
+  on_each_backend(3, [](Fake& fake, int rank, Context& context) {
+    const int64_t count = 300;
+    if (rank > 0) {
+      OnGpu data(fake, rank, floats(count, 2));
+      run_well(context, in_place(SRT_ALLREDUCE, "x", data, count, rank));
+      CHECK_EQUAL(wrong_in(data.bytes(), 4), 0);
+    }
+    run_well(context, request(SRT_JOIN, nullptr, nullptr, 0));
+  });
+}
+
+TEST(a_join_comes_after_what_is_not_ready_yet) {
+  on_each_backend(2, [](Fake& fake, int rank, Context& context) {
+    const int64_t count = 300;
+    OnGpu data(fake, rank, floats(count, 1));
+    UserStream stream(fake, rank);
+    stream.hold(true);
+    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+    Ticket handles[2];
+    expect_ok(context.enqueue(&request, 1, &handles[0]));
+    const srt_request join = world::request(SRT_JOIN, nullptr, nullptr, 0);
+    expect_ok(context.enqueue(&join, 1, &handles[1]));
+    context.flush();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    CHECK_EQUAL(context.poll(handles[1]).code(), SRT_IN_PROGRESS);
+    stream.hold(false);
+    expect_ok(context.wait(handles, 2, patience));
+    CHECK_EQUAL(wrong_in(data.bytes(), 2), 0);
+    context.release(handles, 2);
+  });
+}
+
+TEST(one_rank_works_on_one_gpu) {
+  Fake fake;
+  World ranks(1, on_gpus());
+  ranks.run([&](int, Context& context) {
+    const int64_t count = 10;
+    OnGpu first(fake, 0, floats(count, 1)), second(fake, 1, floats(count, 1));
+    run_well(context, in_place(SRT_ALLREDUCE, "x", first, count, 0));
+    const srt_request other = in_place(SRT_ALLREDUCE, "y", second, count, 1);
+    Ticket handle;
+    const Status refused = context.enqueue(&other, 1, &handle);
+    CHECK_EQUAL(refused.code(), SRT_INVALID_ARGUMENT);
+    CHECK(std::string(refused.text()).find("set_device") != std::string::npos);
+    run_well(context, in_place(SRT_ALLREDUCE, "x", first, count, 0));
+  });
+}
+
+TEST(nothing_is_opened_for_tensors_of_the_host) {
+  Fake fake;
+  World ranks(2, on_gpus());
+  ranks.run([&](int, Context& context) { run_well(context, FloatSum("x").request); });
+  CHECK_EQUAL(fake.calls("cuInit"), 0);
+}

@@ -1,0 +1,3 @@
+#include "check.h"
+
+int main(int count, char** arguments) { return check::main(count, arguments); }
