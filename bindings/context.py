@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sirtaki.bindings.compression_counters import CompressionCounters
 from sirtaki.bindings.config import Config, call
@@ -17,9 +17,11 @@ from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.outputs import DeviceOutput, Output
 from sirtaki.bindings.request import Batch
 from sirtaki.bindings.step_counters import StepCounters
-from sirtaki.bindings.survivors import Survivors
 from sirtaki.bindings.timeline_file import TimelineFile
-from sirtaki.bindings.topology import SharedMemory, Topology
+
+if TYPE_CHECKING:
+    from sirtaki.bindings.survivors import Survivors
+    from sirtaki.bindings.topology import SharedMemory, Topology
 
 # Waits are cut into slices, so that Ctrl-C is noticed. It ends the wait, not the operation.
 SLICE_MS = 100

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sirtaki.bindings import gpu
 from sirtaki.bindings.default_context import current, find
 from sirtaki.bindings.errors import (
     HorovodInternalError,
@@ -14,12 +13,15 @@ from sirtaki.bindings.errors import (
     ParametersDifferError,
     PeerLostError,
 )
-from sirtaki.bindings.topology import Topology
 from sirtaki.common.autotune import tuner_of
 from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sirtaki.common.repeated_init import compatible, is_list_of_ranks, require_all_ranks
 from sirtaki.common.root import is_root, on_root
 from sirtaki.common.semantics import are_horovods
+
+if TYPE_CHECKING:
+    from sirtaki.bindings.gpu import GpuLibraries
+    from sirtaki.bindings.topology import Topology
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "MismatchError", "ParametersDifferError"]
 __all__ += ["PeerLostError"]
@@ -207,8 +209,14 @@ def nccl_built() -> int:
     Opens NCCL and CUDA's driver, if they are not open yet. `hvdrun --check-build` reports what was searched
     for, and where.
     """
-    found = gpu.find_libraries()
+    found = _gpu_libraries()
     return found.nccl.version if found.devices else 0
+
+
+def _gpu_libraries() -> GpuLibraries:
+    from sirtaki.bindings import gpu  # imported late: few programs ask
+
+    return gpu.find_libraries()
 
 
 def ddl_built() -> bool:
@@ -226,7 +234,7 @@ def cuda_built() -> bool:
 
     Opens the driver, if it is not open yet.
     """
-    return gpu.find_libraries().devices > 0
+    return _gpu_libraries().devices > 0
 
 
 def rocm_built() -> bool:

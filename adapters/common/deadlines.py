@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 from sirtaki.bindings import request as core
@@ -41,6 +40,8 @@ class Deadline:
 
     def ranks(self, size: int) -> int:
         """Returns the quorum in a world of this size, as a number of ranks."""
+        from fractions import Fraction  # imported late: it takes a millisecond
+
         return math.ceil(Fraction(str(self.quorum)) * size)
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from torch import Tensor
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.outputs import DeviceOutput
-from sirtaki.bindings.topology import Topology
 from sirtaki.torch import _private
+
+if TYPE_CHECKING:
+    from sirtaki.bindings.topology import Topology
 
 
 def ordinal(tensor: Tensor) -> int:
