@@ -90,7 +90,8 @@ class BuildNative(Command):
 
     def get_source_files(self) -> list[str]:
         found = [path for folder in ("core", "bindings") for path in (ROOT / folder).rglob("*")]
-        return [str(path.relative_to(ROOT)) for path in found if path.suffix in {".h", ".cc", ".map", ".txt", ".cmake"}]
+        suffixes = {".h", ".cc", ".map", ".txt", ".cmake"}
+        return [str(path.relative_to(ROOT)) for path in found if path.suffix in suffixes]
 
     def get_outputs(self) -> list[str]:
         return [
