@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from process_world import LatestWorld
+from tiers import TABLE, TIERS, FirstTier, name_of, tier_of
 
 # XLA's compiler takes a third of the time of JAX's tests. Its passes over machine code change no exchange.
 os.environ.setdefault(
@@ -22,10 +24,56 @@ ON_HOSTS = {"network", "fragile"}
 ENGINES = {"spark", "ray_cluster"}  # each needs a GB of memory: one session of each at a time
 
 
+FIRST_TIER = FirstTier.load()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=TIERS, help="run the tests of this tier only (tests/tiers.py)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Keeps the first tier from importing files, and frameworks, of which it has no test."""
+    if config.getoption("--tier") == "first" and not FIRST_TIER.has_tests_in(collection_path):
+        return True
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.pluginmanager.hasplugin("xdist"):
+    if tier := config.getoption("--tier"):
+        check_entries({name_of(item.nodeid) for item in items}, tier)
+        tiers = {item: tier_of(item, FIRST_TIER) for item in items}
+        config.hook.pytest_deselected(items=[item for item in items if tiers[item] != tier])
+        items[:] = [item for item in items if tiers[item] == tier]
+    if config.pluginmanager.hasplugin("xdist"):
+        group(items)
+
+
+def check_entries(collected: set[str], tier: str) -> None:
+    """Raises if an entry of the table matches no test. Processes of xdist do not: they hide the error."""
+    unmatched = FIRST_TIER.unmatched(collected)
+    if tier == "first" and unmatched and "PYTEST_XDIST_WORKER" not in os.environ:
+        raise pytest.UsageError(f"no test matches these entries of {TABLE.name}: {', '.join(unmatched)}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Says in the last line what the first tier has shown, and what the second adds."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    is_whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    if config.getoption("--tier") != "first" or config.option.collectonly or not is_whole or reporter is None:
         return
+    shown = FIRST_TIER.fulfilled(name_of(report.nodeid) for report in reporter.getreports("passed"))
+    missing = [promise for promise in FIRST_TIER.promises if promise not in shown]
+    reporter.write_line(
+        f"sirtaki: {len(shown)} of {len(FIRST_TIER.promises)} rows of README's tables are shown to work"
+        + (f"; not shown: {', '.join(missing)}" if missing else "")
+        + ". `make test-full` adds other numbers of ranks, transports and backends, several hosts, trainers, "
+        "Ray and Spark, elastic jobs with each framework, random faults, the pages of docs, and benchmarks."
+    )
+
+
+def group(items: list[pytest.Item]) -> None:
+    """Marks tests that have to run in the same process of pytest, and starts with them: they take longest."""
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & ON_HOSTS:
@@ -34,6 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(engines.pop()))
         elif "latest_world" in fixtures:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture(scope="module")

@@ -1,45 +1,95 @@
-"""The tiers: `make test` runs the tests without a marker, `make test-full` those with the marker `full`.
+"""The tiers: `make test` runs the first, `make test-full` the second, `make test-exhaustive` the third.
 
-A test gets the marker `full` if it shows at a high cost what the first tier shows elsewhere: in another
-world, on another backend, in a whole training, with random faults. The first tier tests each behaviour.
+The first tier is the table `first_tier.yaml`: for each row of README's tables, the tests that show it. It
+takes minutes, so a test belongs there if no other test of the table shows the same. A test with the marker
+`exhaustive` is in the third tier, and every other test is in the second.
 
-A case of `tests/cases` runs in up to three worlds of the first tier; one that needs more ranks than these
-have runs in the full tier only. Of the further worlds of a test in which it is meaningful (other sizes,
-transports, backends), the full tier takes one: the cases of a module that need the same number of ranks
-take these worlds in turn. So the variants of a body run in different worlds, and each world runs cases of
-each module. Worlds of one rank, where many cases assert something else, run all cases in the full tier.
-The other pairs of a case and a world have the marker `exhaustive`, and run with `make test-exhaustive`. So
-do further seeds of random tests, and trainings on further numbers of ranks, backends and launchers, of
-which the full tier has one.
+A case of `tests/cases` runs in each of a test's main worlds before the third tier. Of the further worlds of
+a test in which it is meaningful (other sizes, transports, backends), the second tier takes one: the cases of
+a module that need the same number of ranks take these worlds in turn. So the variants of a body run in
+different worlds, and each world runs cases of each module. Worlds of one rank, where many cases assert
+something else, run all cases in the second tier. The other pairs of a case and a world are in the third
+tier. So are further seeds of random tests, and trainings on further numbers of ranks, backends and
+launchers, of which the second tier has one.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cases import MODULES, Case, cases_for
 
+TIERS = ("first", "second", "third")
+TABLE = Path(__file__).with_name("first_tier.yaml")
 World = tuple[int, str]  # its size, and how it is connected, or what else distinguishes it
 Marks = Collection[pytest.MarkDecorator]
 
 
-def full_unless(is_first: bool) -> Marks:
-    """Returns the marks of a parameter set, which belongs to the first tier or to the full one."""
-    return () if is_first else (pytest.mark.full,)
+@dataclass(frozen=True)
+class FirstTier:
+    """The first tier: for each promise of README, how the ids of its tests start, after `tests/`."""
+
+    promises: dict[str, tuple[str, ...]]
+
+    @classmethod
+    def load(cls) -> FirstTier:
+        table = yaml.safe_load(TABLE.read_text())
+        return cls({promise: tuple(starts) for promise, starts in table.items()})
+
+    @cached_property
+    def starts(self) -> tuple[str, ...]:
+        return tuple(start for starts in self.promises.values() for start in starts)
+
+    def has_tests_in(self, path: Path) -> bool:
+        """Returns whether the first tier has tests of this file, or in this folder."""
+        name = path.relative_to(TABLE.parent).as_posix()
+        files = [start.partition("::")[0] for start in self.starts]
+        return path == TABLE.parent or any(file == name or file.startswith(f"{name}/") for file in files)
+
+    def unmatched(self, ids: Collection[str]) -> list[str]:
+        """Returns the entries about the files of these tests that match none of the tests."""
+        files = {name.partition("::")[0] for name in ids}
+        return [
+            start
+            for start in self.starts
+            if start.partition("::")[0] in files and not any(name.startswith(start) for name in ids)
+        ]
+
+    def fulfilled(self, ids: Iterable[str]) -> list[str]:
+        """Returns the promises of which these tests show each entry."""
+        ids = list(ids)
+        return [
+            promise
+            for promise, starts in self.promises.items()
+            if all(any(name.startswith(start) for name in ids) for start in starts)
+        ]
 
 
-def exhaustive_unless(is_full: bool) -> Marks:
-    """Returns the marks of a parameter set, which belongs to the full tier or to the exhaustive one."""
-    return (pytest.mark.full,) if is_full else (pytest.mark.exhaustive,)
+def name_of(nodeid: str) -> str:
+    """Returns a test's id after `tests/`, wherever pytest was started."""
+    return nodeid.partition("tests/")[2] or nodeid
+
+
+def tier_of(item: pytest.Item, first: FirstTier) -> str:
+    if item.get_closest_marker("exhaustive"):
+        return "third"
+    return "first" if name_of(item.nodeid).startswith(first.starts) else "second"
+
+
+def exhaustive_unless(is_second: bool) -> Marks:
+    """Returns the marks of a parameter set, which belongs to the second tier or to the third."""
+    return () if is_second else (pytest.mark.exhaustive,)
 
 
 def turn_of(case: Case, further: Sequence[World]) -> World | None:
-    """Returns the one of these worlds of several ranks in which the full tier runs the case; None if all are
-    too small.
-    """
+    """Returns the world of several ranks where the second tier runs the case; None if all are too small."""
     possible = [world for world in further if max(case.least, 2) <= world[0]]
     # Modules start at different worlds: those with few cases would all leave out the last ones.
     return possible[(zlib.crc32(case.module.encode()) + case.place) % len(possible)] if possible else None
@@ -47,24 +97,20 @@ def turn_of(case: Case, further: Sequence[World]) -> World | None:
 
 def in_worlds(
     worlds: Iterable[World],
-    first: Collection[World],
+    main: Collection[World],
     modules: tuple[str, ...] = MODULES,
 ) -> list[Any]:
-    """Returns each world with each case, marked with its tier; the worlds `first` are of the first tier."""
+    """Returns each world with each case, marked with its tier; the worlds `main` run all cases."""
     worlds = list(worlds)
-    further = [world for world in worlds if world not in first]
+    further = [world for world in worlds if world not in main]
     return [
-        pytest.param(*world, case, id=f"{world[0]}-{world[1]}-{case.name}", marks=marks)
+        pytest.param(*world, case, id=f"{world[0]}-{world[1]}-{case.name}", marks=exhaustive_unless(runs))
         for world in worlds
         for case in cases_for(world[0], modules)
-        for marks in [_marks(world, first, turn_of(case, further))]
+        for runs in [world in main or world[0] == 1 or world == turn_of(case, further)]
     ]
-
-
-def _marks(world: World, first: Collection[World], turn: World | None) -> Marks:
-    return () if world in first else exhaustive_unless(world == turn or world[0] == 1)
 
 
 def with_kinds(parameters: Iterable[Any], *kinds: str) -> list[Any]:
     """Returns the parameters of `in_worlds` with worlds of these kinds, for a test that runs only those."""
-    return [one for one in parameters if one.values[1] in kinds]
+    return [parameter for parameter in parameters if parameter.values[1] in kinds]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process_world import PATIENCE, hvdrun
-from tiers import Marks, exhaustive_unless, full_unless
+from tiers import exhaustive_unless
 
 pytest.importorskip("keras")
 pytestmark = pytest.mark.xdist_group("auto_keras")  # one process of pytest makes the results of each backend
@@ -92,7 +92,7 @@ def refusals_for(backend: str) -> list[str]:
 
 
 def is_turn(backend: str, name: str) -> bool:
-    """Returns whether the training runs on this backend before the exhaustive tier: on torch all of them do.
+    """Returns whether the training runs on this backend before the third tier: on torch all of them do.
 
     The other backends take the trainings in turn; JAX, which compiles each of them, those of `ON_JAX` only.
     """
@@ -156,13 +156,9 @@ def result_of(folder: Path, mode: str, name: str, rank: int = 0) -> Any:
     return pickle.loads((folder / f"{mode}-{name}-{rank}.pickle").read_bytes())
 
 
-def marks_of(backend: str, name: str) -> Marks:
-    return () if backend == "torch" else exhaustive_unless(is_turn(backend, name))
-
-
 def cases(chosen: Any) -> list[Any]:
     return [
-        pytest.param(backend, name, id=f"{backend}-{name}", marks=marks_of(backend, name))
+        pytest.param(backend, name, id=f"{backend}-{name}", marks=exhaustive_unless(is_turn(backend, name)))
         for backend in BACKENDS
         for name in chosen(backend)
     ]
@@ -212,9 +208,7 @@ def test_a_training_that_cannot_be_split_is_refused(backend: str, name: str, fol
     assert re.search(REFUSED[name], texts[0]), texts[0]
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param(one, marks=full_unless(one == "torch")) for one in BACKENDS]
-)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_dropout_differs_between_ranks_and_weights_do_not(backend: str, folders: Any) -> None:
     """With equal masks on both ranks the seeds of the model would be equal."""
     folder = folders(backend, 2)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from process_world import PATIENCE, hvdrun
-from tiers import exhaustive_unless
 
 SCRIPTS = Path(__file__).with_name("auto_scripts")
 SEVERAL, REFUSED = SCRIPTS / "several.py", SCRIPTS / "refused.py"
@@ -122,10 +121,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     ("loop", "ranks", "loops"),
     [
-        *(pytest.param(loop, 2, LOOPS + TUTORIALS, id=f"{loop}-2") for loop in SCRIPT_OF),
-        *(pytest.param(loop, 3, LOOPS, id=f"{loop}-3", marks=exhaustive_unless(True)) for loop in LOOPS),
+        *(pytest.param(loop, ranks, LOOPS, id=f"{loop}-{ranks}") for ranks in (2, 3) for loop in LOOPS),
+        *(pytest.param(loop, 2, TUTORIALS, id=f"{loop}-2") for loop in TUTORIALS),
         *(
-            pytest.param(loop, 3, TUTORIALS, id=f"{loop}-3", marks=exhaustive_unless(False))
+            pytest.param(loop, 3, TUTORIALS, id=f"{loop}-3", marks=pytest.mark.exhaustive)
             for loop in TUTORIALS
         ),
     ],

@@ -13,7 +13,6 @@ from process_world import PATIENCE, hvdrun
 
 numpy = pytest.importorskip("numpy")
 pytest.importorskip("deepmd")
-pytestmark = pytest.mark.full
 
 STEPS = 6
 NET = {"seed": 1, "precision": "float64", "resnet_dt": False}

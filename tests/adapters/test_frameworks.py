@@ -15,7 +15,6 @@ ADAPTERS = Path(__file__).parents[2] / "adapters"
 FRAMEWORKS = ("torch", "tensorflow", "jax")
 
 
-@pytest.mark.full
 def test_all_share_one_context(run_case: Callable[[int, str], None]) -> None:
     for framework in FRAMEWORKS:
         pytest.importorskip(framework)

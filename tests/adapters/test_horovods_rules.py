@@ -19,7 +19,6 @@ def test_two_ranks(name: str, run_case_with_horovods_rules: RunCase) -> None:
     run_case_with_horovods_rules(2, name)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", [case.name for case in cases_for(3, HOROVODS_RULES_MODULES)])
 def test_three_ranks(name: str, run_case_with_horovods_rules: RunCase) -> None:
     run_case_with_horovods_rules(3, name)

@@ -6,9 +6,8 @@ import importlib.util
 from collections.abc import Callable
 
 import pytest
-from tiers import full_unless
 
-for package in ("jax", "optax", "flax", "equinox"):
+for package in ("jax", "optax"):
     pytest.importorskip(package)
 
 from cases import JAX_MODULES, Case, cases_for  # noqa: E402  # they import jax
@@ -18,34 +17,11 @@ THREE = ("random_programs", "functions_inside_functions", "loops", "rows_are_exc
 THREE += ("one_device[sgd-split]", "results_of_any_structure[1]", "count_less[local_sgd]")
 THREE += ("count_less[diloco]", "replicas[('local_sgd', 3, 'eager')]", "replicas[('diloco', 3, 'compiled')]")
 
-# With two ranks, what compiles large programs is left to the full tier.
-LARGE = (
-    "jax_one_batch.as_on_one_device[adam",
-    "jax_one_batch.as_on_one_device[clipped",
-    "jax_one_batch.as_on_one_device[sgd-eager",
-    "jax_one_batch.as_on_one_device[sgd-whole",
-    "jax_one_batch.gradients_of_a_function",
-    "jax_programs",
-    "jax_sharding.state_is_divided",
-    "jax_sharding.whole_states",
-    "jax_training.as_one_process[adam]",
-    "jax_training.as_one_process[clipped]",
-    "jax_training.equinox",
-    "jax_training.flax",
-    "jax_training.several_passes",
-    "jax_transforms.torch_and_jax",
-)
-
 
 @pytest.mark.parametrize(
     ("size", "case"),
     [
-        pytest.param(
-            size,
-            case,
-            id=f"{size}-{case.name}",
-            marks=full_unless(size == 2 and not case.name.startswith(LARGE)),
-        )
+        pytest.param(size, case, id=f"{size}-{case.name}")
         for size in (2, 3)
         for case in cases_for(size, JAX_MODULES)
         if size == 2 or case.name.endswith(THREE)

@@ -48,7 +48,6 @@ def test_several_devices_are_refused(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
-@pytest.mark.full
 def test_the_digits_example_learns() -> None:
     pytest.importorskip("sklearn")
     finished = run(*hvdrun(2, sys.executable, DIGITS, "--epochs", "4"))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from unittest import mock
 
 import pytest
-from tiers import full_unless
 
 pytest.importorskip("torch")
 with mock.patch.dict(os.environ, KERAS_BACKEND="torch"):  # here the cases are only counted
@@ -18,8 +17,7 @@ with mock.patch.dict(os.environ, KERAS_BACKEND="torch"):  # here the cases are o
 
     CASES = cases_for(2, KERAS_MODULES)
 
-# Code that is the same on every backend is tested on two of them. JAX compiles each eager operation. The
-# first tier takes torch, which starts the fastest.
+# Code that is the same on every backend is tested on two of them. JAX compiles each eager operation.
 ON_JAX = (
     "keras_callbacks.a_learning_rate",
     "keras_callbacks.the_same_start",
@@ -43,7 +41,7 @@ ON_JAX = (
 @pytest.mark.parametrize(
     ("backend", "case"),
     [
-        pytest.param(backend, case, id=f"{backend}-{case.name}", marks=full_unless(backend == "torch"))
+        pytest.param(backend, case, id=f"{backend}-{case.name}")
         for backend in ("jax", "tensorflow", "torch")
         for case in CASES
         if backend != "jax" or case.name.startswith(ON_JAX)

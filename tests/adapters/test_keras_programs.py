@@ -75,7 +75,6 @@ def test_the_digits_example_learns(backend: str, tmp_path: Path) -> None:
         assert re.fullmatch(r"Adam \d+", loaded.strip())
 
 
-@pytest.mark.full
 def test_an_exception_of_one_rank_is_the_one_that_is_reported() -> None:
     """On JAX, `fit` ends its optimizer although a callback has raised: the rank has not ended by itself."""
     pytest.importorskip("jax")
@@ -89,7 +88,6 @@ def test_an_exception_of_one_rank_is_the_one_that_is_reported() -> None:
     assert re.search(r"hvdrun: .*RuntimeError: mine", output), output
 
 
-@pytest.mark.full
 def test_the_code_of_the_page_runs() -> None:
     text = run(*hvdrun(2, sys.executable, RUN_BLOCKS, PAGE, KERAS_BACKEND="torch"))
     assert text.count("ran 1 blocks") == 2

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from process_world import PATIENCE, hvdrun
-from tiers import full_unless
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -26,7 +25,7 @@ def run(ranks: int, *command: str | Path) -> str:
     return finished.stdout
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=full_unless(ranks == 4)) for ranks in (2, 4)])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_weights_are_those_of_one_process(ranks: int) -> None:
     """Compares divided layers, and stages, in one job."""
     output = run(ranks, PROGRAMS, "divided_layers", "stages")
@@ -40,7 +39,6 @@ def test_a_thousand_steps_of_a_pipeline(ranks: int) -> None:
     assert run(ranks, PROGRAMS, "many_steps_of_stages").count("is done") == ranks
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("example", ["pytorch_tensor_parallel.py", "pytorch_pipeline.py"])
 def test_the_examples_learn(example: str) -> None:
     output = run(4, EXAMPLES / example)

@@ -16,7 +16,6 @@ def test_two_ranks(name: str, run_case: Callable[[int, str], None]) -> None:
     run_case(2, name)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", [case.name for case in cases_for(3, TENSORFLOW_MODULES)])
 def test_three_ranks_with_one_thread(name: str, run_case_in_one_thread: Callable[[int, str], None]) -> None:
     run_case_in_one_thread(3, name)

@@ -38,7 +38,7 @@ def test_the_death_of_a_rank_comes_out_of_the_others_operations(
         assert "rank 1" in text, text
 
 
-@pytest.mark.parametrize("as_horovod", ["0", pytest.param("1", marks=pytest.mark.full)])
+@pytest.mark.parametrize("as_horovod", ["0", "1"])
 def test_the_death_of_a_rank_ends_a_training_session(tmp_path: Path, as_horovod: str) -> None:
     command = sys.executable, PROGRAMS, "a_rank_that_dies_in_a_training_session", tmp_path
     finished = run(*hvdrun(2, *command, SIRTAKI_AS_HOROVOD=as_horovod))
@@ -52,7 +52,6 @@ def test_sessions_without_tensorflow_2(tmp_path: Path) -> None:
     assert finished.stdout.count("ran 9 cases") == 2
 
 
-@pytest.mark.full
 def test_the_digits_example_learns() -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("keras", minversion="3")
@@ -63,7 +62,6 @@ def test_the_digits_example_learns() -> None:
     assert float(reports[-1][1]) >= 90
 
 
-@pytest.mark.full
 def test_the_code_of_the_page_runs() -> None:
     finished = run(*hvdrun(2, sys.executable, RUN_BLOCKS, PAGE))
     assert finished.returncode == 0, finished.stdout + finished.stderr

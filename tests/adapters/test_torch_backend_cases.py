@@ -31,7 +31,6 @@ def test_two_ranks_on_gpus(name: str, run_case_on_gpus: Callable[[int, str], Non
     run_case_on_gpus(2, name)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", [case.name for case in cases_for(4, TORCH_BACKEND_MODULES)])
 def test_four_ranks(name: str, run_case: Callable[[int, str], None]) -> None:
     run_case(4, name)

@@ -14,8 +14,8 @@ from world import TRANSPORTS, world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WORLDS = [(1, "shm"), (2, "shm"), (3, "shm"), (2, "socket"), (2, "processes")]
-FIRST = {(2, "shm")}
-CASES = in_worlds(WORLDS, FIRST, TORCH_MODULES)
+MAIN = {(2, "shm")}
+CASES = in_worlds(WORLDS, MAIN, TORCH_MODULES)
 
 
 @pytest.mark.parametrize(("size", "transport", "case"), with_kinds(CASES, *TRANSPORTS))

@@ -24,11 +24,11 @@ ALL_KINDS = (
     *GPU_MODULES,
 )
 WORLDS = [(1, "nccl"), (2, "nccl"), (3, "nccl"), (2, "staged"), (2, "processes")]
-FIRST = {(2, "nccl")}
-# These take the longest: the first tier runs them on the CPU only.
+MAIN = {(2, "nccl")}
+# These take the longest: each case runs in one of the worlds.
 LONG = ("torch_matrix", "torch_parameter_server", "torch_staleness")
 OTHERS = tuple(name for name in TORCH_MODULES if name not in ALL_KINDS + LONG)
-CASES = in_worlds(WORLDS, FIRST, ALL_KINDS) + in_worlds(FIRST, FIRST, OTHERS) + in_worlds(FIRST, (), LONG)
+CASES = in_worlds(WORLDS, MAIN, ALL_KINDS) + in_worlds(MAIN, MAIN, OTHERS) + in_worlds(MAIN, (), LONG)
 
 
 @pytest.mark.parametrize(("size", "backend", "case"), with_kinds(CASES, "nccl", "staged"))

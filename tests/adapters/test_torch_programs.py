@@ -54,7 +54,6 @@ def test_programs_in_one_job(tmp_path: Path) -> None:
         assert finished.stdout.count(f"{program} is done") == 2
 
 
-@pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
 def test_a_compiled_model(tmp_path: Path) -> None:
     finished = run(*hvdrun(2, sys.executable, PROGRAMS, "compiled_model", tmp_path))
@@ -101,7 +100,6 @@ def test_the_example_with_compressed_gradients_learns(compression: str) -> None:
     assert 0 < sent < 0.1 * exact
 
 
-@pytest.mark.full
 def test_the_example_with_divided_state_continues_on_other_ranks(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     kept, correct = {}, []
@@ -134,7 +132,6 @@ def test_the_example_with_local_steps_learns(method: str) -> None:
     assert 0 < combined < 0.2 * by_gradients
 
 
-@pytest.mark.full
 def test_the_example_with_a_slow_rank_learns() -> None:
     """The slow rank takes fewer steps; the first number is the bound that staleness=3 sets."""
     pytest.importorskip("sklearn")
@@ -148,14 +145,12 @@ def test_the_example_with_a_slow_rank_learns() -> None:
     assert float(accuracy) >= 50  # of ten digits; how much 200 updates teach depends on their order
 
 
-@pytest.mark.full
 def test_the_example_with_a_deadline_learns() -> None:
     pytest.importorskip("sklearn")
     # More gradients come too late when more else runs: then it learns less in as many epochs.
     assert epochs(run(*hvdrun(3, sys.executable, DEADLINE)))[-1] >= 80
 
 
-@pytest.mark.full
 def test_the_example_with_overlap_prints_the_same_numbers_as_without() -> None:
     pytest.importorskip("sklearn")
     outputs = []
@@ -167,7 +162,6 @@ def test_the_example_with_overlap_prints_the_same_numbers_as_without() -> None:
     assert len(outputs[0]) == 2
 
 
-@pytest.mark.full
 def test_gradients_in_8_bits_learn() -> None:
     pytest.importorskip("sklearn")
     command = hvdrun(2, "--transport", "socket", sys.executable, COMPRESSED, "--compression", "int8")
@@ -176,7 +170,6 @@ def test_gradients_in_8_bits_learn() -> None:
     assert "compressed" in finished.stdout
 
 
-@pytest.mark.full
 def test_the_digits_example_runs_alone() -> None:
     pytest.importorskip("sklearn")
     assert len(epochs(run("env", "OMP_NUM_THREADS=1", sys.executable, DIGITS, "--epochs", "2"))) == 2

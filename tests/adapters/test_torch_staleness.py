@@ -193,13 +193,11 @@ def test_a_lost_rank_ends_the_job(tmp_path: Path) -> None:
     assert re.search(r"hvdrun: rank 1 \(pid \d+\) was killed by signal 9", output), output
 
 
-@pytest.mark.full
 def test_a_rank_that_ends_without_the_others_ends_them(tmp_path: Path) -> None:
     output = failing(tmp_path, STALE, "sys.exit()")
     assert re.search(r"PeerFinishedError: .*rank 1 .*", output), output
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("program", [STALE, SERVED], ids=["stale", "served"])
 def test_a_rank_that_computes_nothing_is_named_at_the_deadline(tmp_path: Path, program: str) -> None:
     fault = f"threading.Event().wait({PATIENCE})"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from process_world import PATIENCE, hvdrun
-from tiers import Marks, exhaustive_unless, full_unless
+from tiers import Marks, exhaustive_unless
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -49,10 +49,7 @@ def python_of(launcher: str) -> list[str]:
 
 
 def tier_of(launcher: str, trainer: str) -> Marks:
-    """Returns the marks. Transformers trains through accelerate, so the first tier leaves that out."""
-    if launcher == "hvdrun":
-        return full_unless(trainer != "accelerate")
-    return exhaustive_unless(trainer == "lightning")
+    return exhaustive_unless(launcher == "hvdrun" or trainer == "lightning")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +65,6 @@ def test_it_trains_as_over_gloo(launcher: str, trainer: str, tmp_path: Path) -> 
     assert run(tmp_path, *python_of(launcher), PROGRAMS, trainer, tmp_path).count("is done") == 2
 
 
-@pytest.mark.full
 def test_without_torchs_variables_trainers_are_unchanged(tmp_path: Path) -> None:
     """A training under plain hvdrun ends with the weights of one outside of it."""
     pytest.importorskip("transformers")

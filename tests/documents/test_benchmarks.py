@@ -103,7 +103,6 @@ def test_leaders_spare_rank_0_frames_when_many_negotiate(tmp_path: Path) -> None
     assert found[64, "leaders"]["steady"]["bytes_of_all"] < found[64, "leaders"]["first"]["bytes_of_all"]
 
 
-@pytest.mark.full
 def test_starts_are_measured_by_the_number_of_ranks(tmp_path: Path) -> None:
     path = tmp_path / "scale.json"
     run("scale.py", "--ranks", "2", "8", "--rounds", "1", "--json", path)
@@ -116,7 +115,6 @@ def test_starts_are_measured_by_the_number_of_ranks(tmp_path: Path) -> None:
         assert all(min(times) > 0 for times in row["phases"].values())
 
 
-@pytest.mark.full
 def test_an_allreduce_between_two_hosts_is_measured_beside_a_stream(tmp_path: Path) -> None:
     path = tmp_path / "two_hosts.json"
     run("two_hosts.py", "--sizes", "64K", "--set", "sockets_per_link=2", "--json", path)

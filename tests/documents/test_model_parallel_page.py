@@ -15,7 +15,7 @@ PAGE = "model_parallel.md"
 LINE = re.compile(r"rank (\d): loss ([\d.]+), (\d+) weights of the first layer")
 
 
-@pytest.mark.parametrize(("ranks", "weights"), [pytest.param(1, 16_384, marks=pytest.mark.full), (2, 8192)])
+@pytest.mark.parametrize(("ranks", "weights"), [(1, 16_384), (2, 8192)])
 def test_the_page(ranks: int, weights: int, tmp_path: Path) -> None:
     (program,) = programs_of(PAGE)
     found = LINE.findall(output_of(program, ranks, tmp_path))

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from tiers import full_unless
 
 from .pages import DOCS, output_of
 
@@ -17,10 +16,7 @@ FRAMEWORK = re.compile(r"sirtaki\.(\w+) as hvd")
 
 @pytest.mark.parametrize(
     ("index", "ranks"),
-    [
-        pytest.param(index, ranks, marks=full_unless(ranks == 2))
-        for index, ranks in ((0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (2, 2))
-    ],
+    [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (2, 2)],
 )
 def test_a_program_of_the_page(index: int, ranks: int, tmp_path: Path) -> None:
     program, output = PROGRAMS.findall(PAGE.read_text())[index]

@@ -27,7 +27,6 @@ def padded(body: int) -> int:
     return (body + 15) // 16 * 16
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_real_ranks_send_the_bytes_of_simulated_negotiations(benchmarks: Any, ranks: int) -> None:
     drive = benchmarks("common.simulated").run
@@ -39,7 +38,6 @@ def test_real_ranks_send_the_bytes_of_simulated_negotiations(benchmarks: Any, ra
     assert beside["sent"] == real["sent"]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("ranks", "each", "size"), [(4, 1, 4_000_000), (2, 1, 1024), (4, 2, 102_400)])
 def test_real_ranks_send_the_bytes_of_simulated_allreduces(
     benchmarks: Any, ranks: int, each: int, size: int
@@ -53,7 +51,6 @@ def test_real_ranks_send_the_bytes_of_simulated_allreduces(
     assert more - few == events["bytes"] // each + (ranks // each - 1) * CONTROL
 
 
-@pytest.mark.full
 def test_the_model_of_an_allreduce_has_the_frames_of_its_operations(benchmarks: Any) -> None:
     drive = benchmarks("common.simulated").run
     size, hosts, each = 8 << 20, 6, 4
@@ -75,7 +72,6 @@ def test_the_model_of_an_allreduce_has_the_frames_of_its_operations(benchmarks: 
     assert model["bytes"] == 2 * each * first_host
 
 
-@pytest.mark.full
 def test_steps_in_shared_memory_take_the_times_of_their_bytes(benchmarks: Any) -> None:
     drive = benchmarks("common.simulated").run
     kib, each = 1024, 4
@@ -113,7 +109,6 @@ def test_steps_in_shared_memory_take_the_times_of_their_bytes(benchmarks: Any) -
         assert uneven == pytest.approx(model, rel=0.1, abs=3)
 
 
-@pytest.mark.full
 def test_a_machine_tells_what_simulated_ranks_cost(benchmarks: Any) -> None:
     for processes in (2, 16):
         (found,) = benchmarks("common.native").run("calibrate", f"processes={processes}")
@@ -139,7 +134,6 @@ def test_worlds_side_by_side_stand_for_a_larger_one(benchmarks: Any) -> None:
     assert hosts.unexplained(5, 3) == 0
 
 
-@pytest.mark.full
 def test_late_ranks_and_lost_leaders_are_simulated(benchmarks: Any) -> None:
     simulate = benchmarks("simulate").BENCHMARK
     found = simulate.run(
@@ -164,7 +158,6 @@ def test_late_ranks_and_lost_leaders_are_simulated(benchmarks: Any) -> None:
     assert 2040 * 9 <= losses[2048, True].frames < 2040 * 10  # 7 and 2, or more in the control tree
 
 
-@pytest.mark.full
 def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> None:
     start = benchmarks("common.simulated_start")
     costs = start.StartCosts(1e-3, 1e-5, 1e-3, 1e-4, 1e9, 0.5)
@@ -226,7 +219,6 @@ def test_costs_of_a_start_are_measured(benchmarks: Any) -> None:
     assert min(costs.handshake, costs.descriptor, costs.server_join, costs.server_gather) > 0
 
 
-@pytest.mark.full
 def test_a_change_goes_on_in_order(benchmarks: Any) -> None:
     found = benchmarks("simulate").BENCHMARK.run(ranks=[8, 32, 64], only=["change"])["change"]
     assert [row.ranks for row in found] == [32, 64]  # of at least four hosts

@@ -6,19 +6,17 @@ import importlib.util
 
 import pytest
 from elastic.running import QUICK, run_job
-from tiers import Marks, exhaustive_unless
+from tiers import exhaustive_unless
 
 ALONE = ("--min-np", "1", "--blacklist-cooldown-range", "60", "60")
 FRAMEWORKS = ("torch", "jax", "tensorflow", "tensorflow-function", "keras")
 LIVE = {"2": [1.5], "1": [1.0]}  # gradients are 1 and 2
 INITIAL = {"2": [1.5], "1": [0.5]}
 # Elastic trainings of each framework average over the live ranks, too.
-FIRST = (("torch", "live"), ("torch", "initial"), ("jax", "initial"), ("tensorflow-function", "initial"))
-FULL = (("jax", "live"), ("tensorflow", "live"), ("keras", "initial"))
-
-
-def marks_of(framework: str, over: str) -> Marks:
-    return () if (framework, over) in FIRST else exhaustive_unless((framework, over) in FULL)
+SECOND_TIER = {
+    *(("torch", "live"), ("torch", "initial"), ("jax", "initial"), ("tensorflow-function", "initial")),
+    *(("jax", "live"), ("tensorflow", "live"), ("keras", "initial")),
+}
 
 
 def environment(framework: str) -> dict[str, str]:
@@ -30,7 +28,7 @@ def environment(framework: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("framework", "over", "expected"),
     [
-        pytest.param(framework, over, expected, marks=marks_of(framework, over))
+        pytest.param(framework, over, expected, marks=exhaustive_unless((framework, over) in SECOND_TIER))
         for framework in FRAMEWORKS
         for over, expected in (("live", LIVE), ("initial", INITIAL))
     ],

@@ -59,7 +59,6 @@ def check_learning(text: str) -> None:
     assert len(epochs) <= EPOCHS + 1, text
 
 
-@pytest.mark.full
 def test_the_example_with_torch_survives_a_loss(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
@@ -81,7 +80,6 @@ def test_the_example_with_keras_survives_a_loss(backend: str, tmp_path: Path) ->
     check_learning(output_after_a_loss("keras", tmp_path / "output", KERAS_BACKEND=backend))
 
 
-@pytest.mark.full
 def test_the_example_with_jax_survives_a_loss(tmp_path: Path) -> None:
     for module in ("sklearn", "flax", "optax"):
         pytest.importorskip(module)

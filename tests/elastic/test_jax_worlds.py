@@ -29,7 +29,6 @@ def test_rows_of_one_batch_count_by_the_ranks_of_their_world() -> None:
     run("programs_jax", ("Rows", "RowsOverInitial"), ("AB", "B", "BCD"))
 
 
-@pytest.mark.full
 def test_the_loss_of_rank_0() -> None:
     run("programs_jax", PROGRAMS, ("ABC", "BC", "CD"))
     run("programs_jax", ("Constants",), ("ABC", "BC", "CD"))

@@ -25,7 +25,7 @@ ON_JAX = ("Fit", "SkippedBatches")  # what compiled steps without state do diffe
     ("backend", "programs"),
     [
         pytest.param("tensorflow", PROGRAMS, id="tensorflow"),
-        pytest.param("jax", ON_JAX, id="jax", marks=pytest.mark.full),
+        pytest.param("jax", ON_JAX, id="jax"),
         *(
             pytest.param(one, PROGRAMS, id=f"{one}-all", marks=pytest.mark.exhaustive)
             for one in ("jax", "torch")

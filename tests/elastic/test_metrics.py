@@ -6,7 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
 from elastic.running import FAILSAFE_SECONDS, QUICK, command
 from launching import wait_until
 from scraping import ports_in, scrape
@@ -16,7 +15,6 @@ PHASES = ("detect", "agree", "rebuild", "state", "first_step")
 MANY = 100_000  # samples: minutes of training
 
 
-@pytest.mark.full
 def test_a_lost_rank_and_the_recovery_are_counted(tmp_path: Path) -> None:
     options = ("-np", "2", "--min-np", "1", "--metrics-port", "0", *QUICK)
     output = tmp_path / "output"

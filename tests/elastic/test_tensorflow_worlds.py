@@ -17,7 +17,6 @@ def test_one_rank_two_one_three() -> None:
     run("programs_tensorflow", PROGRAMS)
 
 
-@pytest.mark.full
 def test_the_loss_of_rank_0() -> None:
     run("programs_tensorflow", PROGRAMS, ("ABC", "BC", "CD"))
 

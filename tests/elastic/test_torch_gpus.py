@@ -111,8 +111,8 @@ def check(job: Ended, workers: set[int]) -> None:
 FAULTS = [
     (0, "kernel"),
     (1, "exchanged"),
-    pytest.param(0, "step", marks=pytest.mark.full),
-    pytest.param(1, "kernel", marks=pytest.mark.full),
+    (0, "step"),
+    (1, "kernel"),
 ]
 
 

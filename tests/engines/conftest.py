@@ -19,7 +19,7 @@ def pyspark() -> Any:
     try:
         import pyspark
     except ImportError as error:
-        pytest.fail(f"{error}: pip install -e '.[engines]' (make test-full does)")
+        pytest.fail(f"{error}: pip install -e '.[test-full]' (make test-full does)")
     return pyspark
 
 
@@ -30,7 +30,7 @@ def ray_cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
         import ray.cloudpickle
         import ray.train  # it has requirements of its own
     except ImportError as error:
-        pytest.fail(f"{error}: pip install -e '.[engines]' (make test-full does)")
+        pytest.fail(f"{error}: pip install -e '.[test-full]' (make test-full does)")
     module = sys.modules[request.module.__name__]
     with pytest.MonkeyPatch.context() as patch, pickled_by_value(module.__name__):
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")

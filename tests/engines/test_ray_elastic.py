@@ -11,7 +11,7 @@ import pytest
 import sirtaki
 import sirtaki.numpy as hvd
 
-pytestmark = [pytest.mark.full, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def train(fault: str) -> tuple[int, int, int, int, int, float]:

@@ -14,8 +14,6 @@ from sirtaki.runner.engines.outcomes import RankOutcome
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.report import RETURNED
 
-pytestmark = pytest.mark.full
-
 LOSSES = ["OutOfMemoryError", "RayActorError", "ActorUnschedulableError", "RuntimeEnvSetupError"]
 RETURNED_BY_RANK_0 = RankOutcome(0, "hostA", 70, RETURNED, b"")
 TEXT = "2 workers were killed due to the node running low on memory"

@@ -16,7 +16,7 @@ import pytest
 import sirtaki
 import sirtaki.numpy as hvd
 
-pytestmark = [pytest.mark.full, pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 PROGRAM_AND_OUTPUT = re.compile(r"^```python\n(.*?)^```\n\n```\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -11,7 +11,6 @@ import pytest
 
 import sirtaki.numpy as hvd
 
-pytestmark = pytest.mark.full
 MASTER = "local-cluster[2,1,512]"
 
 

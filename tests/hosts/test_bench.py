@@ -6,11 +6,7 @@ import json
 import sys
 from typing import Any
 
-import pytest
-
 from .network import Host, Network
-
-pytestmark = pytest.mark.full
 
 COMMAND = (sys.executable, "-m", "sirtaki", "bench")
 RATE = 100e6 / 8  # bytes per second of a link of 100 Mbit/s

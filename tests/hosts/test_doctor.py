@@ -7,11 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from .network import Host, Network
-
-pytestmark = pytest.mark.full
 
 
 def examine(host: Host, hosts: str, code: int, *options: str) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from launching import wait_until
 
 from .network import Host, Network, finish
 
-pytestmark = pytest.mark.full
-
 HEARTBEAT = 3.0  # seconds
 PROMISED = HEARTBEAT + 1.0
 FAILSAFE = 30.0  # a machine with other work takes its time

@@ -12,8 +12,6 @@ from launching import FAILSAFE_SECONDS, wait_until
 
 from .network import Host, Network, finish, places, python
 
-pytestmark = pytest.mark.full
-
 SNIFF = Path(__file__).with_name("sniff.py")
 TENSOR = b"the weights of nobody else "  # repeated in the tensor's bytes
 WORDS = "an object that is pickled"

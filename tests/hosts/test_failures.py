@@ -8,11 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from .network import PATIENCE, Host, Network, finish, places, python
-
-pytestmark = pytest.mark.full
 
 TRAINING = """
 import sys

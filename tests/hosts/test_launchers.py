@@ -12,8 +12,6 @@ import pytest
 
 from .network import Network, finish, python
 
-pytestmark = pytest.mark.full
-
 WORLD = """
 import numpy as np, sirtaki.numpy as hvd
 hvd.init()

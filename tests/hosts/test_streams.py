@@ -7,13 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from launching import FAILSAFE_SECONDS
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "zero_copy.py"
 
 
-@pytest.mark.full
 def test_streams_with_and_without_copies_are_compared(tmp_path: Path) -> None:
     path = tmp_path / "streams.json"
     words = ["--rounds", "2", "--connections", "1", "2", "--megabytes", "4", "--json", path]

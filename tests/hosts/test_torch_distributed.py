@@ -10,7 +10,6 @@ from tiers import exhaustive_unless
 
 from .network import Network
 
-pytestmark = pytest.mark.full
 HVDRUN = (sys.executable, "-m", "sirtaki.runner")
 
 GROUPS = """

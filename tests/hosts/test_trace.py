@@ -26,7 +26,6 @@ for step in range({STEPS}):
 """
 
 
-@pytest.mark.full
 def test_a_slow_link_makes_slow_transfers(fragile: Network, tmp_path: Path) -> None:
     first, second = fragile.hosts
     second.limit("100mbit")  # 4 MB take 0.32 s

@@ -9,7 +9,6 @@ import pytest
 
 from .network import Network, finish
 
-pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 HVDRUN = (sys.executable, "-m", "sirtaki.runner")
 

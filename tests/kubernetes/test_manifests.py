@@ -182,7 +182,7 @@ def pods_of_trainer(nodes: int, per_node: int) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("program", [pytest.param("torchrun", marks=pytest.mark.full), "python"])
+@pytest.mark.parametrize("program", ["torchrun", "python"])
 def test_the_pods_of_a_train_job_train_together(folder: Path, program: str) -> None:
     found = manifests("train-job.yaml")
     runtime, trainer = found["TrainingRuntime"]["spec"], found["TrainJob"]["spec"]["trainer"]
@@ -237,7 +237,6 @@ def test_the_workers_of_an_elastic_mpi_job_train_together(tmp_path: Path) -> Non
     assert lines == [f"rank {rank} of 4" for rank in range(4)]
 
 
-@pytest.mark.full
 def test_the_pods_of_an_elastic_indexed_job(tmp_path: Path) -> None:
     """Runs the command of pod 0, and the script that finds the pods, with the answers of a resolver."""
     (tmp_path / "train.py").write_text(TRAIN_ELASTIC)

@@ -17,8 +17,6 @@ import pytest
 from .test_launchers import PATIENCE, THREE, WORLD
 from .test_mpi_transport import EXACT, TWO_HOSTS
 
-pytestmark = pytest.mark.full
-
 OWN = Path(__file__).parents[2] / "build" / "mpich"
 NO_MPI4PY = "import sys; sys.modules['mpi4py'] = None\n"
 

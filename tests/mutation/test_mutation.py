@@ -54,7 +54,6 @@ def test_there_are_enough_mutants() -> None:
     assert sum(not one.survives for one in MUTANTS) >= 0.95 * len(MUTANTS)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in _sample()])
 def test_a_mutant_is_noticed(mutant: Mutant, laboratory: Laboratory) -> None:
     """Runs the tests with the mutant only: the tiers already run them without it, and they pass."""

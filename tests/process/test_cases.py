@@ -9,9 +9,9 @@ from cases import Case
 from tiers import in_worlds
 
 WORLDS = [(size, "processes") for size in (2, 3, 4)]
-FIRST = {(2, "processes")}
+MAIN = {(2, "processes")}
 
 
-@pytest.mark.parametrize(("size", "kind", "case"), in_worlds(WORLDS, FIRST))
+@pytest.mark.parametrize(("size", "kind", "case"), in_worlds(WORLDS, MAIN))
 def test_body(size: int, kind: str, case: Case, run_case: Callable[[int, str], None]) -> None:
     run_case(size, case.name)

@@ -56,7 +56,6 @@ hvd.shutdown()
 """
 
 
-@pytest.mark.full
 def test_many_ranks_start_and_all_name_the_one_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(HEAD + SCRIPT)
@@ -146,7 +145,6 @@ train(hvd.elastic.ObjectState())
 """
 
 
-@pytest.mark.full
 def test_256_ranks_go_on_without_the_one_that_is_killed(tmp_path: Path) -> None:
     """Has the usual limit of descriptors: hvdrun and the ranks raise it as far as they need."""
     script = tmp_path / "rank.py"

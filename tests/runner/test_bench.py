@@ -311,6 +311,7 @@ def test_wrong_options(
 ) -> None:
     for variable in ("SLURM_JOB_ID", "LSB_JOBID"):
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())  # as if each package were installed
     assert commands.main(["bench", *arguments.split()]) == commands.CANNOT_RUN
     output = capsys.readouterr()
     assert output.out == ""

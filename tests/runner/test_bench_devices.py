@@ -114,7 +114,7 @@ def test_ranks_without_a_gpu_say_so_in_one_line(sirtaki: Command) -> None:
 
 @pytest.mark.parametrize(
     "operation",
-    [name if name == "alltoall" else pytest.param(name, marks=pytest.mark.full) for name in OPERATIONS],
+    OPERATIONS,
 )
 def test_tensors_of_torch_have_the_same_results(operation: str, sirtaki: Command, tmp_path: Path) -> None:
     """On the CPU, as GPUs would be: sirtaki.torch instead of sirtaki.numpy."""

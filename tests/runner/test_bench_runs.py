@@ -89,7 +89,7 @@ def test_links(bench: Bench) -> None:
         assert matrix[1][0] > 0
 
 
-@pytest.mark.parametrize("peers", [(), pytest.param(("--peers", "gloo"), marks=pytest.mark.full)])
+@pytest.mark.parametrize("peers", [(), ("--peers", "gloo")])
 def test_steps(peers: tuple[str, ...], bench: Bench) -> None:
     pytest.importorskip("torch")
     done = bench("step", "-np", "2", "--rounds", "1", "--json", "-", *peers)
@@ -138,7 +138,6 @@ def test_a_terminal_shows_progress_and_the_pipe_beside_it_all_lines(environment:
     assert "\x1b" not in output
 
 
-@pytest.mark.full
 def test_three_ranks_beside_gloo(bench: Bench) -> None:
     pytest.importorskip("torch")
     done = bench(
@@ -151,7 +150,6 @@ def test_three_ranks_beside_gloo(bench: Bench) -> None:
     assert row["peers"]["gloo"]["ratio"] > 0
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_all_peers_deliver_the_same_results(operation: str, bench: Bench) -> None:
     pytest.importorskip("torch")

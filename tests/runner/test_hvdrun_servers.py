@@ -65,7 +65,6 @@ def test_the_ranks_are_all_that_a_script_sees(hvdrun: Run, train: Callable[..., 
     assert "served nothing" not in result.stderr
 
 
-@pytest.mark.full
 def test_servers_of_other_hosts(hvdrun: Run, train: Callable[..., str], hosts: Hosts) -> None:
     hosts(hostB={})
     arguments = ("-H", "localhost:1,hostB:2", "--servers", "3", "--verbose", "python", train())
@@ -82,7 +81,6 @@ def test_a_lost_server_is_named(hvdrun: Run, train: Callable[..., str]) -> None:
     assert re.match(r"hvdrun: server 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", last), result.stderr
 
 
-@pytest.mark.full
 def test_an_optimizer_that_raises_ends_the_job_with_its_reason(
     hvdrun: Run, train: Callable[..., str]
 ) -> None:

@@ -230,7 +230,6 @@ def test_a_rank_that_has_left_is_not_up(observed: Observed, tmp_path: Path, end:
     job.wait()
 
 
-@pytest.mark.full
 def test_kill_9_of_hvdrun_leaves_no_endpoint(observed: Observed) -> None:
     job, port = observed(1)
     wait_until(lambda: scrape(port), "the endpoint answers")
@@ -353,7 +352,6 @@ def test_each_host_serves_its_own_ranks(
     assert "the process that serves" not in errors.read_text(), "the servers end with the job"
 
 
-@pytest.mark.full
 def test_the_end_of_the_server_of_another_host_is_told(
     start_hvdrun: Start, training: Callable[[str], str], hosts: Hosts, tmp_path: Path
 ) -> None:

@@ -174,7 +174,6 @@ def test_signals_reach_the_hosts_behind_others_and_the_key_is_no_argument(
     wait_until_nothing_is_left(pids, homes)
 
 
-@pytest.mark.full
 def test_a_hundred_hosts_need_no_more_than_64_processes_of_ssh_on_one(
     environment: dict[str, str], cluster: Cluster
 ) -> None:
