@@ -48,6 +48,24 @@ def broadcast() -> None:
 
 @case()
 @in_group
+def all_gather_coalesced() -> None:
+    """The output has a list for each rank, with a tensor for each input, also where the numbers are equal."""
+    shapes = [(3,), (2, 2), (1,)]
+    for count in (1, 2, 3):
+        mine = [values(rank(), shape, torch.float32) + index for index, shape in enumerate(shapes[:count])]
+        outputs = [[torch.zeros_like(tensor) for tensor in mine] for _ in range(size())]
+        with pytest.warns(FutureWarning):
+            dist.all_gather_coalesced(outputs, mine)
+        for other, tensors in enumerate(outputs):
+            for index, tensor in enumerate(tensors):
+                same(tensor, values(other, shapes[index], torch.float32) + index)
+    if size() > 1:
+        with pytest.warns(FutureWarning), pytest.raises(ValueError, match="one list for each"):
+            dist.all_gather_coalesced([[torch.zeros(3)]], [torch.zeros(3)])
+
+
+@case()
+@in_group
 def all_gather() -> None:
     for dtype in DTYPES:
         for shape in SHAPES:

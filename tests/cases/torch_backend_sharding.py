@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
+from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -16,7 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from cases import case
-from cases.torch_backend_groups import default_group, same
+from cases.torch_backend_groups import default_group, in_group, same
 
 STEPS = 3
 
@@ -143,3 +145,20 @@ def pipeline(schedule: str) -> None:
         return [*gradients, *(loss.detach() for loss in losses)]
 
     over_both(run)
+
+
+@case()
+@in_group
+def an_asynchronous_checkpoint() -> None:
+    """torch asks the group for its devices before it saves in the background."""
+    assert torch.device("cpu") in dist.group.WORLD._device_types
+    saved = {"weights": torch.arange(6.0).reshape(2, 3), "step": torch.tensor(3)}
+    with tempfile.TemporaryDirectory() as folder:
+        shared = [folder]
+        dist.broadcast_object_list(shared, 0)
+        checkpoint.async_save(saved, checkpoint_id=shared[0]).result(timeout=60)
+        loaded = {name: torch.zeros_like(value) for name, value in saved.items()}
+        checkpoint.load(loaded, checkpoint_id=shared[0])
+        dist.barrier()  # rank 0's folder is removed after all have read it
+    for name, value in saved.items():
+        same(loaded[name], value)

@@ -54,6 +54,11 @@ class SirtakiGroup(Reducing, Moving, Messages):
         """Sets the user's description of the group."""
         self._description = description
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Returns the devices whose tensors the group exchanges; checkpoints and object collectives ask."""
+        return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cpu" or torch.cuda.is_available()]
+
     def _get_backend(self, device: torch.device) -> Any:
         """Returns the group itself, which serves all devices."""
         return self

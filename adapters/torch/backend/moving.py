@@ -55,15 +55,24 @@ class Moving(Submission):
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
         """Copies each rank's tensor to all ranks, into one tensor for each."""
-        return self.allgather_coalesced([single(outputs, "the output of all_gather")], inputs, opts)
+        targets, source = single(outputs, "the output of all_gather"), single(inputs, "all_gather")
+        return self.submit(self.names.collectives, [self._gathered(targets, source)], targets, opts)
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """Works like `allgather`, for several tensors."""
-        parts = []
-        for targets, source in zip(outputs, inputs, strict=True):
-            parts.append(self._gathered(targets, source))
+        """Works like `allgather`, for several tensors: `outputs` has a list of all tensors for each rank.
+
+        Raises ValueError if there is not one list for each rank, or not one tensor for each input.
+        """
+        counts = [len(targets) for targets in outputs]
+        if counts != [len(inputs)] * self.size():
+            raise ValueError(
+                f"the output of all_gather_coalesced has lists of {counts} tensors; it has to be one list "
+                f"for each of the {self.size()} ranks, of {len(inputs)} tensors as in the input"
+            )
+        of_tensors = zip(*outputs, strict=True)
+        parts = [self._gathered(targets, source) for targets, source in zip(of_tensors, inputs, strict=True)]
         results = [target for targets in outputs for target in targets]
         return self.submit(self.names.collectives, parts, results, opts)
 
