@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +151,59 @@ def test_a_checkpoint_that_others_can_write_is_refused(tmp_path: Path) -> None:
     os.chmod(tmp_path / "1.checkpoint", 0o666)
     with pytest.raises(HorovodInternalError, match="may have been written by another user"):
         writer.newest()
+
+
+class Planted:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.trace),)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_file_of_another_user_is_not_unpickled_through_a_link(
+    link: Callable[[Path, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is root's, which any user can fill: the arguments of a setuid program, in /proc."""
+    folder, foreign, trace = tmp_path / "folder", tmp_path / "foreign", tmp_path / "trace"
+    folder.mkdir(mode=0o700)
+    foreign.write_bytes(pickle.dumps((1, Planted(trace))))
+    foreign.chmod(0o444)
+    link(foreign, folder / "9.checkpoint")
+    if link is os.link:
+        real = os.fstat
+
+        def of_another_user(descriptor: int) -> os.stat_result:
+            return os.stat_result((*real(descriptor)[:4], os.getuid() + 1, *real(descriptor)[5:]))
+
+        monkeypatch.setattr(os, "fstat", of_another_user)
+    with pytest.raises(HorovodInternalError, match=r"is a link|may have been written by another user"):
+        Checkpoints(folder, 1).newest()
+    assert not trace.exists()
+
+
+def test_a_pipe_in_the_place_of_a_checkpoint_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1.checkpoint", 0o600)
+    with pytest.raises(HorovodInternalError, match="may have been written by another user"):
+        Checkpoints(tmp_path, 1).newest()
+
+
+def test_a_folder_into_which_others_can_put_files_is_neither_read_nor_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    writer = Checkpoints(tmp_path, 1)
+    writer.write(1, "content")
+    writer.wait()
+    os.chmod(tmp_path, 0o770)
+    with pytest.raises(HorovodInternalError, match="other users can put files into the folder"):
+        writer.newest()
+    writer.write(2, "content")
+    writer.wait()
+    assert "could not be written: other users can put files" in capfd.readouterr().err
+    assert names(tmp_path) == ["1.checkpoint"]
 
 
 def test_a_failure_to_write_is_told_and_harmless(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,15 +6,17 @@ Rank 0 writes them in the background. A file is complete or not there: it gets i
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import re
 import secrets
+import stat
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sirtaki.bindings.errors import HorovodInternalError
 
@@ -68,11 +70,14 @@ class Checkpoints:
 
         Only rank 0 calls it, when no rank has a state; the others receive what it has read. A damaged file
         is reported on standard error, and the one before it is read. A file is unpickled, which may run code:
-        nobody else may be able to write it.
+        no other user may be able to write it, or to put a name into the folder.
 
         Raises:
-            HorovodInternalError: none can be read, or one belongs to another user, or has another format.
+            HorovodInternalError: no checkpoint can be read, another user may have written one, or its format
+                is another.
         """
+        if self._folder.is_dir():
+            _require_private(self._folder)
         failure: _UnreadableError | None = None
         for _, path in reversed(self._files()):
             try:
@@ -98,6 +103,7 @@ class Checkpoints:
         temporary = self._folder / f"{number}.{secrets.token_hex(8)}.new"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_private(self._folder)
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 cloudpickle.dump((_FORMAT, content), file)
                 file.flush()
@@ -131,16 +137,43 @@ class _UnreadableError(Exception):
     """A checkpoint is damaged, or cannot be read; the text names it."""
 
 
+def _others_can_write(status: os.stat_result) -> bool:
+    return status.st_uid != os.getuid() or bool(status.st_mode & 0o022)
+
+
+def _require_private(folder: Path) -> None:
+    """Raises HorovodInternalError if another user can put files, or links to files, into the folder."""
+    if _others_can_write(os.stat(folder)):
+        raise HorovodInternalError(
+            f"other users can put files into the folder of checkpoints {folder}, and reading one could run "
+            f"their code: run `chmod go-w {folder}`, or name a folder of your own"
+        )
+
+
+def _open(path: Path) -> IO[bytes]:
+    """Opens a checkpoint. Raises HorovodInternalError if another user may have written what would be read."""
+    try:
+        # Without O_NONBLOCK, a pipe of this name would block for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise HorovodInternalError(
+                f"the checkpoint {path} is a link, and the file may be another user's: put the file there"
+            ) from None
+        raise
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and not _others_can_write(status):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    raise HorovodInternalError(
+        f"the checkpoint {path} may have been written by another user: run `chmod go-w` on a copy of your own"
+    )
+
+
 def _read(path: Path) -> Any:
     """Returns the content of a checkpoint. Raises _UnreadableError, HorovodInternalError if refused."""
     try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
-                raise HorovodInternalError(
-                    f"the checkpoint {path} may have been written by another user: run `chmod go-w` on a "
-                    "copy of your own"
-                )
+        with _open(path) as file:
             form, content = pickle.load(file)
     except HorovodInternalError:
         raise
