@@ -79,6 +79,13 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
         raise name_in(error, {knob: setting.variable for knob, setting in found.items()}) from None
 
 
+def set_since_start() -> dict[str, str]:
+    """Returns the variables of this process that it did not have at its start."""
+    with open("/proc/self/environ", "rb") as file:
+        names = {entry.partition(b"=")[0] for entry in file.read().split(b"\0")}
+    return {name: value for name, value in os.environ.items() if os.fsencode(name) not in names}
+
+
 def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Returns a sentence for each variable that looks like one of sirtaki's and is not."""
     known = OWN | {f"SIRTAKI_{knob.name.upper()}" for knob in knobs()}

@@ -228,8 +228,10 @@ def forget() -> None:
 
 def _join(world: World, counts: bool) -> Context:
     variables.check()
-    if world.rank == 0 and os.environ.get("SIRTAKI_LAUNCHER") != "hvdrun":  # hvdrun says it itself
-        for sentence in variables.unknown():
+    if world.rank == 0:
+        # hvdrun has named the variables with which the process started.
+        is_told = os.environ.get("SIRTAKI_LAUNCHER") == "hvdrun"
+        for sentence in variables.unknown(variables.set_since_start() if is_told else os.environ):
             sys.stderr.write(f"sirtaki: {sentence}\n")
     config = Config(with_packages(variables.values()))
     if not world.address:

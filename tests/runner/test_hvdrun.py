@@ -250,6 +250,24 @@ def test_misspelt_variables_and_options_are_named_with_the_nearest(
     assert "there is no option --stall-reprot: did you mean --stall-report?" in result.stderr
 
 
+def test_a_misspelt_variable_that_a_script_sets_is_named_by_init(
+    hvdrun: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os; os.environ['SIRTAKI_STALL_REPROT'] = '3'\nimport sirtaki.numpy as hvd; hvd.init()"
+    )
+    result = hvdrun("-np", "2", "python", str(script), env={**environment, "SIRTAKI_X": "1"})
+    assert result.returncode == 0
+    said = [line for line in result.stderr.splitlines() if "means nothing" in line]
+    assert len(said) == 2, said
+    assert said[0].startswith("hvdrun: the environment variable SIRTAKI_X ")
+    assert said[1].endswith(
+        "sirtaki: the environment variable SIRTAKI_STALL_REPROT means nothing to sirtaki and is ignored: "
+        "did you mean SIRTAKI_STALL_REPORT?"
+    )
+
+
 def test_separate_runs_of_a_script_are_told_from_a_job(hvdrun: Run, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('done')")
