@@ -268,6 +268,7 @@ def test_steps_inside_a_compiled_program_are_measured(tmp_path: Path) -> None:
     assert all(later - end >= 6 for end, later in itertools.pairwise(ends))
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_program_without_fusion_ends_with_it(tmp_path: Path) -> None:
     pytest.importorskip("optax")
     log = tmp_path / "tuning.csv"

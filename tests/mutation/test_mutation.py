@@ -28,7 +28,7 @@ def _sample() -> list[Mutant]:
     python = [one for one in killed if one.folder in SAMPLED]
     native = [one for one in killed if one.program and one.file.endswith(".cc")]
     choose = random.Random(SEED).sample
-    return [*choose(python, 6), *choose(native, 2)]
+    return [*choose(python, 4), *choose(native, 2)]
 
 
 @pytest.fixture(scope="module")

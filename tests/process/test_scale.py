@@ -145,6 +145,7 @@ train(hvd.elastic.ObjectState())
 """
 
 
+@pytest.mark.exhaustive
 def test_256_ranks_go_on_without_the_one_that_is_killed(tmp_path: Path) -> None:
     """Has the usual limit of descriptors: hvdrun and the ranks raise it as far as they need."""
     script = tmp_path / "rank.py"

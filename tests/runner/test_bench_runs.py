@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from launching import FAILSAFE_SECONDS, read_terminal
 from process_world import may_read_siblings
+from tiers import exhaustive_unless
 
 from sirtaki.runner.bench import ranks
 from sirtaki.runner.bench.operations import OPERATIONS
@@ -89,7 +90,7 @@ def test_links(bench: Bench) -> None:
         assert matrix[1][0] > 0
 
 
-@pytest.mark.parametrize("peers", [(), ("--peers", "gloo")])
+@pytest.mark.parametrize("peers", [(), pytest.param(("--peers", "gloo"), marks=pytest.mark.exhaustive)])
 def test_steps(peers: tuple[str, ...], bench: Bench) -> None:
     pytest.importorskip("torch")
     done = bench("step", "-np", "2", "--rounds", "1", "--json", "-", *peers)
@@ -150,7 +151,9 @@ def test_three_ranks_beside_gloo(bench: Bench) -> None:
     assert row["peers"]["gloo"]["ratio"] > 0
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    "operation", [pytest.param(name, marks=exhaustive_unless(name == "allreduce")) for name in OPERATIONS]
+)
 def test_all_peers_deliver_the_same_results(operation: str, bench: Bench) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("mpi4py")
