@@ -13,6 +13,7 @@ from typing import Any
 from sirtaki.bindings.config import call
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import lib
+from sirtaki.bindings.ownership import others_can_write
 from sirtaki.bindings.recording_orders import RECORDER, Order, read_order
 
 MAX_BYTES = 64 << 20  # of a timeline, which ends when it is larger
@@ -93,7 +94,7 @@ class Recordings:
 def _check_private(folder: Path) -> None:
     """Raises OSError unless the folder is this user's, so that nobody else has put links there."""
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if not stat.S_ISDIR(status.st_mode) or others_can_write(status):
         raise OSError(f"{folder} is not a folder of this user's own, or others may write to it")
 
 

@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Keeps the first tier from importing files, and frameworks, of which it has no test."""
+    """Keeps the first tier from importing files without its tests, and their frameworks."""
     if config.getoption("--tier") == "first" and not FIRST_TIER.has_tests_in(collection_path):
         return True
     return None
@@ -41,7 +41,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if tier := config.getoption("--tier"):
-        check_entries({name_of(item.nodeid) for item in items}, tier)
+        if tier == "first":
+            check_entries(items)
         tiers = {item: tier_of(item, FIRST_TIER) for item in items}
         config.hook.pytest_deselected(items=[item for item in items if tiers[item] != tier])
         items[:] = [item for item in items if tiers[item] == tier]
@@ -49,10 +50,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         group(items)
 
 
-def check_entries(collected: set[str], tier: str) -> None:
+def check_entries(items: list[pytest.Item]) -> None:
     """Raises if an entry of the table matches no test. Processes of xdist do not: they hide the error."""
-    unmatched = FIRST_TIER.unmatched(collected)
-    if tier == "first" and unmatched and "PYTEST_XDIST_WORKER" not in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    if unmatched := FIRST_TIER.unmatched({name_of(item.nodeid) for item in items}):
         raise pytest.UsageError(f"no test matches these entries of {TABLE.name}: {', '.join(unmatched)}")
 
 

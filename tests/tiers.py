@@ -47,11 +47,16 @@ class FirstTier:
     def starts(self) -> tuple[str, ...]:
         return tuple(start for starts in self.promises.values() for start in starts)
 
+    @cached_property
+    def _files(self) -> set[str]:
+        return {start.partition("::")[0] for start in self.starts}
+
     def has_tests_in(self, path: Path) -> bool:
         """Returns whether the first tier has tests of this file, or in this folder."""
         name = path.relative_to(TABLE.parent).as_posix()
-        files = [start.partition("::")[0] for start in self.starts]
-        return path == TABLE.parent or any(file == name or file.startswith(f"{name}/") for file in files)
+        return path == TABLE.parent or any(
+            file == name or file.startswith(f"{name}/") for file in self._files
+        )
 
     def unmatched(self, ids: Collection[str]) -> list[str]:
         """Returns the entries about the files of these tests that match none of the tests."""

@@ -25,7 +25,7 @@ ALL_KINDS = (
 )
 WORLDS = [(1, "nccl"), (2, "nccl"), (3, "nccl"), (2, "staged"), (2, "processes")]
 MAIN = {(2, "nccl")}
-# These take the longest: each case runs in one of the worlds.
+# These modules take the longest: each case runs in a single world.
 LONG = ("torch_matrix", "torch_parameter_server", "torch_staleness")
 OTHERS = tuple(name for name in TORCH_MODULES if name not in ALL_KINDS + LONG)
 CASES = in_worlds(WORLDS, MAIN, ALL_KINDS) + in_worlds(MAIN, MAIN, OTHERS) + in_worlds(MAIN, (), LONG)

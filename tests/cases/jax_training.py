@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import sirtaki.jax as hvd
 from cases import case
@@ -144,6 +145,7 @@ def each_rank_has_random_numbers_of_its_own() -> None:
 
 @case()
 def flax_linen() -> None:
+    pytest.importorskip("flax")
     from flax import linen
 
     class Network(linen.Module):
@@ -164,6 +166,7 @@ def flax_linen() -> None:
 
 @case()
 def flax_nnx() -> None:
+    pytest.importorskip("flax")
     from flax import nnx
 
     class Network(nnx.Module):
@@ -186,7 +189,7 @@ def flax_nnx() -> None:
 
 @case()
 def equinox_modules() -> None:
-    import equinox as eqx
+    eqx = pytest.importorskip("equinox")
 
     @eqx.filter_jit
     def step(model: Any, state: Any, inputs: Any, targets: Any, update: Any) -> Any:

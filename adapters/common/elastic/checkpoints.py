@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.bindings.ownership import others_can_write
 
 _PATTERN = re.compile(r"(\d+)\.checkpoint")
 _UNFINISHED = re.compile(r"\d+\.\w+\.new")
@@ -137,16 +138,12 @@ class _UnreadableError(Exception):
     """A checkpoint is damaged, or cannot be read; the text names it."""
 
 
-def _others_can_write(status: os.stat_result) -> bool:
-    return status.st_uid != os.getuid() or bool(status.st_mode & 0o022)
-
-
 def _require_private(folder: Path) -> None:
     """Raises HorovodInternalError if another user can put files, or links to files, into the folder."""
-    if _others_can_write(os.stat(folder)):
+    if others_can_write(os.stat(folder)):
         raise HorovodInternalError(
-            f"other users can put files into the folder of checkpoints {folder}, and reading one could run "
-            f"their code: run `chmod go-w {folder}`, or name a folder of your own"
+            f"other users can put files into the folder of checkpoints {folder}, and reading such files "
+            f"could run code: run `chmod go-w {folder}`, or name a folder of your own"
         )
 
 
@@ -162,7 +159,7 @@ def _open(path: Path) -> IO[bytes]:
             ) from None
         raise
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and not _others_can_write(status):
+    if stat.S_ISREG(status.st_mode) and not others_can_write(status):
         return open(descriptor, "rb")
     os.close(descriptor)
     raise HorovodInternalError(

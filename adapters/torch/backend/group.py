@@ -56,7 +56,7 @@ class SirtakiGroup(Reducing, Moving, Messages):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Returns the devices whose tensors the group exchanges; checkpoints and object collectives ask."""
+        """Returns the devices whose tensors the group exchanges: torch's checkpoints choose by them."""
         return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cpu" or torch.cuda.is_available()]
 
     def _get_backend(self, device: torch.device) -> Any:
