@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 
 from sirtaki.runner.rendezvous.interfaces import is_own_address, local_addresses, unmapped_address
-from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import KEY_ADVICE
 
 _UNIX = "unix:"
@@ -74,15 +74,22 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host.split("%")[0]).is_loopback
 
 
-def require_key(connection: socket.socket, key: bytes) -> None:
-    """Rejects a connection that leaves this machine if there is no key, because no peer can then
-    authenticate.
+def require_key(connection: socket.socket, job: Job) -> None:
+    """Rejects a TCP connection that the job's key cannot authenticate.
 
-    Raises RendezvousError in that case.
+    Without a key a connection must not leave this machine. A key from a store may be known to whoever can
+    reach the store, so the job uses Unix sockets only: the system says whose process is at their other end.
+
+    Raises RendezvousError in these cases.
     """
-    if key or connection.family == socket.AF_UNIX:
+    if connection.family == socket.AF_UNIX or (job.key and not job.key_from_store):
         return
     other = unmapped_address(str(connection.getpeername()[0]))
+    if job.key_from_store:
+        raise RendezvousError(
+            f"the ranks of this job connect over Unix sockets only, not to {other}: its key passed through a "
+            f"store that others may read and write. For TCP, {KEY_ADVICE}"
+        )
     if not is_loopback(other):
         raise RendezvousError(f"{other} is another machine, so the ranks need a common key: {KEY_ADVICE}")
 

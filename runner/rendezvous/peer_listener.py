@@ -70,7 +70,7 @@ class Handshakes:
 
     def begin_handshake(self, connection: socket.socket, rank: int, channel: int = 0) -> HandshakeSteps:
         """Runs the handshake with the process that answers. Raises RendezvousError unless it is this rank."""
-        require_key(connection, self.job.key)
+        require_key(connection, self.job)
         mine = replace(self.mine, channel=channel)
         peer = yield from begin_handshake(connection, self.job, mine, LinkKind.PEERS, Role.CONNECTS)
         if peer.rank != rank:
@@ -120,13 +120,13 @@ class PeerListener:
         self.name, local = _listen_locally(folder)
         self._listen(local)
 
-    def listen_to_hosts(self, reachable: list[str], key: bytes) -> list[str]:
+    def listen_to_hosts(self, reachable: list[str], job: Job) -> list[str]:
         """Starts accepting ranks of other hosts; returns the addresses to try, the most likely ones first.
 
         `reachable` are addresses of this machine that are known to be reachable. Raises RendezvousError
-        without a key.
+        without a key of the user's or of the launcher's.
         """
-        if not key:
+        if not job.key or job.key_from_store:
             raise RendezvousError(f"ranks of several hosts need a common key: {KEY_ADVICE}")
         listening = listen_everywhere()
         self._listen(listening)

@@ -18,6 +18,7 @@ from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.address import is_unix, require_key, split_addresses
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.handshake import HandshakeSteps, begin_handshake, check_encryption
+from sirtaki.runner.rendezvous.handshake_connection import is_trusted_user
 from sirtaki.runner.rendezvous.interfaces import source_towards
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.runner.rendezvous.messages import NUMBER, Route
@@ -242,7 +243,9 @@ class RendezvousClient:
 
 def _connect(addresses: list[str], job: Job, mine: Identity, deadline: float) -> Connection:
     def begin(connection: socket.socket) -> HandshakeSteps:
-        require_key(connection, job.key)
+        require_key(connection, job)
+        if connection.family == socket.AF_UNIX and not is_trusted_user(connection):
+            raise RendezvousError("another user's process answers where the rendezvous of this job should be")
         return begin_handshake(connection, job, mine, LinkKind.RENDEZVOUS, Role.CONNECTS)
 
     try:

@@ -121,7 +121,7 @@ class WorldBuilder:
         spans_hosts = len(local_ranks) < len(members)
         addresses: list[str] = []
         if spans_hosts:
-            addresses = listener.listen_to_hosts(self.client.own_addresses(), world.job.key)
+            addresses = listener.listen_to_hosts(self.client.own_addresses(), world.job)
         mine = Offer(addresses, no_memory)
         offers = [unpack_offer(payload) for payload in self.client.all_gather(pack(mine))]
         deadline = time.monotonic() + world.start_timeout

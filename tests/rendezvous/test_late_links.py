@@ -72,7 +72,7 @@ class World:
     def __init__(self, ranks: int, channels: int = 1, seconds: float = FAILSAFE_SECONDS) -> None:
         self.cores = [Core(rank) for rank in range(ranks)]
         listeners = [PeerListener() for _ in range(ranks)]
-        self.addresses = [one.listen_to_hosts([], JOB.key) for one in listeners]
+        self.addresses = [one.listen_to_hosts([], JOB) for one in listeners]
         endpoints = {
             rank: PeerEndpoint(f"rank {rank} (pid {rank})", addresses, channels)
             for rank, addresses in enumerate(self.addresses)

@@ -63,7 +63,7 @@ def come(addresses: list[str], mine: Handshakes, channel: int = 0) -> socket.soc
 
 
 def test_ranks_come_through_both_doors(listener: PeerListener, pool: ThreadPoolExecutor) -> None:
-    far = listener.listen_to_hosts([], JOB.key)
+    far = listener.listen_to_hosts([], JOB)
     wanted: set[LinkKey] = {(1, 0), (2, 0), (2, 1)}
     accepted = pool.submit(accept, listener, handshakes(0), wanted)
     came = [
@@ -99,7 +99,7 @@ def test_what_follows_the_handshake_is_left_in_the_socket(
 def test_strangers_are_turned_away_and_nobody_waits_for_them(
     listener: PeerListener, pool: ThreadPoolExecutor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    far = listener.listen_to_hosts([], JOB.key)
+    far = listener.listen_to_hosts([], JOB)
     place = split_address(far[0])
     silent = [socket.create_connection(place, FAILSAFE_SECONDS) for _ in range(20)]
     rude = socket.create_connection(place, FAILSAFE_SECONDS)
@@ -165,7 +165,7 @@ def test_a_connection_is_taken_when_its_rank_has_chosen_it(listener: PeerListene
         return received
 
     everybody = Everybody()
-    place = split_address(listener.listen_to_hosts([], JOB.key)[0])
+    place = split_address(listener.listen_to_hosts([], JOB)[0])
     with socket.create_connection(place, FAILSAFE_SECONDS) as connection:
         steps = handshakes(1).begin_handshake(connection, 0)
         hello, hello_bytes = next(steps)
@@ -210,12 +210,12 @@ def test_a_crowd_of_strangers(listener: PeerListener, pool: ThreadPoolExecutor) 
 
 
 def test_other_hosts_are_offered_no_loopback(listener: PeerListener) -> None:
-    offered = [split_address(address)[0] for address in listener.listen_to_hosts([], JOB.key)]
+    offered = [split_address(address)[0] for address in listener.listen_to_hosts([], JOB)]
     if local_addresses():
         assert offered
         assert not any(is_loopback(host) for host in offered)
     route = local_addresses()[-1:]
-    offered = [split_address(address)[0] for address in listener.listen_to_hosts(route, JOB.key)]
+    offered = [split_address(address)[0] for address in listener.listen_to_hosts(route, JOB)]
     assert offered[:1] == (route or ["127.0.0.1"])
 
 

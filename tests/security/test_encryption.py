@@ -171,7 +171,7 @@ def come(address: str, job: Job = JOB) -> Connection:
 def test_what_ranks_tell_each_other_is_seen_only_without_encryption(job: Job) -> None:
     found: dict[LinkKey, Connection] = {}
     with PeerListener() as listener, ThreadPoolExecutor(1) as pool:
-        port = split_address(listener.listen_to_hosts([], job.key)[0])[1]
+        port = split_address(listener.listen_to_hosts([], job)[0])[1]
         between = Between(f"127.0.0.1:{port}", record)
         accepted = pool.submit(accept, listener, job, found)
         theirs = come(between.address, job)
@@ -194,7 +194,7 @@ def test_who_terminates_tls_between_ranks_is_refused_by_both_sides() -> None:
     found: dict[LinkKey, Connection] = {}
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), PeerListener() as listener, ThreadPoolExecutor(1) as pool:
-        port = split_address(listener.listen_to_hosts([], JOB.key)[0])[1]
+        port = split_address(listener.listen_to_hosts([], JOB)[0])[1]
         between = Between(f"127.0.0.1:{port}", terminate_tls)
         accepted = pool.submit(accept, listener, JOB, found)
         with pytest.raises(HandshakeError, match="the connection to rank 0 cannot be encrypted"):

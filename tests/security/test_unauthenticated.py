@@ -33,6 +33,7 @@ from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.unauthenticated import RejectionLog
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
+NO_KEY = replace(JOB, key=b"")
 HELLO_BYTES = len(next(handshake_steps(JOB, Identity(0), LinkKind.RENDEZVOUS, Role.CONNECTS))[0])
 ROLE = struct.Struct("!8sHB").size - 1  # its offset in the hello
 
@@ -374,7 +375,7 @@ def test_without_a_key_nothing_leaves_this_machine() -> None:
     with pytest.raises(RendezvousError, match="the ranks need a common key"):
         listen_at("0.0.0.0:0", b"")
     with PeerListener() as reception, pytest.raises(RendezvousError, match="need a common key"):
-        reception.listen_to_hosts([], b"")
+        reception.listen_to_hosts([], NO_KEY)
 
     class Elsewhere:
         """A connection to another machine."""
@@ -393,6 +394,6 @@ def test_without_a_key_nothing_leaves_this_machine() -> None:
     with pytest.raises(
         RendezvousError, match=r"192\.0\.2\.7 is another machine, so the ranks need a common key"
     ):
-        require_key(elsewhere(), b"")
-    require_key(elsewhere(), b"k" * 32)
-    require_key(here(), b"")
+        require_key(elsewhere(), NO_KEY)
+    require_key(elsewhere(), JOB)
+    require_key(here(), NO_KEY)

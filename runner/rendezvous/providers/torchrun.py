@@ -2,9 +2,9 @@
 launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as Kubernetes' training operators do: then
 rank 0 listens there.
 
-With torchrun the address is that of its agent's store, through which rank 0 announces where it listens. On
-one host the store passes a key, too; over several hosts no other process may know the key, so the user has to
-supply it.
+With torchrun the address is that of its agent's store, through which rank 0 announces where it listens.
+Anybody who reaches the store can read and write it. On one host it passes a key, too, and all ranks then
+connect over Unix sockets to processes of the same user only. Over several hosts the user supplies the key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from sirtaki.runner.rendezvous.key import KEY_ADVICE, KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,
+    key_from_store,
     key_of,
+    local_address,
     number_in,
     served_by_rank_0,
     single_rank_world,
@@ -39,20 +41,22 @@ def find(environment: Mapping[str, str]) -> World | None:
         address = join_address(environment["MASTER_ADDR"], number_in(environment, "MASTER_PORT"))
         return served_by_rank_0(rank, size, address, "master", environment)
     is_one_host = environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
-    key = key_of(environment)
-    if not key and not is_one_host:
+    own_key = key_of(environment)
+    if not own_key and not is_one_host:
         raise RendezvousError(
             f"torchrun has started ranks on several hosts, so they need a common key: {KEY_ADVICE}"
         )
     channel = _Channel(environment)
-    if not key:
-        key = bytes.fromhex(channel.broadcast("key", secrets.token_hex(KEY_BYTES) if rank == 0 else ""))
+    key = own_key
+    if not own_key:
+        key = key_from_store(channel.broadcast("key", secrets.token_hex(KEY_BYTES) if rank == 0 else ""))
 
     def announce(address: str) -> str:
-        return channel.broadcast("rendezvous", address)
+        announced = channel.broadcast("rendezvous", address)
+        return announced if own_key else local_address(announced)
 
     address = f"unix:@sirtaki-{secrets.token_hex(8)}" if is_one_host else "*:0"
-    job = Job(channel.name, size, key, VERSION)
+    job = Job(channel.name, size, key, VERSION, key_from_store=not own_key)
     return World(rank, job, address, start_timeout(environment), serves=rank == 0, announce=announce)
 
 
@@ -81,7 +85,7 @@ class _Channel:
             self._store.set(name, text)
             return text
         try:
-            return bytes(self._store.get(name)).decode()
+            return bytes(self._store.get(name)).decode(errors="replace")
         except RuntimeError as error:
             raise RendezvousError(
                 f"rank 0 has not written its address to torchrun's store: {error}"

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.runner.rendezvous.address import is_abstract
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import KEY_BYTES, parse_key, read_key
+from sirtaki.runner.rendezvous.key import KEY_ADVICE, KEY_BYTES, parse_key, read_key
 
+NOT_OF_RANK_0 = (
+    "the store through which the ranks meet holds a value that rank 0 did not write: another process can "
+    f"write to it. To authenticate the ranks without it, {KEY_ADVICE}"
+)
 DEFAULT_START_TIMEOUT = 120.0  # seconds from the first rank's init()
 
 
@@ -77,6 +82,25 @@ def start_timeout(environment: Mapping[str, str]) -> float:
         raise RendezvousError(
             f"SIRTAKI_START_TIMEOUT is {value!r}, but it has to be a number of seconds"
         ) from None
+
+
+def key_from_store(text: str) -> bytes:
+    """Returns the key that rank 0 has written to a store. Raises RendezvousError if that is no key."""
+    key = parse_key(text)
+    if len(key) != KEY_BYTES:
+        raise RendezvousError(NOT_OF_RANK_0)
+    return key
+
+
+def local_address(address: str) -> str:
+    """Returns an address that came from a store, if only a process of this host can listen there.
+
+    Raises RendezvousError for any other address: whoever can write to the store may have written it, with
+    another key.
+    """
+    if not all(map(is_abstract, address.split(","))):
+        raise RendezvousError(NOT_OF_RANK_0)
+    return address
 
 
 def key_of(environment: Mapping[str, str]) -> bytes:
