@@ -34,13 +34,14 @@ class Channel:
         self.error = ""
         self.reader = FrameReader(mark)
         self._reading = reading
+        self._watched = False
         self._outgoing = Outgoing(writing, selector)
         self._selector = selector
         self._receive = receive
         self._decode = LineDecoder() if lines == "read" else bytes
         self._encode = encode_lines if lines == "write" else bytes
         os.set_blocking(reading, False)
-        selector.register(reading, selectors.EVENT_READ, self.read)
+        self.watch(True)
 
     @property
     def backlog(self) -> int:
@@ -53,6 +54,15 @@ class Channel:
 
     def send_bytes(self, data: bytes) -> None:
         self._outgoing.send(self._encode(data))
+
+    def watch(self, wanted: bool) -> None:
+        """Lets the selector's loop read, or lets the peer wait."""
+        wanted = wanted and not self.ended
+        if wanted and not self._watched:
+            self._selector.register(self._reading, selectors.EVENT_READ, self.read)
+        elif self._watched and not wanted:
+            self._selector.unregister(self._reading)
+        self._watched = wanted
 
     def read(self) -> bool:
         """Reads at most one buffer; returns False if nothing is available, or at the end."""
@@ -87,7 +97,7 @@ class Channel:
 
     def _end(self, error: str) -> None:
         if not self.ended:
-            self._selector.unregister(self._reading)
+            self.watch(False)
             os.close(self._reading)
             self.ended = True
             self.error = error

@@ -105,9 +105,10 @@ class Display:
 
     def say(self, text: str) -> None:
         """Shows a line of hvdrun's own. It may contain another process's text, so control sequences are
-        removed for a terminal.
+        removed for a terminal, and further lines are indented: they cannot pass for hvdrun's.
         """
-        self._stderr.write_line(b"", f"hvdrun: {printable(text, _LONGEST_TEXT)}\n".encode())
+        shown = printable(text, _LONGEST_TEXT).replace("\n", "\n  ")
+        self._stderr.write_line(b"", f"hvdrun: {shown}\n".encode())
 
     def detail(self, text: str) -> None:
         """Shows a line of hvdrun's own in verbose mode only."""

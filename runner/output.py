@@ -13,7 +13,7 @@ from sirtaki.runner.rendezvous.wire import printable
 TAIL_LINES = 20
 _TAIL_LINE_BYTES = 4096
 _READ_BYTES = 64 * 1024
-_LONGEST_LINE = 16 * 1024 * 1024  # a longer line is split, which bounds the memory
+_LONGEST_LINE = 1024 * 1024  # bytes; a longer line is split, which bounds the memory for each rank
 _LONGEST_UNTRUSTED = 2000  # characters of a line
 _PENDING_LIMIT = 1024 * 1024  # bytes that may wait for the reader of hvdrun's output before the ranks wait
 _PIPE_BUFFER = 4096  # a pipe that poll reports as writable accepts this many bytes without blocking

@@ -11,6 +11,7 @@ from sirtaki.runner.frames import Frame, Kind, WireError
 from sirtaki.runner.outgoing import Outgoing
 
 _READ_BYTES = 64 * 1024
+_MAX_BACKLOG = 1024 * 1024  # bytes that wait for a reader; while there are more, nothing is read
 _LOST = 255  # as ssh's exit code when a connection breaks
 
 
@@ -50,8 +51,23 @@ class RelayedProcess:
         self._input = os.dup(streams[0])
         self._output, self._errors = (Outgoing(os.dup(one), selector) for one in streams[1:])
         os.set_blocking(self._input, False)
-        selector.register(self._input, selectors.EVENT_READ, self.pass_on)
+        self._watched = False
+        self.watch(True)
         send(Frame.of_values(Kind.REACH, {"command": list(command)}, lane))
+
+    @property
+    def backlog(self) -> int:
+        """Returns how many bytes of its output nobody has read yet."""
+        return self._output.backlog
+
+    def watch(self, wanted: bool) -> None:
+        """Passes its input on, or lets it wait."""
+        wanted = wanted and self._input >= 0
+        if wanted and not self._watched:
+            self._selector.register(self._input, selectors.EVENT_READ, self.pass_on)
+        elif self._watched and not wanted:
+            self._selector.unregister(self._input)
+        self._watched = wanted
 
     def poll(self) -> tuple[int, int] | None:
         """Returns how the process ended, once all that it has written to its output can be read."""
@@ -72,7 +88,8 @@ class RelayedProcess:
         if frame.kind == Kind.PASSED:
             self._output.send(frame.payload)
         elif frame.kind == Kind.PASSED_ERROR:
-            self._errors.send(frame.payload)
+            if self._errors.backlog < _MAX_BACKLOG:  # the rest is dropped: hvdrun's output may have no reader
+                self._errors.send(frame.payload)
         else:
             values = frame.values
             code, killed_by = values.get("code"), values.get("killed_by")
@@ -109,7 +126,7 @@ class RelayedProcess:
 
     def _close_input(self) -> None:
         if self._input >= 0:
-            self._selector.unregister(self._input)
+            self.watch(False)
             os.close(self._input)
             self._input = -1
 
@@ -134,6 +151,15 @@ class RelayedHosts:
         if process is None:
             raise WireError(f"{frame.kind.name} of lane {frame.rank} is not expected")
         process.take(frame)
+
+    def balance(self, backlog: int) -> bool:
+        """Passes input on while the agent reads it; returns whether there is room for what it sends.
+
+        `backlog` is the number of bytes that wait for the agent.
+        """
+        for process in self._lanes.values():
+            process.watch(backlog < _MAX_BACKLOG)
+        return all(process.backlog < _MAX_BACKLOG for process in self._lanes.values())
 
     def lose(self, why: str) -> None:
         """Notes that the agent is gone, and all its processes with it."""

@@ -36,7 +36,7 @@ from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.relayed import AgentProcess, RelayedHosts, RelayedProcess
 from sirtaki.runner.remote_rank import RemoteRank
 from sirtaki.runner.remote_states import RemoteStates
-from sirtaki.runner.rendezvous.wire import printable
+from sirtaki.runner.rendezvous.wire import one_line
 from sirtaki.runner.timeline_files import Part
 from sirtaki.runner.torch_variables import MasterOffer
 
@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # jobs without spares need none of it
     from sirtaki.runner.elastic.host_spares import SpareNews
 
 SILENCE_SECONDS = 60.0  # an agent sends ALIVE more often than this
+_MOST_PARTS = 10_000  # files of a timeline
+_MOST_UNREAD = 64 << 20  # bytes; START, the largest frame, has 16 MiB
 
 
 @dataclass
@@ -87,6 +89,8 @@ class RemoteHost:
         self._ungranted = {STDOUT: 0, STDERR: 0}  # bytes received for which no new room has been granted
         self._credit = INITIAL_CREDIT
         self._spares: set[int] = set()  # the lanes of all spares that were started
+        self._ended_spares: set[int] = set()
+        self._parts: set[Part] = set()  # of the timeline of an elastic job, which it has sent
         self._job: RemoteJob | None = None
         self._states: RemoteStates | None = None
         self._last_received = time.monotonic()
@@ -197,6 +201,7 @@ class RemoteHost:
                 self.send(Frame.of_number(Kind.GRANT, number, ungranted))
         if self._states is not None:
             self._states.poll(time.monotonic())
+        self._channel.watch(self._behind.balance(self._channel.backlog))
 
     @property
     def deadline(self) -> float | None:
@@ -273,12 +278,13 @@ class RemoteHost:
             self.accepted = True
             if self._job.lease is not None:
                 self._job.lease.grant(lease_clock())
-            self.send(Frame.of_number(Kind.LEASE, 0, number))
+            if self._channel.backlog < _MOST_UNREAD:  # an agent that does not read gets no leases
+                self.send(Frame.of_number(Kind.LEASE, 0, number))
 
     def _take_answer(self, frame: Frame) -> None:
         answer = frame.values
-        version = printable(str(answer.get("version", "")), 50)
-        problem = printable(str(answer.get("problem", "")), 1000)
+        version = one_line(str(answer.get("version", "")), 50)
+        problem = one_line(str(answer.get("problem", "")), 1000)
         if version != VERSION:
             problem = f"has sirtaki {version}, and this host {VERSION}: install the same version on both"
         if problem:
@@ -294,12 +300,12 @@ class RemoteHost:
     def _take(self, frame: Frame, job: RemoteJob, rank: RemoteRank) -> None:
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             self._take_output(frame)
-        elif frame.kind == Kind.STARTED:
+        elif frame.kind == Kind.STARTED and rank.is_awaited:
             rank.pid = frame.number
             self._display.end_lines(frame.rank)
             job.on_start(frame.rank, rank.pid)
-        elif frame.kind == Kind.REFUSED:
-            self._display.say(f"{self.name}: {printable(frame.payload.decode(errors='replace'), 1000)}")
+        elif frame.kind == Kind.REFUSED and rank.is_awaited:
+            self._display.say(f"{self.name}: {one_line(frame.payload.decode(errors='replace'), 1000)}")
             self._note_exit(rank, NOT_EXECUTABLE, 0)
         elif frame.kind == Kind.ENDED:
             values = frame.values
@@ -315,7 +321,11 @@ class RemoteHost:
         generation, piece = frame.numbered
         if job.lease is None or job.timeline is None or frame.rank < 0:
             raise WireError(f"{frame.kind.name} of worker {frame.rank} is not expected")
-        job.timeline.append_part(Part(frame.rank, generation), piece)
+        part = Part(frame.rank, generation)
+        self._parts.add(part)
+        if len(self._parts) > _MOST_PARTS:
+            raise WireError(f"it sent more than {_MOST_PARTS} parts of a timeline")
+        job.timeline.append_part(part, piece)
 
     def _take_of_spare(self, frame: Frame, spares: SpareNews) -> None:
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
@@ -327,9 +337,9 @@ class RemoteHost:
             if not isinstance(modules, int) or not isinstance(seconds, float):
                 raise WireError("the report of a spare is malformed")
             spares.waits(frame.rank, modules, seconds)
-        elif frame.kind == Kind.SPARE_ENDED:
-            why = " ".join(frame.payload.decode(errors="replace").split())  # one line
-            spares.ended(frame.rank, printable(why, 1000))
+        elif frame.kind == Kind.SPARE_ENDED and frame.rank not in self._ended_spares:
+            self._ended_spares.add(frame.rank)
+            spares.ended(frame.rank, one_line(frame.payload.decode(errors="replace"), 1000))
         else:
             raise WireError(f"{frame.kind.name} is not expected now")
 

@@ -22,6 +22,11 @@ class RemoteRank:
         self._host = host
         self._noted: ExitStatus | None = None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Returns whether the agent has not yet reported that the rank has started, or why it has not."""
+        return not self.pid and self._noted is None
+
     def check(self) -> ExitStatus | None:
         """Returns how the rank ended, if it has ended since the last call."""
         if self.exit_status is None and self._noted is not None:

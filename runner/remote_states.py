@@ -19,11 +19,9 @@ from sirtaki.bindings.recording_orders import parse_order, place_order, read_ord
 from sirtaki.bindings.watch_marks import INTERVAL_SECONDS, REMOTE, is_watched_for_now, watch_for_now
 from sirtaki.runner.frames import NO_RANK, Frame, Kind, WireError
 
-# Values of a state that stay on the rank's host, where its metrics are served.
-_OF_METRICS = frozenset(
-    ("by_backend", "wait", "transfer", "recoveries", "plans", "cache_hits", "cache_misses")
-)
 _SENT_ROWS = 8  # hosts to which a rank has sent the most
+_MOST_FILES = 2048  # of a host, for processes that have been ranks there; the oldest ones are removed
+_MOST_BYTES = 64 << 20  # of these files
 
 
 class RemoteStates:
@@ -34,7 +32,7 @@ class RemoteStates:
         self._prefix = name.replace("/", "_")
         self._folder = folder
         self._send = send
-        self._last: dict[str, dict[str, Any]] = {}  # by file
+        self._sizes: dict[str, int] = {}  # of the files that are stored, the oldest first
         self._number = 0  # of the last question
         self._asked = 0.0  # when it was sent, in Unix time
         self._ordered = 0  # the number of the last order for a recording
@@ -54,34 +52,45 @@ class RemoteStates:
 
     def take(self, frame: Frame) -> None:
         """Stores a state; that of an earlier question is too old. Raises WireError if it is malformed."""
+        from sirtaki.runner.state_shape import maybe, process_shape, real, remote_state  # if somebody watches
+
         answer = frame.values
-        if answer.get("number") != self._number:
+        if not self._number or answer.get("number") != self._number:
             return
         try:
-            values, process = dict(answer["values"]), answer["process"]
-            pid, behind = int(values["pid"]), self._asked - answer["now"]
-            values["time"] += behind
-            values["look_seconds"] += time.time() - self._asked
-            if process is not None:
-                process["begin"] += behind
-        except (KeyError, TypeError, ValueError, OverflowError):
-            raise WireError(f"{frame.kind.name} is malformed") from None
-        name = f"{self._prefix}-{pid}.json"
-        self._last[name] = values
-        self._store(name, process)
+            values = remote_state(answer.get("values"))
+            process = maybe(process_shape)(answer.get("process"))
+            behind = self._asked - real(answer.get("now"))
+        except ValueError as error:
+            raise WireError(f"{frame.kind.name} is malformed: {error}") from None
+        values["time"] += behind
+        values["look_seconds"] += time.time() - self._asked
+        if process is not None:
+            process["begin"] += behind
+        self._store(f"{self._prefix}-{values['pid']}.json", {**values, "process": process})
 
     def end(self) -> None:
         """Stores that no rank runs there any more."""
-        for name in self._last:
-            self._store(name, None)
+        for name in list(self._sizes):
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # it was removed, or another process has changed it
+                values = json.loads((self._folder / REMOTE / name).read_text())
+                self._store(name, {**values, "process": None})
 
-    def _store(self, name: str, process: dict[str, Any] | None) -> None:
-        folder, text = self._folder / REMOTE, json.dumps({**self._last[name], "process": process})
+    def _store(self, name: str, values: dict[str, Any]) -> None:
+        folder, text = self._folder / REMOTE, json.dumps(values)
         with contextlib.suppress(OSError):  # such as a full disk: there will be another answer
             folder.mkdir(mode=0o700, exist_ok=True)
             fresh = folder / f"{name}.new"
             fresh.write_text(text)
             fresh.replace(folder / name)
+            self._sizes.pop(name, None)
+            self._sizes[name] = len(text)
+            while len(self._sizes) > _MOST_FILES or sum(self._sizes.values()) > _MOST_BYTES:
+                oldest = next(iter(self._sizes))
+                del self._sizes[oldest]
+                (folder / oldest).unlink(missing_ok=True)
 
 
 def take_order(folder: Path, frame: Frame) -> None:
@@ -100,13 +109,14 @@ def answers(folder: Path, number: int) -> Iterator[Frame]:
 
     `folder` is that of the states on this host. The ranks notice within a second that somebody watches.
     """
-    from sirtaki.runner.states import read_states  # hvdrun needs none of it, nor do jobs that nobody watches
+    from sirtaki.runner.state_shape import OF_METRICS  # a job that nobody watches needs none of it
+    from sirtaki.runner.states import read_states
 
     with contextlib.suppress(OSError):  # a full disk
         watch_for_now(folder)
     for state in read_states(folder):
         process = state.process_state()._asdict() if state.process is not None else None
         answer: dict[str, Any] = {"number": number, "now": time.time()}
-        values = {name: value for name, value in state.values.items() if name not in _OF_METRICS}
+        values = {name: value for name, value in state.values.items() if name not in OF_METRICS}
         values["sent"] = heapq.nlargest(_SENT_ROWS, values["sent"], key=lambda row: row["bytes"])
         yield Frame.of_values(Kind.STATE, {**answer, "values": values, "process": process})

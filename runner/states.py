@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from sirtaki.bindings.watch_marks import REMOTE
+from sirtaki.runner.state_shape import maybe, own_state, process_shape, remote_state
 
 
 class ProcessState(NamedTuple):
@@ -26,7 +27,7 @@ class ProcessState(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """The last state of a rank: the contents of its file, and its process if that still runs.
+    """The last state of a rank: the checked contents of its file, and its process if that still runs.
 
     Attributes:
         process: None for ranks of other hosts, too.
@@ -80,23 +81,28 @@ def _by_rank(states: Iterable[RankState]) -> list[RankState]:
 
 
 def _own_states(folder: Path) -> Iterator[RankState]:
-    for values in _contents(folder):
-        with contextlib.suppress(KeyError):
+    for contents in _contents(folder):
+        with contextlib.suppress(ValueError):
+            values = own_state(contents)
             yield RankState(values, _running_process(values["pid"]))
 
 
 def _remote_states(folder: Path) -> Iterator[RankState]:
-    for values in _contents(folder):
-        with contextlib.suppress(KeyError, TypeError):
-            process = values.pop("process")
-            yield RankState(values, None, None if process is None else ProcessState(**process))
+    for contents in _contents(folder):
+        with contextlib.suppress(ValueError):
+            process = maybe(process_shape)(contents.get("process"))
+            yield RankState(
+                remote_state(contents), None, None if process is None else ProcessState(**process)
+            )
 
 
 def _contents(folder: Path) -> Iterator[dict[str, Any]]:
     """Yields the contents of a folder's files, the oldest first."""
     for file in sorted(folder.glob("*.json"), key=_age_order):
-        with contextlib.suppress(OSError, ValueError):
-            yield json.loads(file.read_text())
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            contents = json.loads(file.read_text())
+            if isinstance(contents, dict):
+                yield contents
 
 
 def _age_order(file: Path) -> float:

@@ -47,6 +47,13 @@ BASE = RankSample(
     memory_bytes=1 << 20,
 )
 
+METRICS: dict[str, Any] = {
+    "by_backend": [{"kind": "all-reduce", "backend": "cpu", "operations": 10, "failed": 0, "bytes": 1000}],
+    **dict.fromkeys(("wait", "transfer"), NO_STEPS["times"]),
+    "recoveries": {"detect": [0.5]},
+    **dict.fromkeys(("plans", "cache_hits", "cache_misses", "ranks_lost"), 3),
+}
+
 
 def sample(rank: int = 0, **changes: Any) -> RankSample:
     return replace(BASE, rank=rank, pid=100 + rank, **changes)
@@ -65,7 +72,7 @@ def stepped(count: int, total: float, **changes: Any) -> Steps:
 
 
 def state_values(rank: int, pid: int, **changes: Any) -> dict[str, Any]:
-    """Returns what a rank writes; the rest of a sample comes from its process."""
+    """Returns what a rank writes: a sample without what its process adds, and values for metrics."""
     of_process = ("is_up", "is_stopped", "begin", "cpu_seconds", "memory_bytes")
     values = {name: value for name, value in asdict(BASE).items() if name not in of_process}
-    return {**values, "rank": rank, "pid": pid, "is_member": True, **changes}
+    return {**values, **METRICS, "rank": rank, "pid": pid, "is_member": True, **changes}

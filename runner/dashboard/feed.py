@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
@@ -45,6 +45,7 @@ class Feed:
         self._look: dict[str, Any] | None = None
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._is_over = False
+        self._has_failed = False  # at some look
         threading.Thread(target=self._run, name="sirtaki feed", daemon=True).start()
 
     def end(self) -> None:
@@ -90,8 +91,14 @@ class Feed:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._readers)
-            with contextlib.suppress(LaunchError):  # the ranks have not started, or have ended
+            try:
                 self._watch()
+            except LaunchError:  # the ranks have not started, or have ended
+                pass
+            except Exception:  # states that make no sense: later ones may
+                if not self._has_failed:
+                    traceback.print_exc()
+                self._has_failed = True
             time.sleep(INTERVAL_SECONDS)
 
     def _watch(self) -> None:

@@ -91,6 +91,11 @@ def printable(text: str, limit: int = 2000) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in shown)
 
 
+def one_line(text: str, limit: int = 2000) -> str:
+    """Works like `printable`, and joins lines: text of another process cannot pass for a line of ours."""
+    return printable(" ".join(text[:limit].split()), limit)
+
+
 def _checked_length(prefix: bytes | bytearray, limit: int) -> int:
     length: int = _LENGTH.unpack(prefix)[0]
     if length > limit:

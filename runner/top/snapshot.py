@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sirtaki.runner.state_shape import real, sample_shape, text
+
 SCHEMA = 2
 Place = tuple[int, str, int]  # rank, host and process
 
@@ -118,7 +120,7 @@ def from_line(line: str) -> Snapshot:
         values = json.loads(line)
         if values["schema"] != SCHEMA:
             raise ValueError(f"it has the schema {values['schema']}, not {SCHEMA}")
-        ranks = tuple(RankSample(**one) for one in values["ranks"])
-        return Snapshot(float(values["time"]), float(values["since"]), str(values["job"]), ranks)
-    except (KeyError, TypeError) as error:
+        ranks = tuple(RankSample(**sample_shape(one)) for one in values["ranks"])
+        return Snapshot(real(values["time"]), real(values["since"]), text(values["job"]), ranks)
+    except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is no snapshot ({error})") from None

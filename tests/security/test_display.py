@@ -34,7 +34,7 @@ def test_no_terminal_obeys_what_is_shown(capfd: pytest.CaptureFixture[str]) -> N
         "hvdrun: rank 1 gave up: ?]0;title??2J ?txt.exe\n"
     )
     assert said("two\nlines, and what is no UTF-8: \udcff", capfd) == (
-        "hvdrun: two\nlines, and what is no UTF-8: ?\n"
+        "hvdrun: two\n  lines, and what is no UTF-8: ?\n"
     )
     assert len(said("x" * 100_000, capfd)) < 10_000
 
