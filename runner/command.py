@@ -11,8 +11,23 @@ from sirtaki.runner.errors import LaunchError
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _PYTHON = ("python", "python3")
-# Begins a command for a module of sirtaki: modules of the user's folder do not replace those of Python.
-SAFE_PYTHON = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()))
+_HAS_SAFE_PATH = sys.version_info >= (3, 11)
+
+
+def code_words(code: str, has_safe_path: bool = _HAS_SAFE_PATH) -> tuple[str, ...]:
+    """Returns the words after Python's name that run code which imports no modules of the current folder.
+
+    Anybody may have put a file with the name of one of Python's modules there. `has_safe_path`: whether this
+    Python knows -P.
+    """
+    return ("-P", "-c", code) if has_safe_path else ("-c", f"import sys; del sys.path[0]; {code}")
+
+
+def module_words(module: str, has_safe_path: bool = _HAS_SAFE_PATH) -> tuple[str, ...]:
+    """Returns the words after Python's name that run a module of sirtaki, as `code_words`."""
+    if has_safe_path:
+        return "-P", "-m", module
+    return code_words(f"import runpy; runpy.run_module('{module}', None, '__main__', True)", False)
 
 
 def find_program(command: Sequence[str], size: int, environment: Mapping[str, str]) -> tuple[str, str]:

@@ -50,11 +50,8 @@ class RankEnvironment:
         return environment
 
     def of_server(self, number: int, base: Mapping[str, str]) -> dict[str, str]:
-        """Returns the whole environment of one server of tables, on top of `base`.
-
-        The current folder is the user's, and may have files named like modules.
-        """
-        return {**self._of_job(base), SERVER: str(number - FIRST_SERVER), "PYTHONSAFEPATH": "1"}
+        """Returns the whole environment of one server of tables, on top of `base`."""
+        return {**self._of_job(base), SERVER: str(number - FIRST_SERVER)}
 
     def _of_job(self, base: Mapping[str, str]) -> dict[str, str]:
         environment = {"PYTHONUNBUFFERED": "1", **base, **self.additions}

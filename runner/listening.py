@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from sirtaki.runner.command import module_words
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
@@ -62,12 +63,10 @@ def start_server(module: str, arguments: Sequence[str], listener: socket.socket,
 
     Raises LaunchError.
     """
-    command = [sys.executable, "-m", module, *arguments]
-    # The current folder is the user's, and may have files named like modules.
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, *module_words(module), *arguments]
     null = os.open(os.devnull, os.O_WRONLY)
     try:
-        return Process(command, environment, reaper, (listener.fileno(), null, 2))
+        return Process(command, os.environ, reaper, (listener.fileno(), null, 2))
     except OSError as error:
         raise LaunchError(f"cannot start {module}: {error.strerror}", 1) from None
     finally:

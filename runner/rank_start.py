@@ -10,14 +10,14 @@ from pathlib import Path
 
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.capacity import Capacity
-from sirtaki.runner.command import NOT_EXECUTABLE
+from sirtaki.runner.command import NOT_EXECUTABLE, module_words
 from sirtaki.runner.environment import RankEnvironment
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.job import name_of
 
-SERVER_COMMAND = [sys.executable, "-m", "sirtaki.torch.stale.serving"]
+SERVER_COMMAND = [sys.executable, *module_words("sirtaki.torch.stale.serving")]
 REPORTS = "SIRTAKI_DUMP_DIRECTORY"
 TIMELINE = "SIRTAKI_TIMELINE"
 

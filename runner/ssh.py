@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.command import SAFE_PYTHON
+from sirtaki.runner.command import module_words
 from sirtaki.runner.rendezvous.wire import printable
 
 AGENT = "sirtaki.runner.agent"
-AGENT_WORDS = (*SAFE_PYTHON[1:], "-m", AGENT)  # without modules of the home folder, where ssh begins
+AGENT_WORDS = module_words(AGENT)  # without modules of the home folder, where ssh begins
 CONNECT_SECONDS = 10
 _ALIVE_SECONDS, _ALIVE_COUNT = 15, 3  # ssh gives up on a network that is silent for the product, in seconds
 _LOST = 255  # ssh's exit code for an error of its own

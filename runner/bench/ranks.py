@@ -15,6 +15,7 @@ from typing import IO
 
 from sirtaki.runner.bench.messages import Message, Plan, read
 from sirtaki.runner.bench.peers import GLOO, MPI, NCCL, mpirun
+from sirtaki.runner.command import module_words
 from sirtaki.runner.errors import LaunchError
 
 SILENCE_SECONDS = 300.0  # for a block of calls: the longest time in which rank 0 prints nothing
@@ -31,12 +32,12 @@ def command(options: Namespace, plan: Plan) -> list[str]:
 
     mpirun starts them if MPI is a peer, so that all implementations take turns in the same processes.
     """
-    worker = [sys.executable, "-m", _WORKER, plan.encode()]
+    worker = [sys.executable, *module_words(_WORKER), plan.encode()]
     if MPI in plan.peers:
         # Ranks that are bound to cores would be compared with others that are not.
         spread = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         return [mpirun(), *spread, "-np", str(options.size), *worker]
-    return [sys.executable, "-m", "sirtaki.runner", *_launch_options(options, plan), *worker]
+    return [sys.executable, *module_words("sirtaki.runner"), *_launch_options(options, plan), *worker]
 
 
 def _launch_options(options: Namespace, plan: Plan) -> list[str]:

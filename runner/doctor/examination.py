@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from sirtaki.runner.command import SAFE_PYTHON
+from sirtaki.runner.command import module_words
 from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, decode, line
 from sirtaki.runner.doctor.facts import Attempt, ClockOffset, HostFacts, LinkFacts, Speed
 from sirtaki.runner.doctor.findings import Picture
@@ -105,7 +105,7 @@ def _routes(names: Sequence[str], ssh: SshOptions, choice: Choice) -> dict[str, 
 
 def _route(host: str, ssh_path: str, ssh: SshOptions, choice: Choice) -> Route:
     frameworks = ["--frameworks", ",".join(choice.frameworks)]
-    words = [*SAFE_PYTHON[1:], "-m", "sirtaki", "doctor", "--facts", *frameworks]
+    words = [*module_words("sirtaki"), "doctor", "--facts", *frameworks]
     words += ["--quick"] if choice.trial is Trial.IMPORT else []
     if interfaces := chosen_interfaces():
         words += ["--network-interfaces", ",".join(interfaces)]

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
+from sirtaki.runner.command import code_words, module_words
 from sirtaki.runner.doctor.decoding import line
 from sirtaki.runner.doctor.facts import Framework
 
@@ -111,7 +112,7 @@ def try_memory() -> str:
 
 def find_gpu_libraries(environment: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
     """Searches for the libraries of GPUs as ranks do; returns what was found, or None and the reason."""
-    code, output, error = run_python(["-c", _FIND_GPU_LIBRARIES], environment)
+    code, output, error = run_python(code_words(_FIND_GPU_LIBRARIES), environment)
     try:
         found = json.loads(output.splitlines()[-1]) if code == 0 else None
     except (ValueError, IndexError):
@@ -135,7 +136,7 @@ def try_adapter(name: str) -> Framework:
     found = find_framework(name)
     if found.state != "installed":
         return found
-    code, _, error = run_python(["-c", f"import sirtaki.{name}"], os.environ)
+    code, _, error = run_python(code_words(f"import sirtaki.{name}"), os.environ)
     return replace(found, state="no-import" if code else "imports", text=error if code else "")
 
 
@@ -163,6 +164,6 @@ def run_job(framework: str, options: Sequence[str]) -> str:
     Returns why it failed, "" if it did not.
     """
     environment = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK} | _ON_CPU
-    program = [sys.executable, "-m", "sirtaki.runner.doctor.all_reduce", framework]
-    code, _, error = run_python(["-m", "sirtaki.runner", *options, *program], environment)
+    program = [sys.executable, *module_words("sirtaki.runner.doctor.all_reduce"), framework]
+    code, _, error = run_python([*module_words("sirtaki.runner"), *options, *program], environment)
     return error if code else ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable
 
-from sirtaki.runner.command import SAFE_PYTHON
+from sirtaki.runner.command import module_words
 from sirtaki.runner.hosts import OWN_HOST
 
-_COMMAND = (*SAFE_PYTHON, "-m", "sirtaki.runner.own_host")
+_COMMAND = (sys.executable, *module_words("sirtaki.runner.own_host"))
 _LIMIT_SECONDS = 60.0  # for the names of one answer; those that were found by then are kept
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any, TextIO
 
-from sirtaki.runner.command import SAFE_PYTHON
+from sirtaki.runner.command import module_words
 
 _READ_BYTES = 64 * 1024
 
@@ -52,7 +52,7 @@ def run_launcher(orders: Orders) -> None:
     _flush_outputs()
     inherits = {number: _is_own(stream, number) for number, stream in ((1, sys.stdout), (2, sys.stderr))}
     process = subprocess.Popen(
-        [*SAFE_PYTHON, "-m", "sirtaki.runner.function.launcher"],
+        [sys.executable, *module_words("sirtaki.runner.function.launcher")],
         stdin=subprocess.PIPE,
         stdout=None if inherits[1] else subprocess.PIPE,
         stderr=None if inherits[2] else subprocess.PIPE,
