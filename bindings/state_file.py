@@ -23,6 +23,7 @@ from typing import Any
 from sirtaki.bindings import default_context
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.observe import activity, statistics
+from sirtaki.bindings.ownership import held_folder
 from sirtaki.bindings.recording_orders import ANSWER
 from sirtaki.bindings.recordings import Recordings
 from sirtaki.bindings.traffic import slowest_tensors
@@ -89,13 +90,16 @@ class StateWriter:
 def start_of_environment(environment: Mapping[str, str] = os.environ) -> None:
     """Starts this process's thread if hvdrun has started it and the thread does not run yet."""
     if environment.get("SIRTAKI_LAUNCHER") == "hvdrun" and (key := environment.get("SIRTAKI_KEY_FILE")):
-        _start(Path(key).parent / FOLDER, os.getpid())
+        _start(Path(key).parent, os.getpid())
 
 
 @cache
-def _start(folder: Path, pid: int) -> None:
+def _start(job_folder: Path, pid: int) -> None:
     """Starts the thread once per process: a forked child has none, and may become a rank of its own."""
-    writer = StateWriter(folder)
+    try:
+        writer = StateWriter(held_folder(job_folder) / FOLDER)
+    except OSError:  # a program that cleans temporary files has removed it: nobody watches the job there
+        return
     writer.start()
     atexit.register(writer.stop)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -18,7 +19,7 @@ from sirtaki.runner.environment import RankEnvironment, encrypts, merge_login, t
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.frames import LIMITS, Frame, Kind
-from sirtaki.runner.job_directory import make_job_directory
+from sirtaki.runner.job_folder import JobFolder
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.rank_start import (
     REPORTS,
@@ -32,7 +33,6 @@ from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.address import unix_address
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.timeline_files import elastic_parts, rank_file
 
 if TYPE_CHECKING:  # some jobs need none of it
@@ -59,13 +59,12 @@ class AgentJob:
         self._capacity = Capacity(count, cores, servers=len(self._servers))
         if not values.get("oversubscribe"):
             self._capacity.check()
-        self.folder = Path(make_job_directory(reaper))
+        self._job_folder = JobFolder(reaper, bytes.fromhex(values["key"]))
+        self.folder = self._job_folder.path
         self._timeline = self.folder / "timeline"
         self._command = [str(one) for one in values["command"]]
         self._placements = [RankPlacement(*map(int, placement)) for placement in values["placements"]]
         self._base = merge_login({str(k): str(v) for k, v in values["environment"].items()}, os.environ)
-        key_file = self.folder / "key"
-        write_key(str(key_file), bytes.fromhex(values["key"]))
         additions = thread_counts(count + len(self._servers), cores, self._base)
         additions |= {str(k): str(v) for k, v in values["additions"].items()}
         self.endpoints = Endpoints(_say)
@@ -80,7 +79,7 @@ class AgentJob:
         self._environment = RankEnvironment(
             str(values["job"]),
             str(values["rendezvous"]) if self._collector is None else self._collector.address,
-            str(key_file),
+            self._job_folder.key_file,
             float(values["start_timeout"]),
             additions,
             {str(k): str(v) for k, v in values.get("torch", {}).items()},
@@ -138,6 +137,8 @@ class AgentJob:
         """
         environment = self._environment_of(values)
         if self.spares is not None and "spare" in values:
+            with contextlib.suppress(OSError):  # the spare will name what is missing
+                self._job_folder.restore_key()
             spare = self.spares.take(int(values["spare"]), rank, environment)
             if spare is not None:
                 self._note_start(spare, send)
@@ -175,6 +176,7 @@ class AgentJob:
     ) -> RankProcess | None:
         command = command or self._command
         try:
+            self._job_folder.restore_key()
             process = RankProcess(rank, command, environment, self._reaper)
         except OSError as error:
             text = describe_start_failure(rank, command, error)

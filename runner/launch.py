@@ -38,7 +38,7 @@ from sirtaki.runner.hosts import (
     needed,
     placements_of,
 )
-from sirtaki.runner.job_directory import make_job_directory
+from sirtaki.runner.job_folder import JobFolder
 from sirtaki.runner.job_timeline import JobTimeline
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.process import Rank
@@ -48,7 +48,6 @@ from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.address import unix_address
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, RendezvousError, name_of
-from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.signals import WakeupPipe
 from sirtaki.runner.ssh import SshOptions
@@ -126,11 +125,11 @@ class _Launch:
         placements = placements_of(allocations)
         allow_descriptors((_PER_RANK + OUTPUT_FILES * bool(settings.output_folder)) * len(placements))
         display.expect(len(placements), settings.output_folder)
-        folder = Path(make_job_directory(self._reaper))
+        job_folder = JobFolder(self._reaper)
+        folder, key_file = job_folder.path, job_folder.key_file
         endpoints = self._start_endpoints(folder, allocations)
-        key_file = str(folder / "key")
         encrypt = encrypts({**os.environ, **settings.additions})
-        job = Job(secrets.token_hex(8), len(placements), write_job_key(key_file), VERSION, encrypt)
+        job = Job(secrets.token_hex(8), len(placements), job_folder.key, VERSION, encrypt)
         on_call = None if settings.service is None else settings.service.answer
         callbacks = {"on_event": self._mailbox.put, "on_call": on_call}
         server = self._make_server(job, folder, bool(remotes), accepts_collectors=bool(remotes), **callbacks)
@@ -364,14 +363,6 @@ def check_reachable(rendezvous: str) -> None:
     """Raises LaunchError if other hosts cannot reach any of these addresses."""
     if not addresses_for_others(rendezvous):
         raise LaunchError("this machine has only loopback addresses, at which other hosts cannot reach it", 1)
-
-
-def write_job_key(path: str) -> bytes:
-    """Writes a new key to a file, and returns it. Raises LaunchError."""
-    try:
-        return write_key(path)
-    except OSError as error:
-        raise LaunchError(f"cannot write the job's key to {path}: {error.strerror}", 1) from None
 
 
 def addresses_for_others(rendezvous: str) -> str:

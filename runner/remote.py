@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import selectors
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.ownership import held_folder
 from sirtaki.runner.agent_launcher import AgentLauncher
 from sirtaki.runner.channel import Channel
 from sirtaki.runner.command import NOT_EXECUTABLE
@@ -130,7 +132,9 @@ class RemoteHost:
         self._job = job
         self._launched = len(job.ranks)
         if job.states is not None:
-            self._states = RemoteStates(self.name, job.states, self.send)
+            with contextlib.suppress(OSError):  # a program that cleans temporary files has removed the folder
+                states = held_folder(job.states.parent) / job.states.name
+                self._states = RemoteStates(self.name, states, self.send)
         self.send(Frame.of_values(Kind.START, values))
 
     def launch(self, rank: RemoteRank, values: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
@@ -41,8 +40,8 @@ from sirtaki.runner.failure_analysis import ExitStatus, describe_threads, signal
 from sirtaki.runner.finished_peers import finished_peers
 from sirtaki.runner.host_connection import Connection
 from sirtaki.runner.hosts import is_own_host
-from sirtaki.runner.job_directory import make_job_directory
-from sirtaki.runner.launch import OUTPUT_FILES, Settings, with_reaper, write_job_key
+from sirtaki.runner.job_folder import JobFolder
+from sirtaki.runner.launch import OUTPUT_FILES, Settings, with_reaper
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import Job
@@ -64,15 +63,14 @@ class ElasticJob:
         self._wakeup, self._reaper = wakeup, reaper
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._display = display = Display(self._selector, settings.verbose)
-        folder = make_job_directory(reaper)
-        self._folder = Path(folder)
-        key_file = os.path.join(folder, "key")
+        folder = JobFolder(reaper)
+        self._folder = folder.path
         encrypt = encrypts({**os.environ, **settings.additions})
-        job = Job(secrets.token_hex(8), 1, write_job_key(key_file), VERSION, encrypt)
+        job = Job(secrets.token_hex(8), 1, folder.key, VERSION, encrypt)
         on_call = None if settings.service is None else settings.service.answer
         self._post = Post(
             job,
-            folder,
+            str(folder.path),
             settings.interfaces,
             lambda *message: self._driver.receive(*message),
             display.say,
@@ -99,7 +97,7 @@ class ElasticJob:
         self._processes = Processes(
             settings,
             job.id,
-            key_file,
+            folder,
             elastic.rules.start,
             self._post,
             display,

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.topology import RankPlacement
@@ -21,6 +20,7 @@ from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.environment import RankEnvironment, thread_counts
 from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.hosts import is_own_host
+from sirtaki.runner.job_folder import JobFolder
 from sirtaki.runner.launch import Settings
 from sirtaki.runner.process import Rank, RankProcess
 from sirtaki.runner.rank_start import REPORTS, describe_start_failure
@@ -50,7 +50,7 @@ class Processes:
     Each slot has a lane: the number under which its output is shown, and by which agents know it.
 
     Attributes:
-        settings, job, key_file: those of the job; `job` is its name.
+        settings, job, folder: those of the job; `job` is its name.
         size: the number of ranks with which it starts.
         spares: processes that take the places of lost workers, on the same hosts.
         hosts: the connections to other hosts.
@@ -58,7 +58,7 @@ class Processes:
 
     settings: Settings
     job: str
-    key_file: str
+    folder: JobFolder
     size: int
     post: Post
     display: Display
@@ -100,12 +100,12 @@ class Processes:
         slots_here = sum(is_own_host(one.host) for one in self._lanes)
         threads = thread_counts(min(self.size, slots_here), usable_cores(), os.environ)
         additions = {**threads, **settings.additions}
-        additions.setdefault(REPORTS, os.environ.get(REPORTS, str(Path(self.key_file).parent)))
+        additions.setdefault(REPORTS, os.environ.get(REPORTS, str(self.folder.path)))
         additions |= {WORKER: str(worker), "HOROVOD_ELASTIC": "1", ARBITER: self.post.address}
         if self.spares.wanted:
             additions[SPARES] = "1"
         environment = RankEnvironment(
-            self.job, self.post.address, self.key_file, settings.start_timeout, additions
+            self.job, self.post.address, self.folder.key_file, settings.start_timeout, additions
         )
         return environment.of(self._placement(slot), os.environ)
 
@@ -184,13 +184,15 @@ class Processes:
 
     def _start_here(self, worker: int, slot: Slot) -> None:
         lane, environment = self._lanes[slot], self.environment(worker, slot)
-        process = self.spares.take(slot.host, lane, environment, time.monotonic())
-        if process is None:
-            command = self.settings.command
-            try:
-                process = RankProcess(lane, command, environment, self.reaper)
-            except OSError as error:
-                raise CannotStart(describe_start_failure(lane, command, error)) from None
+        command = self.settings.command
+        try:
+            self.folder.restore_key()
+            process = self.spares.take(slot.host, lane, environment, time.monotonic())
+            is_new = process is None
+            process = process or RankProcess(lane, command, environment, self.reaper)
+        except OSError as error:
+            raise CannotStart(describe_start_failure(lane, command, error)) from None
+        if is_new:
             self.display.read_rank(lane, process.stdout, process.stderr)
         self._all[worker] = process
         self.note_pid(lane, process.pid)

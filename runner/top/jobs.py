@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from sirtaki.bindings.ownership import held_folder
 from sirtaki.bindings.watch_marks import FOLDER, watch_for_now
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.states import RankState, read_job
@@ -27,11 +28,12 @@ class Job:
     def __init__(self, folder: Path) -> None:
         """Raises LaunchError if the folder has gone, is another user's, or cannot be written to."""
         self.folder = folder
-        self._states = folder / FOLDER
         self._since = time.time()
         try:
-            if (folder / "key").stat().st_uid != os.getuid():  # its ranks could not write to a folder of ours
-                raise LaunchError(f"the job of {folder} belongs to another user: watch it as that user")
+            self._states = held_folder(folder) / FOLDER
+            os.lstat(folder / "key")
+        except PermissionError:
+            raise LaunchError(f"the job of {folder} belongs to another user: watch it as that user") from None
         except OSError as error:
             raise LaunchError(f"the job of {folder} cannot be watched: {error.strerror}") from None
         self.watch()

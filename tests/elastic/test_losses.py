@@ -39,6 +39,11 @@ def test_a_replacement_that_is_lost_while_it_joins_is_replaced() -> None:
     assert all(result["size"] == 4 for result in job.results)
 
 
+def test_a_rank_is_replaced_although_the_key_was_cleaned_away() -> None:
+    job = run_job(FOUR, "numpy_training.py", 100, 0.0, "2:clean-step:2", "1:step:4", HOLD="10:4")
+    check_exact(job, 100, {0, 2, 3, 4})
+
+
 def test_ranks_keep_their_local_rank_and_the_oldest_is_rank_0() -> None:
     job = run_job(FOUR, "numpy_training.py", 100, 0.0, "0:step:3", HOLD="10:4")
     check_exact(job, 100, {1, 2, 3, 4})

@@ -155,7 +155,7 @@ def test_without_a_job_and_with_several(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(LaunchError, match=f"several jobs .*sirtaki top {folders[0]}"):
         jobs.find_job(None)
     del folders[1]
-    folders[0].mkdir()
+    folders[0].mkdir(0o700)
     (folders[0] / "key").touch()
     found = jobs.find_job(None)
     assert found.folder == folders[0]

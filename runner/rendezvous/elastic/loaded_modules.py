@@ -10,6 +10,8 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
+from sirtaki.bindings.ownership import is_private
+
 SPARES = "SIRTAKI_SPARES"  # set for the workers of a job with spares: they write the list
 _NAME = "modules"  # of the file, in the job's folder on each host
 # Modules that do more than define names when they are imported (they open a GPU, or start MPI), and the
@@ -33,7 +35,8 @@ def write_list(folder: str) -> None:
     if os.path.exists(path):
         return
     with contextlib.suppress(OSError):
-        _write(path, installed_modules(sys.modules))
+        if is_private(os.lstat(folder)):  # it may be another user's, once a program has removed the job's
+            _write(path, installed_modules(sys.modules))
 
 
 def read_list(path: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Trains `SmallTraining` on ranks that may be lost or join, and dies where a test says so.
 
 Usage: numpy_training.py SAMPLES SECONDS [FAULT...]; SECONDS is the pause after a step, and a fault is
-WORKER:PLACE:STEP, where the place may begin with stop-, raise-, exit-, fail-, vanish-, orphan- or term-
-instead of a kill.
+WORKER:PLACE:STEP, where the place may begin with stop-, raise-, exit-, fail-, vanish-, orphan-, term-
+or clean- instead of a kill.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def fail_if_planned(place: str, step: int) -> None:
             os._exit(0)
     if (WORKER, f"term-{place}", str(step)) in FAULTS:
         os.kill(os.getpid(), signal.SIGTERM)
+    if (WORKER, f"clean-{place}", str(step)) in FAULTS:  # as a program that cleans temporary files
+        os.unlink(os.environ["SIRTAKI_KEY_FILE"])
     if (WORKER, f"child-{place}", str(step)) in FAULTS:
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
         child.start()
