@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +135,60 @@ def test_the_checkpoint_before_a_damaged_one_is_read(
     assert writer.newest() == {"number": 2}
 
 
+@pytest.mark.parametrize("place", [0, 17, 30, 200, -1])  # in the magic, format, digest, data, and end
+def test_a_flipped_bit_is_noticed(place: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    writer = Checkpoints(tmp_path, 1)
+    for number in range(2):
+        writer.write(number, [float(number)] * 100)
+        writer.wait()
+    content = bytearray((tmp_path / "2.checkpoint").read_bytes())
+    content[place] ^= 1
+    (tmp_path / "2.checkpoint").write_bytes(content)
+    if place == 17:
+        with pytest.raises(HorovodInternalError, match="has format 65538, and this sirtaki reads 2"):
+            Checkpoints(tmp_path, 1).newest()
+    else:
+        assert Checkpoints(tmp_path, 1).newest() == [0.0] * 100
+        assert "2.checkpoint cannot be read" in capfd.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_none_of_the_two_that_are_kept(tmp_path: Path) -> None:
+    for number in range(3):
+        writer = Checkpoints(tmp_path, 1)
+        writer.write(number, number)
+        writer.wait()
+    (tmp_path / "3.checkpoint").write_bytes(b"")
+    writer = Checkpoints(tmp_path, 1)
+    writer.write(3, 3)
+    writer.wait()
+    assert names(tmp_path) == ["2.checkpoint", "3.checkpoint", "4.checkpoint"]
+    writer.write(4, 4)
+    writer.wait()
+    assert names(tmp_path) == ["4.checkpoint", "5.checkpoint"]
+
+
+def test_an_older_file_goes_when_the_name_of_the_new_one_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def fsync(descriptor: int) -> None:
+        seen.append((os.path.isdir(f"/proc/self/fd/{descriptor}"), names(tmp_path)))
+
+    writer = Checkpoints(tmp_path, 1)
+    for number in range(2):
+        writer.write(number, number)
+        writer.wait()
+    monkeypatch.setattr(os, "fsync", fsync)
+    writer.write(2, 2)
+    writer.wait()
+    (is_folder, before), (is_folder_then, after) = seen
+    assert (is_folder, is_folder_then) == (False, True)
+    assert "3.checkpoint" not in before
+    assert after == ["1.checkpoint", "2.checkpoint", "3.checkpoint"]
+    assert names(tmp_path) == ["2.checkpoint", "3.checkpoint"]
+
+
 def test_if_all_checkpoints_are_damaged_the_newest_is_named(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"{number}.checkpoint").write_bytes(b"text")
@@ -170,7 +223,10 @@ def test_a_file_of_another_user_is_not_unpickled_through_a_link(
     """The file is root's, which any user can fill: the arguments of a setuid program, in /proc."""
     folder, foreign, trace = tmp_path / "folder", tmp_path / "foreign", tmp_path / "trace"
     folder.mkdir(mode=0o700)
-    foreign.write_bytes(pickle.dumps((1, Planted(trace))))
+    writer = Checkpoints(tmp_path / "theirs", 1)
+    writer.write(1, Planted(trace))
+    writer.wait()
+    (tmp_path / "theirs" / "1.checkpoint").rename(foreign)
     foreign.chmod(0o444)
     link(foreign, folder / "9.checkpoint")
     if link is os.link:

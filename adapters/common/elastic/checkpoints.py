@@ -1,17 +1,20 @@
 """Checkpoints of an elastic training, for the case that all ranks are lost.
 
 Rank 0 writes them in the background. A file is complete or not there: it gets its name when all is on disk.
+It begins with a header (magic, format, and the SHA-256 digest of the rest); a pickle follows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import pickle
 import re
 import secrets
 import stat
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -23,8 +26,11 @@ from sirtaki.bindings.ownership import others_can_write
 
 _PATTERN = re.compile(r"(\d+)\.checkpoint")
 _UNFINISHED = re.compile(r"\d+\.\w+\.new")
-_FORMAT = 1
+_FORMAT = 2
 _KEPT = 2  # the newest, and the one before it
+_HEADER = struct.Struct("!16sI32s")  # magic, format, digest
+_MAGIC = b"sirtaki states\n\0"
+_BLOCK_BYTES = 1 << 20
 
 
 class Checkpoints:
@@ -49,6 +55,7 @@ class Checkpoints:
         self._fence = fence
         self._written = 0  # the number of the commit that was written last
         self._writer: threading.Thread | None = None
+        self._intact: set[Path] = set()  # files that this process has written, or read to their end
 
     def is_due(self, commit: int) -> bool:
         """Returns whether a commit should be written, and no other one is still being written."""
@@ -83,6 +90,7 @@ class Checkpoints:
         for _, path in reversed(self._files()):
             try:
                 content = _read(path)
+                self._intact.add(path)
             except _UnreadableError as error:
                 if failure is not None:
                     sys.stderr.write(f"sirtaki: {error}\n")
@@ -105,18 +113,35 @@ class Checkpoints:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _require_private(self._folder)
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                cloudpickle.dump((_FORMAT, content), file)
+            with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
+                file.write(bytes(_HEADER.size))
+                cloudpickle.dump(content, file)
+                digest = _digest(file)
+                file.seek(0)
+                file.write(_HEADER.pack(_MAGIC, _FORMAT, digest))
                 file.flush()
                 os.fsync(file.fileno())
             self._fence()
             temporary.replace(path)
-            for old in [*(old for _, old in self._files()[:-_KEPT]), *self._unfinished()]:
+            _sync(self._folder)  # else a crash of the machine could undo the new name, and not the removals
+            self._intact.add(path)
+            for old in [*self._superseded(), *self._unfinished()]:
                 old.unlink(missing_ok=True)
         except Exception as error:  # the training goes on without it
             sys.stderr.write(f"sirtaki: the checkpoint {path} could not be written: {error}\n")
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+    def _superseded(self) -> list[Path]:
+        """Returns the checkpoints before the two newest that can be read: damaged files do not count."""
+        found = 0
+        for index, (_, path) in reversed([*enumerate(self._files())]):
+            if path in self._intact or _is_intact(path):
+                self._intact.add(path)
+                found += 1
+            if found == _KEPT:
+                return [path for _, path in self._files()[:index]]
+        return []
 
     def _unfinished(self) -> list[Path]:
         """Returns the files that other writers have left behind: only the newest rank 0 writes."""
@@ -171,14 +196,45 @@ def _read(path: Path) -> Any:
     """Returns the content of a checkpoint. Raises _UnreadableError, HorovodInternalError if refused."""
     try:
         with _open(path) as file:
-            form, content = pickle.load(file)
+            magic, form, digest = _HEADER.unpack(file.read(_HEADER.size))
+            if magic != _MAGIC:
+                raise ValueError("it does not begin as a checkpoint does")
+            if form != _FORMAT:
+                raise HorovodInternalError(
+                    f"the checkpoint {path} has format {form}, and this sirtaki reads {_FORMAT}"
+                )
+            if _digest(file) != digest:
+                raise ValueError("its bytes differ from those that were written")
+            file.seek(_HEADER.size)
+            return pickle.load(file)
     except HorovodInternalError:
         raise
-    except Exception as error:  # damaged bytes make pickle raise almost any class
+    except Exception as error:  # a class of the user's that has changed makes pickle raise almost anything
         reason = f"{type(error).__name__}: {error}"
         raise _UnreadableError(f"the checkpoint {path} cannot be read: {reason}") from None
-    if form != _FORMAT:
-        raise HorovodInternalError(
-            f"the checkpoint {path} has format {form}, and this sirtaki reads {_FORMAT}"
-        )
-    return content
+
+
+def _is_intact(path: Path) -> bool:
+    """Returns whether a checkpoint has the bytes that were written."""
+    with contextlib.suppress(OSError, struct.error, HorovodInternalError), _open(path) as file:
+        magic, _, digest = _HEADER.unpack(file.read(_HEADER.size))
+        return bool(magic == _MAGIC and digest == _digest(file))
+    return False
+
+
+def _digest(file: IO[bytes]) -> bytes:
+    """Returns the digest of what follows the header."""
+    file.seek(_HEADER.size)
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(block)
+    return digest.digest()
+
+
+def _sync(folder: Path) -> None:
+    """Waits until the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
