@@ -8,6 +8,7 @@ same clock. No process writes to another one's files.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -83,7 +84,8 @@ class ElasticTimeline:
         """Appends an event. A file that cannot be written is no reason to end a training."""
         text = ",\n".join([event] if self._has_begun else [*self._head(), event])
         try:
-            with open(f"{self.path}.worker{self._worker}.changes", "a" if self._has_begun else "w") as file:
+            path, mode = f"{self.path}.worker{self._worker}.changes", "a" if self._has_begun else "w"
+            with open(path, mode, opener=_open_no_link) as file:
                 file.write((",\n" if self._has_begun else "[\n") + text)
         except OSError as error:
             sys.stderr.write(f"sirtaki: the timeline of the changes of ranks cannot be written: {error}\n")
@@ -106,3 +108,7 @@ class ElasticTimeline:
 def _in_microseconds(nanoseconds: int) -> str:
     """Returns a time in the unit of the format."""
     return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)

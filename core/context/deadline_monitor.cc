@@ -98,7 +98,7 @@ void DeadlineMonitor::append_to_file(const Stall& stall) const {
   for (int32_t rank : stall.missing) put_missing(json, rank, parts_.locations[static_cast<size_t>(rank)], stall);
   json.end_array().end_object();
   const std::string line = json.take() + "\n";
-  const Descriptor file(::open(report_file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  const Descriptor file(::open(report_file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666));
   if (!file.is_open() || ::write(file.get(), line.data(), line.size()) < 0)
     parts_.log.line(format("the report could not be written to %s: %s", report_file_.c_str(), std::strerror(errno)));
 }

@@ -42,7 +42,8 @@ void Timeline::forked() {
 Status Timeline::start(const std::string& path, bool marks_decisions) {
   stop();
   const MutexLock control(control_);
-  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  // A link may be another user's, and lead to any file of this user's.
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666));
   if (!file.is_open())
     return {SRT_SYSTEM,
             format("the timeline cannot be written to '%s': %s", printable(path, 400).c_str(), std::strerror(errno))};

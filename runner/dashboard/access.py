@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
 from collections.abc import Sequence
-from socket import AF_INET, AF_INET6
 
-import psutil
-
-from sirtaki.runner.listening import authority
+from sirtaki.runner.bounded_server import hosts_of
 
 TOKEN_FILE = "dashboard_token"  # in the job's private folder
 ACTION_HEADER = "X-Sirtaki-Token"  # of requests that change something
-_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 class Access:
@@ -61,26 +56,3 @@ class Access:
         """Returns whether the action headers of a request have the token that is in the page."""
         own = self.action_token.encode()
         return len(tokens) == 1 and secrets.compare_digest(tokens[0].encode(), own)
-
-
-def hosts_of(host: str, number: str, port: int) -> frozenset[str]:
-    """Returns the Host headers that name the page: on all interfaces, any name or address of this host.
-
-    Browsers write addresses in their shortest form, like the system's `number`, whatever the user has given.
-    """
-    names = {host, number, *_LOOPBACK_NAMES}
-    if is_wildcard(number):
-        names |= {socket.gethostname(), *own_addresses()}
-    found = {authority(name, port).lower() for name in names}
-    return frozenset(found | ({name.removesuffix(":80") for name in found} if port == 80 else set()))
-
-
-def is_wildcard(host: str) -> bool:
-    """Returns whether a numeric address stands for all interfaces."""
-    return host in ("0.0.0.0", "::")
-
-
-def own_addresses() -> set[str]:
-    """Returns the addresses of this machine's network interfaces, without their scopes."""
-    addresses = [one for several in psutil.net_if_addrs().values() for one in several]
-    return {one.address.partition("%")[0] for one in addresses if one.family in (AF_INET, AF_INET6)}

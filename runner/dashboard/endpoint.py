@@ -7,7 +7,8 @@ import secrets
 import socket
 from pathlib import Path
 
-from sirtaki.runner.dashboard.access import TOKEN_FILE, is_wildcard
+from sirtaki.runner.bounded_server import is_wildcard
+from sirtaki.runner.dashboard.access import TOKEN_FILE
 from sirtaki.runner.listening import authority, is_loopback, listen, parse_address, start_server
 from sirtaki.runner.reaper import Reaper
 

@@ -32,7 +32,7 @@ from sirtaki.runner.dashboard.recordings import Recordings
 from sirtaki.runner.top.jobs import Job
 from sirtaki.runner.top.snapshot import Snapshot
 
-MAX_CLIENTS = 16  # at once; the connections of further ones are closed
+MAX_CLIENTS = 16  # at once
 _GOODBYE_SECONDS = 2.5  # to tell pages that the job has ended
 _REFUSAL = "Open the address that hvdrun has printed; one browser can do so once, and reload the page then.\n"
 _TEXTS = {

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from sirtaki.runner.bounded_server import CLIENT_SECONDS, BoundedServer
+from sirtaki.runner.bounded_server import CLIENT_SECONDS, BoundedServer, hosts_of
+from sirtaki.runner.listening import is_loopback
 from sirtaki.runner.metrics.samples import RankSamples
 
-MAX_CLIENTS = 8  # at once; the connections of further ones are closed
+MAX_CLIENTS = 8  # at once
 
 
 class _Handler(WSGIRequestHandler):
@@ -28,10 +30,16 @@ class _Handler(WSGIRequestHandler):
         """Logs nothing: standard error is that of hvdrun."""
 
 
-def _forgiving(application: Any) -> Any:
-    """Returns the application with an answer to requests that it cannot read, instead of a traceback."""
+def _guarded(application: Any, hosts: Collection[str]) -> Any:
+    """Returns the application with an answer to requests that it cannot read, instead of a traceback, and to
+    requests for other hosts than these, if there are any: to a web page whose name was made to stand for this
+    address (DNS rebinding).
+    """
 
     def answer(environment: Any, start_response: Any) -> Any:
+        if hosts and environment.get("HTTP_HOST", "").lower() not in hosts:
+            start_response("403 Forbidden", [("Content-Type", "text/plain")])
+            return [b"this is not the address of the metrics\n"]
         try:
             return application(environment, start_response)
         except Exception:
@@ -49,7 +57,9 @@ class MetricsServer(BoundedServer, WSGIServer):
         self.setup_environ()
         registry = CollectorRegistry()
         registry.register(RankSamples(folder))
-        self.set_app(_forgiving(make_wsgi_app(registry)))
+        number, port = listener.getsockname()[:2]
+        hosts = hosts_of(number, number, port) if is_loopback(number) else frozenset()
+        self.set_app(_guarded(make_wsgi_app(registry), hosts))
 
 
 def main() -> None:

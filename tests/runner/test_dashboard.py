@@ -16,7 +16,7 @@ from launching import wait_until
 from rank_samples import NOW, pending, sample, stepped
 from rich.console import Console
 
-from sirtaki.runner.dashboard.access import hosts_of
+from sirtaki.runner.bounded_server import hosts_of
 from sirtaki.runner.dashboard.look import look_of
 from sirtaki.runner.dashboard.server import MAX_CLIENTS
 from sirtaki.runner.top.rows import rows_of
@@ -147,25 +147,33 @@ def test_every_answer_has_the_strict_headers(served: Served) -> None:
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)  # it needs no other server
 
 
-def test_further_clients_are_sent_away(served: Served) -> None:
+def test_clients_that_say_nothing_keep_nobody_out(served: Served) -> None:
     cookie = served.cookie()
-    idle: list[socket.socket] = []
-
-    def is_served() -> bool:
-        try:
-            return served.get("/", Cookie=cookie).status == 200
-        except ConnectionError:
-            return False
-
-    def is_sent_away() -> bool:
-        """Takes one more place: clients before may have left theirs since."""
-        idle.append(socket.create_connection((LOOPBACK, served.port)))
-        return len(idle) >= MAX_CLIENTS and not is_served()
-
-    wait_until(is_sent_away, "a client is sent away")
+    idle = [socket.create_connection((LOOPBACK, served.port)) for _ in range(3 * MAX_CLIENTS)]
+    assert served.get("/", Cookie=cookie).status == 200
+    readers = [events_of(served.get("/events", Cookie=cookie)) for _ in range(MAX_CLIENTS)]
+    for reader in readers:
+        next(reader)  # it is being served
+    with pytest.raises(ConnectionError):
+        served.get("/", Cookie=cookie)
     for connection in idle:
         connection.close()
-    wait_until(is_served, "there is room again")
+    assert next(readers[0])  # no reader was dropped
+
+
+def test_a_thread_that_cannot_start_costs_no_place(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    cookie = served.cookie()
+    starts = threading.Thread.start
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    for _ in range(MAX_CLIENTS + 1):
+        with pytest.raises(ConnectionError):
+            served.get("/", Cookie=cookie)
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    assert served.get("/", Cookie=cookie).status == 200
 
 
 def test_looks_have_the_rows_of_sirtaki_top(served: Served) -> None:

@@ -242,19 +242,28 @@ def test_kill_9_of_hvdrun_leaves_no_endpoint(observed: Observed) -> None:
     wait_until(refuses, "the endpoint has ended")
 
 
-def test_further_clients_are_sent_away(observed: Observed, tmp_path: Path) -> None:
+def test_clients_that_say_nothing_keep_nobody_out(observed: Observed, tmp_path: Path) -> None:
     job, port = observed(1)
     wait_until(lambda: scrape(port), "the endpoint answers")
-    idle: list[socket.socket] = []
-
-    def is_full() -> bool:
-        idle.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(9))
-        return not scrape(port)
-
-    wait_until(is_full, "a client is sent away")
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(30)]
+    assert scrape(port)
     for connection in idle:
         connection.close()
-    wait_until(lambda: scrape(port), "there is room again")
+    (tmp_path / "end").touch()
+    assert job.wait() == 0
+
+
+def test_a_name_of_somebody_elses_gets_no_metrics(observed: Observed, tmp_path: Path) -> None:
+    """A web page can have its own name mean this machine, and would read what the port answers."""
+    job, port = observed(1)
+    wait_until(lambda: scrape(port), "the endpoint answers")
+    for host, code in (("evil.example", 403), (f"evil.example:{port}", 403), (f"LOCALHOST:{port}", 200)):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Host": host})
+        try:
+            found = urllib.request.urlopen(request, timeout=60).status
+        except urllib.error.HTTPError as error:
+            found = error.code
+        assert (host, found) == (host, code)
     (tmp_path / "end").touch()
     assert job.wait() == 0
 

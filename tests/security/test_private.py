@@ -13,6 +13,7 @@ from launching import FAILSAFE_SECONDS, HVDRUN
 
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
+from sirtaki.bindings.elastic_timeline import ElasticTimeline
 from sirtaki.bindings.library import ffi, lib
 from sirtaki.bindings.topology import SharedMemory
 from sirtaki.runner.rendezvous.identity import describe_process, topology_of
@@ -55,6 +56,40 @@ def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert precious.read_text() == "data"
     assert (reports / "rank0.json").exists()
     assert not (reports / "rank0.json").is_symlink()
+
+
+def test_no_timeline_or_report_of_stalls_is_written_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("data")
+    for name in ("timeline", "stalls", "changes.worker0.changes"):
+        (tmp_path / name).symlink_to(precious)
+    script = (
+        "import sys, time\n"
+        "import sirtaki.numpy as hvd\n"
+        "hvd.init()\n"
+        "try:\n"
+        "    hvd.start_timeline(sys.argv[1])\n"
+        "except OSError as error:\n"
+        "    print(error)\n"
+        "if hvd.rank(): time.sleep(2)\n"
+        "hvd.allreduce(1.0)\n"
+    )
+    ended = subprocess.run(
+        [*HVDRUN, "-np", "2", sys.executable, "-c", script, str(tmp_path / "timeline")],
+        env={
+            **os.environ,
+            "SIRTAKI_STALL_REPORT": "0.5",
+            "SIRTAKI_STALL_REPORT_FILE": str(tmp_path / "stalls"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=FAILSAFE_SECONDS,
+    )
+    assert ended.stdout.count("the timeline cannot be written to") == 1, ended.stdout + ended.stderr
+    assert "the report could not be written to" in ended.stderr
+    timeline = ElasticTimeline(str(tmp_path / "changes"), False)
+    timeline.add_slice("x", 1, 2)
+    assert precious.read_text() == "data"
 
 
 def test_the_library_is_hardened_and_stripped() -> None:
