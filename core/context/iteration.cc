@@ -149,6 +149,7 @@ StalledRankReport Iteration::describe_wait() {
   StackSample stack = parts_.program_stack.sample();
   StalledRankReport own{parts_.own.rank, true, {}, std::move(stack.frames)};
   if (!stack.is_in_sirtaki && stack.is_known) return own;
+  if (!parts_.execution.executor().is_idle()) return own;  // the program may wait for an operation that moves
   const Access state(parts_.state);
   own.waits_for = state->oldest_unplanned();
   return own;

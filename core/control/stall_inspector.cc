@@ -15,11 +15,6 @@ constexpr Nanoseconds answer_time = seconds(1);     // a rank that takes longer 
 
 Nanoseconds later(Nanoseconds moment, Nanoseconds by) { return by > 0 && moment < never - by ? moment + by : never; }
 
-Status deadline_passed(const Stall& stall, const RankNames& names) {
-  return Status(SRT_TIMEOUT, bounded("given up after " + std::to_string(stall.seconds) +
-                                     " seconds (stall_deadline): " + describe_stall(stall, names)));
-}
-
 // Adds the end of a stall to a decision. Stalls of one set that the same rank has ended are reported together.
 void add_end(const ProcessSet& set, int32_t last_rank, Nanoseconds waited, const std::string& name,
              Decision& decision) {
@@ -83,14 +78,43 @@ void StallInspector::inspect(Nanoseconds now, OperationTable& table, const Proce
   if (any_due && !inquiry_.is_open) return ask(causes, now, decision);
   for (Cause& cause : causes) {
     report(cause, now, decision);
-    if (is_over_ || later(cause.since, deadline_) > now) continue;
-    is_over_ = true;
-    decision.culprit = cause.missing.ranks().front();
-    const Status status = deadline_passed(describe(cause, now), names);
-    decision.fatal = status.code();
-    decision.fatal_text = status.text();
+    if (!is_over_ && later(cause.since, deadline_) <= now) end(cause, "stall_deadline", now, names, decision);
   }
+  if (const Cause* cause = is_over_ ? nullptr : find_circle(causes, now))
+    end(*cause, "ranks wait for each other", now, names, decision);
   inquiry_ = {};
+}
+
+void StallInspector::end(const Cause& cause, const char* why, Nanoseconds now, const RankNames& names,
+                         Decision& decision) {
+  is_over_ = true;
+  const Stall stall = describe(cause, now);
+  decision.culprit = stall.missing.front();
+  decision.fatal = SRT_TIMEOUT;
+  decision.fatal_text = bounded("given up after " + std::to_string(stall.seconds) + " seconds (" + why +
+                                "): " + describe_stall(stall, names));
+}
+
+const StallInspector::Cause* StallInspector::find_circle(const std::vector<Cause>& causes, Nanoseconds now) const {
+  // What remains once no cause can be removed: each waits for a rank that itself waits for a remaining cause.
+  std::vector<const Cause*> stuck;
+  for (const Cause& cause : causes)
+    if (report_after_ > 0 && later(cause.since, 2 * report_after_) <= now) stuck.push_back(&cause);
+  const auto waits_for = [](const StalledRankReport& answer, const Cause& cause) {
+    return std::any_of(cause.entries.begin(), cause.entries.end(), [&](const OperationEntry* entry) {
+      return entry->name == answer.waits_for && entry->submitted.has(answer.rank);
+    });
+  };
+  for (std::vector<const Cause*> before; before.size() != stuck.size();) {
+    before = stuck;
+    std::erase_if(stuck, [&](const Cause* cause) {
+      return std::none_of(inquiry_.answers.begin(), inquiry_.answers.end(), [&](const StalledRankReport& answer) {
+        return cause->missing.has(answer.rank) &&
+               std::any_of(before.begin(), before.end(), [&](const Cause* other) { return waits_for(answer, *other); });
+      });
+    });
+  }
+  return stuck.empty() ? nullptr : stuck.front();
 }
 
 Nanoseconds StallInspector::due(const Cause& cause) const {
@@ -105,7 +129,8 @@ bool StallInspector::is_awaiting(Nanoseconds now) const {
 void StallInspector::ask(const std::vector<Cause>& causes, Nanoseconds now, Decision& decision) {
   inquiry_ = {true, now + answer_time, {}, {}};
   for (const Cause& cause : causes) {
-    if (due(cause) > later(now, answer_time)) continue;  // includes causes that become due during the wait
+    // Includes causes that become due during the wait, and those that may belong to a circle with one that is due.
+    if (due(cause) > later(now, answer_time) && later(cause.since, report_after_) > now) continue;
     for (int32_t rank : cause.missing.ranks())
       if (std::find(inquiry_.asked.begin(), inquiry_.asked.end(), rank) == inquiry_.asked.end())
         inquiry_.asked.push_back(rank);

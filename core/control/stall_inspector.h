@@ -2,7 +2,8 @@
 //
 // When an operation has waited for too long, a Decision asks the missing ranks what they are doing; sirtaki's own
 // thread answers there, even if the program is busy. Once all have answered, or a second later, a report says which
-// ranks wait for what, and what the missing ranks are doing instead.
+// ranks wait for what, and what the missing ranks are doing instead. Ranks that have waited for each other since twice
+// the time of the first report cannot go on, which ends the job.
 #pragma once
 
 #include <vector>
@@ -62,6 +63,10 @@ class StallInspector {
   std::vector<Cause> find_causes(Nanoseconds now, OperationTable& table, const ProcessSets& sets,
                                  const Groups& groups) const;
   Stall describe(const Cause& cause, Nanoseconds now) const;
+  // Returns the cause of a rank in a circle of ranks, each of which waits for an operation that the next has not
+  // submitted; nullptr without a circle.
+  const Cause* find_circle(const std::vector<Cause>& causes, Nanoseconds now) const;
+  void end(const Cause& cause, const char* why, Nanoseconds now, const RankNames& names, Decision& decision);
   Nanoseconds due(const Cause& cause) const;
   bool is_awaiting(Nanoseconds now) const;
   void ask(const std::vector<Cause>& causes, Nanoseconds now, Decision& decision);
@@ -72,7 +77,7 @@ class StallInspector {
   std::vector<int32_t> leaders_;     // by rank
   Nanoseconds next_report_ = never;
   Inquiry inquiry_;
-  bool is_over_ = false;             // a deadline has passed
+  bool is_over_ = false;             // the job ends
 };
 
 }  // namespace sirtaki

@@ -216,6 +216,85 @@ TEST(the_deadline_ends_the_job_and_says_what_the_late_rank_does) {
   CHECK_EQUAL(world.coordinator.next_deadline(), never);
 }
 
+// Ranks 0 and 1 wait for different tensors, and say so.
+void let_two_ranks_wait(World& world) {
+  world.submit(0, allreduce("x"));
+  world.submit(1, allreduce("y"));
+  CHECK(!world.round());
+}
+
+// Makes the decision that is due now. These ranks say that they wait for these tensors.
+bool answer(World& world, const std::vector<std::pair<int32_t, std::string>>& waits) {
+  if (!world.decide()) return false;
+  for (const auto& [rank, name] : waits) {
+    if (!world.outcome(rank).is_asked) continue;
+    world.negotiators[static_cast<size_t>(rank)]->answer({rank, true, name, {{"step", "/home/user/train.py", 9}}});
+    world.report(rank);
+  }
+  return world.decide();
+}
+
+TEST(ranks_that_wait_for_each_other_end_the_job_at_the_second_report) {
+  World world(2);
+  const Nanoseconds start = world.now;
+  let_two_ranks_wait(world);
+  world.now = start + seconds(5);
+  CHECK(answer(world, {{0, "x"}, {1, "y"}}));
+  CHECK_EQUAL(world.outcome(0).stalls.size(), size_t{2});
+  CHECK_EQUAL(world.outcome(0).fatal.code(), SRT_OK);
+  world.now = start + seconds(10);
+  CHECK(answer(world, {{0, "x"}, {1, "y"}}));
+  for (int32_t rank : {0, 1}) {
+    CHECK_EQUAL(world.outcome(rank).fatal.code(), SRT_TIMEOUT);
+    CHECK_EQUAL(
+        std::string(world.outcome(rank).fatal.text()),
+        "given up after 10 seconds (ranks wait for each other): rank 0 (pid 70 on hostA) waits for 'x'; rank 1 "
+        "(pid 71 on hostA) has not submitted it: it waits for 'y' in step() at train.py:9. The ranks have taken "
+        "different branches: each has to make the same calls");
+  }
+  CHECK_EQUAL(world.coordinator.next_deadline(), never);
+}
+
+TEST(circles_of_ranks_with_different_beginnings_end_the_job) {
+  World world(4);
+  const Nanoseconds start = world.now;
+  world.submit(0, allreduce("x"));
+  CHECK(!world.round());
+  world.now = start + seconds(3);
+  for (int32_t rank : {1, 2, 3}) world.submit(rank, allreduce("y"));
+  CHECK(!world.round());
+  const std::vector<std::pair<int32_t, std::string>> waits{{0, "x"}, {1, "y"}, {2, "y"}, {3, "y"}};
+  for (int64_t after : {5, 8, 10}) {
+    world.now = start + seconds(after);
+    CHECK(answer(world, waits));
+    CHECK_EQUAL(world.outcome(0).fatal.code(), SRT_OK);
+  }
+  world.now = start + seconds(13);
+  CHECK(answer(world, waits));
+  CHECK_EQUAL(world.outcome(2).fatal.code(), SRT_TIMEOUT);
+}
+
+TEST(ranks_of_which_one_may_go_on_are_awaited) {
+  const std::vector<std::vector<std::pair<int32_t, std::string>>> answers{
+      {{0, "x"}, {1, ""}},   // rank 1 computes, or moves data
+      {{0, "x"}, {1, "z"}},  // an operation that moves on
+      {{0, "x"}},            // rank 1 does not answer
+  };
+  for (const auto& waits : answers) {
+    World world(2);
+    const Nanoseconds start = world.now;
+    let_two_ranks_wait(world);
+    for (int64_t after : {5, 10, 20, 40}) {
+      world.now = start + seconds(after);
+      if (!answer(world, waits)) {  // a second for the rank that does not answer
+        world.now += seconds(1);
+        CHECK(world.decide());
+      }
+      CHECK_EQUAL(world.outcome(0).fatal.code(), SRT_OK);
+    }
+  }
+}
+
 TEST(a_rank_that_does_not_answer_is_awaited_for_a_second) {
   World world(3);
   const Nanoseconds start = world.now;
