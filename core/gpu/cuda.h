@@ -19,6 +19,7 @@ constexpr CudaResult cuda_success = 0, cuda_out_of_memory = 2, cuda_not_ready = 
 constexpr unsigned cuda_stream_non_blocking = 1;   // does not wait for the default stream
 constexpr unsigned cuda_event_disable_timing = 2;
 constexpr unsigned cuda_memory_host_portable = 1;  // pinned for all contexts
+constexpr int cuda_capture_relaxed = 2;  // the thread's calls are allowed while a stream is captured into a graph
 
 // X(member, symbol, parameters): each returns a CudaResult. The symbols are those of the newest ABI.
 #define SIRTAKI_CUDA_FUNCTIONS(X)                                                           \
@@ -32,6 +33,7 @@ constexpr unsigned cuda_memory_host_portable = 1;  // pinned for all contexts
   X(context_release, cuDevicePrimaryCtxRelease_v2, (CudaDevice))                            \
   X(context_push, cuCtxPushCurrent_v2, (CudaContext))                                       \
   X(context_pop, cuCtxPopCurrent_v2, (CudaContext*))                                        \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (int* mode))                  \
   X(priority_range, cuCtxGetStreamPriorityRange, (int* least, int* greatest))               \
   X(stream_create, cuStreamCreateWithPriority, (CudaStream*, unsigned flags, int priority)) \
   X(stream_destroy, cuStreamDestroy_v2, (CudaStream))                                       \

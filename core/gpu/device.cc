@@ -24,12 +24,16 @@ GpuDevice::~GpuDevice() {
 }
 
 GpuDevice::Scope::Scope(const GpuDevice* device) : device_(device) {
-  if (device_) status_ = device_->check(device_->cuda().context_push(device_->context_), "cuCtxPushCurrent");
+  if (!device_) return;
+  status_ = device_->check(device_->cuda().context_push(device_->context_), "cuCtxPushCurrent");
+  if (status_.is_ok()) std::ignore = device_->cuda().exchange_capture_mode(&capture_mode_);
 }
 
 GpuDevice::Scope::~Scope() {
+  if (!device_ || !status_.is_ok()) return;
   CudaContext popped;
-  if (device_ && status_.is_ok()) std::ignore = device_->cuda().context_pop(&popped);
+  std::ignore = device_->cuda().exchange_capture_mode(&capture_mode_);
+  std::ignore = device_->cuda().context_pop(&popped);
 }
 
 }  // namespace sirtaki

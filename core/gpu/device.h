@@ -22,7 +22,9 @@ class GpuDevice {
   Status check(CudaResult result, const char* attempt) const { return libraries_.check(result, attempt); }
 
   // A scope in which this GPU is the current one of the calling thread; afterwards the previous one is again. If the
-  // driver refuses the change, another GPU may still be current: the scope must then be left without using it.
+  // driver refuses the change, another GPU may still be current: the scope must then be left without using it. Calls
+  // in the scope neither fail nor invalidate the capture while the program captures a stream into a CUDA graph, in
+  // whichever thread: its default mode forbids queries and allocations to all threads that do not say otherwise.
   class Scope {
    public:
     explicit Scope(const GpuDevice* device);  // nullptr: does nothing
@@ -35,6 +37,7 @@ class GpuDevice {
    private:
     const GpuDevice* device_;
     Status status_;
+    int capture_mode_ = cuda_capture_relaxed;  // the one to set next: the thread's own while the scope lasts
   };
 
  private:

@@ -19,6 +19,7 @@ const std::map<std::string, int> defaults = {{"devices", 2},
                                              {"polls", 3},
                                              {"hang", 0},
                                              {"init_hang", 0},
+                                             {"capturing", 0},
                                              {"free_limit", 20'000}};
 
 struct Failure {

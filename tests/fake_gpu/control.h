@@ -11,6 +11,8 @@
 //   polls (3)             ncclCommGetAsyncError returns "in progress" at most this many times, at random
 //   hang (0)              1: NCCL kernels that start from now on do not end until their communicator is aborted
 //   init_hang (0)         1: communicators that are created from now on are never ready
+//   capturing (0)         1: the program captures a stream in mode global, which forbids queries, allocations and frees
+//                         to each thread whose own mode is not relaxed: a misuse
 //   free_limit (20000)    milliseconds; an abort waits, as cudaFree does, for all kernels of the process on its GPU.
 //                         Longer is a misuse, because on a real GPU it would wait for ever
 // SIRTAKI_FAKE_FAIL=function:nth:result in the environment calls `fail` at the start.

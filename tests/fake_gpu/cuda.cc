@@ -22,6 +22,7 @@ const std::map<CudaResult, const char*> texts = {
     {cuda_not_ready, "device not ready"},
     {700, "an illegal memory access was encountered"},
     {719, "unspecified launch failure"},
+    {unsupported_in_capture, "operation not permitted when stream is capturing"},
     {999, "unknown error"},
 };
 
@@ -97,6 +98,13 @@ int cuCtxPopCurrent_v2(CudaContext* out) {
   FAKE_GPU_REQUIRE(!contexts_of_thread().empty(), "there is no current context", invalid_context);
   if (out) *out = contexts_of_thread().back();
   contexts_of_thread().pop_back();
+  return cuda_success;
+}
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  FAKE_GPU_ENTER();
+  FAKE_GPU_REQUIRE(*mode >= 0 && *mode <= cuda_capture_relaxed, "there is no such mode", invalid_value);
+  std::swap(*mode, capture_mode());
   return cuda_success;
 }
 
@@ -179,6 +187,7 @@ int cuEventRecord(CudaEvent event, CudaStream stream) {
 
 int cuEventQuery(CudaEvent event) {
   FAKE_GPU_ENTER();
+  FAKE_GPU_UNSAFE_IN_CAPTURE();
   const std::lock_guard lock(gpus().mutex);
   FAKE_GPU_REQUIRE(is_event(event, current_context()), "this is no event of the current context", invalid_handle);
   return !event->has_fired || *event->has_fired ? cuda_success : cuda_not_ready;

@@ -9,6 +9,7 @@ namespace sirtaki {
 
 int cuMemAlloc_v2(CudaMemory* out, size_t bytes) {
   FAKE_GPU_ENTER();
+  FAKE_GPU_UNSAFE_IN_CAPTURE();
   FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
   FAKE_GPU_REQUIRE(bytes > 0, "no bytes", invalid_value);
   const std::lock_guard lock(gpus().mutex);
@@ -18,12 +19,14 @@ int cuMemAlloc_v2(CudaMemory* out, size_t bytes) {
 
 int cuMemFree_v2(CudaMemory memory) {
   FAKE_GPU_ENTER();
+  FAKE_GPU_UNSAFE_IN_CAPTURE();
   FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
   return free_block(__func__, reinterpret_cast<void*>(memory), false);
 }
 
 int cuMemHostAlloc(void** out, size_t bytes, unsigned) {
   FAKE_GPU_ENTER();
+  FAKE_GPU_UNSAFE_IN_CAPTURE();
   FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
   FAKE_GPU_REQUIRE(bytes > 0, "no bytes", invalid_value);
   const std::lock_guard lock(gpus().mutex);
@@ -33,6 +36,7 @@ int cuMemHostAlloc(void** out, size_t bytes, unsigned) {
 
 int cuMemFreeHost(void* address) {
   FAKE_GPU_ENTER();
+  FAKE_GPU_UNSAFE_IN_CAPTURE();
   FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
   return free_block(__func__, address, true);
 }

@@ -19,6 +19,11 @@ std::vector<CudaContext>& contexts_of_thread() {
   return contexts;
 }
 
+int& capture_mode() {
+  thread_local int mode = 0;
+  return mode;
+}
+
 CudaContext current_context() { return contexts_of_thread().empty() ? nullptr : contexts_of_thread().back(); }
 
 static const Block* block_of(Range range) {

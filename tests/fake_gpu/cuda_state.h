@@ -15,6 +15,9 @@
 // Opens each function: counts the call, and returns the failure that a test asked for.
 #define FAKE_GPU_ENTER() \
   if (const int failure = fake::enter(__func__)) return failure
+#define FAKE_GPU_UNSAFE_IN_CAPTURE()                                                      \
+  FAKE_GPU_REQUIRE(!fake::setting("capturing") || capture_mode() == cuda_capture_relaxed, \
+                   "this thread does not allow it during the capture of a graph", fake::unsupported_in_capture)
 #define FAKE_GPU_REQUIRE(condition, what, result) \
   if (!(condition)) return fake::misuse(__func__, what, result)
 
@@ -48,7 +51,7 @@ using sirtaki::CudaResult;
 using sirtaki::CudaStream;
 
 constexpr CudaResult invalid_value = 1, no_device = 100, invalid_device = 101, invalid_context = 201,
-                     invalid_handle = 400;
+                     invalid_handle = 400, unsupported_in_capture = 900;
 
 struct Block {
   size_t bytes;
@@ -75,6 +78,7 @@ Gpus& gpus();
 
 CudaContext current_context();
 std::vector<CudaContext>& contexts_of_thread();  // the last one is current
+int& capture_mode();  // of this thread; 0: global
 
 // The lock of the GPUs is held in the functions that follow, but for free_block() and enqueue(), which take it.
 bool is_in_use(uintptr_t begin, uintptr_t end);

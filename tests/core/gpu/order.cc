@@ -83,6 +83,26 @@ TEST(a_stream_waits_for_what_comes) {
   });
 }
 
+// A capture forbids queries and allocations to the engine's thread, too, unless that thread says otherwise.
+TEST(a_graph_that_the_program_captures_is_not_disturbed) {
+  on_each_backend(2, [](Fake& fake, int rank, Context& context) {
+    fake.set("capturing", 1);
+    const int64_t count = 20'000, few = 10;
+    OnGpu data(fake, rank, floats(count, 1)), part(fake, rank, floats(few, 1));
+    UserStream stream(fake, rank);
+    stream.hold(true);
+    srt_request requests[] = {in_place(SRT_ALLREDUCE, "sum", data, count, rank, stream.number()),
+                              in_place(SRT_ALLREDUCE, "scaled", part, few, rank, stream.number())};
+    requests[1].prescale = 0.5;
+    Ticket handles[2];
+    expect_ok(context.enqueue(requests, 2, handles));
+    stream.hold(false);
+    expect_ok(context.wait(handles, 2, patience));
+    CHECK_EQUAL(wrong_in(data.bytes(), 2), 0);
+    context.release(handles, 2);
+  });
+}
+
 TEST(the_host_does_not_wait_for_the_gpus) {
   Fake fake;
   fake.set("hang", 1);
