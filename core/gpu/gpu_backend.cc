@@ -1,6 +1,8 @@
 #include "gpu/gpu_backend.h"
 
 #include <algorithm>
+#include <system_error>
+#include <thread>
 
 #include "gpu/gpu_operation.h"
 #include "gpu/reduction.h"
@@ -76,17 +78,33 @@ Status GpuBackend::decide(const Transfer& transfer, const std::vector<GpuFacts>&
   return Status::ok();
 }
 
-// Aborts all communicators in one NCCL group. An abort frees memory, which waits for all kernels on the GPU: also for
-// those of a communicator whose own abort would come later.
+// Aborts all communicators together: in one NCCL group, or, where NCCL aborts one by one, in a thread for each. An abort
+// frees memory, which waits for all kernels on the GPU: also for those of a communicator whose own abort would come
+// later.
 void GpuBackend::abort() {
   const Gpu* gpu = parts_.choice.gpu();
   if (std::none_of(groups_.begin(), groups_.end(), [](const auto& one) { return one.second->is_open(); })) return;
+  const GpuLibraries& libraries = gpu->device().libraries();
+  if (libraries.found_nccl().version < groups_aborts_from) return abort_in_threads();
   const GpuDevice::Scope scope(&gpu->device());
-  const NcclFunctions& nccl = gpu->device().libraries().nccl();
-  const bool is_grouped = nccl.group_start() == nccl_success;
+  const bool is_grouped = libraries.nccl().group_start() == nccl_success;
   for (const auto& [members, group] : groups_)
     if (group->is_open()) group->communicator->abort();
-  if (is_grouped) std::ignore = nccl.group_end();
+  if (is_grouped) std::ignore = libraries.nccl().group_end();
+}
+
+void GpuBackend::abort_in_threads() const {
+  std::vector<std::thread> threads;
+  for (const auto& [members, group] : groups_) {
+    if (!group->is_open()) continue;
+    Communicator& communicator = *group->communicator;
+    try {
+      threads.emplace_back([&communicator] { communicator.abort(); });
+    } catch (const std::system_error&) {  // the limit of threads is reached
+      communicator.abort();
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 void GpuBackend::finish(Nanoseconds deadline) {

@@ -58,6 +58,7 @@ class GpuBackend final : public Backend {
  private:
   const GpuGroup* find(const Transfer& transfer) const;
   bool is_alone(const Transfer& transfer) const { return transfer.members.size() == 1; }
+  void abort_in_threads() const;
 
   GpuParts parts_;
   const std::string wish_;  // the knob gpu_backend

@@ -15,7 +15,8 @@ using NcclDataType = int;
 using NcclReduceOp = int;
 
 constexpr NcclResult nccl_success = 0, nccl_in_progress = 7;
-constexpr int oldest_nccl = 21900;  // 2.19.0
+constexpr int oldest_nccl = 21900;        // 2.19.0
+constexpr int groups_aborts_from = 22200;  // 2.22.0: aborts in a group take effect together, at its end
 
 constexpr NcclDataType nccl_int8 = 0, nccl_uint8 = 1, nccl_int32 = 2, nccl_uint32 = 3, nccl_int64 = 4, nccl_uint64 = 5,
                        nccl_float16 = 6, nccl_float32 = 7, nccl_float64 = 8, nccl_bfloat16 = 9;

@@ -297,7 +297,7 @@ int ncclCommAbort(NcclCommunicator communicator) {
   FAKE_NCCL_ENTER(communicator);
   communicator->fate->is_aborted = true;
   nccl().communicators.erase(communicator);
-  if (group.depth > 0) group.aborted.push_back(communicator);
+  if (group.depth > 0 && fake::setting("nccl_version") >= groups_aborts_from) group.aborted.push_back(communicator);
   else free_aborted(communicator, lock);
   return nccl_success;
 }

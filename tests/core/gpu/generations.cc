@@ -161,29 +161,33 @@ TEST(a_rank_is_lost_while_communicators_are_finalized) {
   work_again(fake, 2);
 }
 
-// The kernel of one process set runs, and that of the other waits behind it in the stream.
+// The kernel of one process set runs, and that of the other waits behind it in the stream. The older NCCL ignores
+// groups of aborts.
 TEST(communicators_of_several_process_sets_are_aborted_together) {
-  Fake fake;
-  {
-    World ranks(3, on_gpus());
-    std::barrier all(3);
-    ranks.run([&](int rank, Context& context) {
-      const int32_t pair = add_set(context, {0, 1});
-      all.arrive_and_wait();
-      if (rank == 0) fake.set("hang", 1);
-      all.arrive_and_wait();
-      const Launched first(fake, context, rank);
-      const auto second = rank < 2 ? std::make_unique<Launched>(fake, context, rank, 100, pair) : nullptr;
-      all.arrive_and_wait();
-      if (rank == 0) context.abort("enough");
-      CHECK_EQUAL(context.wait(&first.handle, 1, patience).code(), SRT_ABORTED);
-      if (second) CHECK_EQUAL(context.wait(&second->handle, 1, patience).code(), SRT_ABORTED);
-      leave(context);
-    });
+  for (const int version : {22803, 22105}) {
+    Fake fake;
+    fake.set("nccl_version", version);
+    {
+      World ranks(3, on_gpus());
+      std::barrier all(3);
+      ranks.run([&](int rank, Context& context) {
+        const int32_t pair = add_set(context, {0, 1});
+        all.arrive_and_wait();
+        if (rank == 0) fake.set("hang", 1);
+        all.arrive_and_wait();
+        const Launched first(fake, context, rank);
+        const auto second = rank < 2 ? std::make_unique<Launched>(fake, context, rank, 100, pair) : nullptr;
+        all.arrive_and_wait();
+        if (rank == 0) context.abort("enough");
+        CHECK_EQUAL(context.wait(&first.handle, 1, patience).code(), SRT_ABORTED);
+        if (second) CHECK_EQUAL(context.wait(&second->handle, 1, patience).code(), SRT_ABORTED);
+        leave(context);
+      });
+    }
+    CHECK_EQUAL(fake.calls("ncclCommAbort"), 5);
+    fake.set("hang", 0);
+    work_again(fake, 3);
   }
-  CHECK_EQUAL(fake.calls("ncclCommAbort"), 5);
-  fake.set("hang", 0);
-  work_again(fake, 3);
 }
 
 TEST(a_new_world_works_while_the_old_one_still_exists) {
