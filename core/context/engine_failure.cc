@@ -35,11 +35,21 @@ void EngineFailure::fail(const AbortNotice& notice, AbortScope scope, Nanosecond
   if (!parts_.own.exists(first.origin)) first.origin = parts_.own.rank;
   notice_ = first;
   has_happened_.store(true, std::memory_order_release);
+  notify(first, scope, now);
   parts_.execution.executor().cancel();
-  if (scope == AbortScope::everyone) parts_.negotiation.send_abort(first, now);
-  if (reaches_host) parts_.own.local_peers->wake_everyone();
   if (parts_.report.is_wanted() && first.status.code() != SRT_SHUT_DOWN) parts_.report.write(first);
   end_all_when_quiet();
+}
+
+// Notifies the other ranks, before this one cancels its own operations: on a GPU that waits for every kernel, also for
+// those of other libraries, whose peers may be among the notified ranks. Without memory for a message they learn of
+// the failure when this process ends.
+void EngineFailure::notify(const AbortNotice& notice, AbortScope scope, Nanoseconds now) {
+  try {
+    if (scope == AbortScope::everyone) parts_.negotiation.send_abort(notice, now);
+  } catch (const std::bad_alloc&) {
+  }
+  if (scope != AbortScope::nobody && parts_.own.local_peers) parts_.own.local_peers->wake_everyone();
 }
 
 void EngineFailure::fail(const Status& status, Nanoseconds now) { fail(blame(status), AbortScope::everyone, now); }

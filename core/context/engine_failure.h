@@ -49,6 +49,7 @@ class EngineFailure {
  private:
   AbortNotice blame(const Status& status) const;
   AbortNotice agree_with_host(const AbortNotice& notice) const;
+  void notify(const AbortNotice& notice, AbortScope scope, Nanoseconds now) REQUIRES(driving);
 
   EngineFailureParts parts_;
   const AbortNotice no_memory_;  // allocated in advance, for failures without free memory

@@ -73,6 +73,29 @@ std::vector<Status> endings_with(Fake& fake, const char* backend, const char* fu
   return endings;
 }
 
+// A kernel of another library of the process, as torch's own NCCL, on a GPU: it ends when it is aborted.
+struct ForeignKernel {
+  ForeignKernel(Fake& fake, int device)
+      : libraries(Fake::config()), data(fake, device, floats(1, 1)), stream(fake, device) {
+    const GpuDevice::Scope scope(&stream.device());
+    NcclUniqueId id;
+    NcclConfig config;
+    config.blocking = 1;
+    CHECK_EQUAL(libraries.nccl().unique_id(&id), nccl_success);
+    CHECK_EQUAL(libraries.nccl().init(&communicator, 1, id, 0, &config), nccl_success);
+    auto* memory = reinterpret_cast<void*>(data.address());
+    CHECK_EQUAL(
+        libraries.nccl().allreduce(memory, memory, 1, nccl_float32, nccl_sum, communicator, stream.get()),
+        nccl_success);
+  }
+  void abort() const { CHECK_EQUAL(libraries.nccl().abort(communicator), nccl_success); }
+
+  const GpuLibraries libraries;
+  OnGpu data;
+  UserStream stream;
+  NcclCommunicator communicator = nullptr;
+};
+
 }  // namespace
 
 TEST(a_world_works_after_another) {
@@ -184,6 +207,23 @@ TEST(a_rank_that_gives_up_ends_what_is_on_the_gpus_of_others) {
     const Status ending = context.wait(&sum.handle, 1, patience);
     CHECK_EQUAL(ending.code(), SRT_ABORTED);
     CHECK(contains(ending.text(), "the loss is not a number"));
+  });
+}
+
+// An abort waits for all kernels on the GPU. One of another library may itself wait for a rank that has to learn of the
+// failure.
+TEST(others_learn_of_a_failure_before_an_abort_waits_for_the_gpu) {
+  Fake fake;
+  fake.set("hang", 1);
+  const ForeignKernel foreign(fake, 0);
+  World ranks(2, on_gpus({}, Over::sockets));
+  std::barrier launched(2);
+  ranks.run([&](int rank, Context& context) {
+    const Launched sum(fake, context, rank);
+    launched.arrive_and_wait();
+    if (rank == 0) return context.abort("the loss is not a number");
+    CHECK_EQUAL(context.wait(&sum.handle, 1, patience).code(), SRT_ABORTED);
+    foreign.abort();
   });
 }
 
