@@ -30,6 +30,8 @@ constexpr NcclType types[] = {
 
 double whole_factor(const Transfer& transfer) { return transfer.prescale.factor * transfer.postscale.factor; }
 
+// Returns whether NCCL has the reduction, with the CPU's result. It sums 8-bit integers in 8 bits, so that an average
+// of 100 and 100 would be -28.
 bool choose_operator(const Transfer& transfer, bool takes_factors, NcclReduction& out) {
   const double factor = whole_factor(transfer);
   const int64_t divisor = transfer.postscale.divisor;
@@ -42,7 +44,7 @@ bool choose_operator(const Transfer& transfer, bool takes_factors, NcclReduction
   }
   if (factor == 1.0 && (divisor == 1 || divisor == static_cast<int64_t>(transfer.members.size()))) {
     out.op = divisor == 1 ? nccl_sum : nccl_average;
-    return true;
+    return divisor == 1 || out.element_bytes > 1;
   }
   out.has_factor = true;
   out.factor = factor / static_cast<double>(divisor);

@@ -136,6 +136,24 @@ TEST(every_dtype_is_reduced_as_on_the_cpu) {
   });
 }
 
+TEST(averages_of_bytes_do_not_wrap_around) {
+  Fake fake;
+  World ranks(2, on_gpus({{"gpu_backend", "nccl"}}));
+  ranks.run([&](int rank, Context& context) {
+    for (const DType dtype : {DType::int8, DType::uint8}) {
+      const int64_t count = 1000;
+      OnGpu data(fake, rank, std::vector<uint8_t>(count, 100));
+      srt_request request = in_place(SRT_ALLREDUCE, "bytes", data, count, rank);
+      request.dtype = static_cast<int32_t>(dtype);
+      request.reduce_op = SRT_AVERAGE;
+      Ticket handle;
+      expect_ok(run_one(context, request, handle));
+      CHECK_EQUAL(data.bytes(), std::vector<uint8_t>(count, 100));
+      context.release(&handle, 1);
+    }
+  });
+}
+
 TEST(factors_apply_as_on_the_cpu) {
   Fake fake;
   on_each_gpu(fake, {1, 2, 3}, [&](int rank, int, Context& context) {
