@@ -34,6 +34,10 @@ void put_missing(JsonWriter& json, int32_t rank, const RankLocation& location, c
   json.end_object();
 }
 
+// NCCL searches the host's network devices and connects every pair of GPUs: minutes in a large job. In units of
+// progress_deadline.
+constexpr int connecting_factor = 10;
+
 long long whole_seconds(Nanoseconds time) { return static_cast<long long>(time / seconds(1)); }
 
 }  // namespace
@@ -121,22 +125,33 @@ std::optional<AbortNotice> DeadlineMonitor::check_progress(Nanoseconds now, cons
     stuck_plan_ = stuck->plan;
     next_progress_line_ = stall_report_;
   }
-  if (silent < std::min(next_progress_line_, progress_deadline_)) return std::nullopt;
-  const std::string name = execution.tensor_of(stuck->plan);
+  const Nanoseconds deadline = executor.is_connecting() ? connecting_factor * progress_deadline_ : progress_deadline_;
+  if (silent < std::min(next_progress_line_, deadline)) return std::nullopt;
   const std::string text =
-      waits_for_gpu
-          ? format(
-                "'%s' has not ended on the GPUs of %s for %lld s. Is one of these processes stopped, or its GPU busy "
-                "with something that does not end?",
-                name.c_str(), name_all(stuck->members).c_str(), whole_seconds(silent))
-          : format(
-                "no byte of '%s' has moved for %lld s: %s has not sent its part. Is that process stopped, or its "
-                "machine overloaded?",
-                name.c_str(), whole_seconds(silent), name_all(late).c_str());
-  if (silent >= progress_deadline_) return AbortNotice{{SRT_TIMEOUT, text}, late.empty() ? parts_.rank : late.front()};
+      describe_stuck(*stuck, late, execution.tensor_of(stuck->plan), executor.is_connecting(), silent);
+  if (silent >= deadline) return AbortNotice{{SRT_TIMEOUT, text}, late.empty() ? parts_.rank : late.front()};
   if (logs_for_host(late)) parts_.log.line(text);
   next_progress_line_ = 2 * std::max(silent, stall_report_);
   return std::nullopt;
+}
+
+std::string DeadlineMonitor::describe_stuck(const Transfer& stuck, const std::vector<int32_t>& late,
+                                            const std::string& tensor, bool is_connecting, Nanoseconds silent) const {
+  if (!late.empty())
+    return format(
+        "no byte of '%s' has moved for %lld s: %s has not sent its part. Is that process stopped, or its machine "
+        "overloaded?",
+        tensor.c_str(), whole_seconds(silent), name_all(late).c_str());
+  const std::string members = name_all(stuck.members);
+  if (is_connecting)
+    return format(
+        "NCCL has been connecting the GPUs of %s for %lld s, for '%s'. Can their hosts reach each other through the "
+        "network interface that NCCL has chosen (NCCL_SOCKET_IFNAME)? NCCL_DEBUG=INFO logs its choice",
+        members.c_str(), whole_seconds(silent), tensor.c_str());
+  return format(
+      "'%s' has not ended on the GPUs of %s for %lld s. Is one of these processes stopped, or its GPU busy with "
+      "something that does not end?",
+      tensor.c_str(), members.c_str(), whole_seconds(silent));
 }
 
 void DeadlineMonitor::log_end_of_silence(Nanoseconds heard) {

@@ -51,6 +51,7 @@ class Executor {
 
   // Returns the oldest unfinished plan and the ranks it waits for; nullptr if there is none.
   const Transfer* stuck(std::vector<int32_t>& waits_for) const;
+  bool is_connecting() const { return !active_.empty() && active_.front().operation->is_connecting(); }  // that plan's
 
   // Cancels all operations, which are kept until they are quiet.
   void cancel();

@@ -82,6 +82,9 @@ class Operation {
   // Returns whether the operation waits for a device, which rings no doorbell and must be polled.
   virtual bool must_be_polled() const { return false; }
 
+  // Returns whether the members are still connecting, for which they may need far longer than for the bytes.
+  virtual bool is_connecting() const { return false; }
+
   // Returns the part of `needed_at_start` that the operation still needs; it only shrinks.
   virtual unsigned still_needs(unsigned needed_at_start) const { return needed_at_start; }
 

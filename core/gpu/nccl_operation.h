@@ -22,6 +22,8 @@ class NcclOperation final : public Operation {
   void cancel() override;
   bool is_quiet() const override;
   bool must_be_polled() const override { return true; }
+  // NCCL may connect its members only when it launches their first operation of a kind.
+  bool is_connecting() const override { return communicator_ && !launched_; }
   unsigned still_needs(unsigned) const override { return launched_ ? needs_nothing : needs_launches; }
   GpuEventPtr launched() const override { return launched_; }
 

@@ -10,7 +10,7 @@
 //   seed (1)              seed of these random times, and of `polls`
 //   polls (3)             ncclCommGetAsyncError returns "in progress" at most this many times, at random
 //   hang (0)              1: NCCL kernels that start from now on do not end until their communicator is aborted
-//   init_hang (0)         1: communicators that are created from now on are never ready
+//   init_hang (0)         1: communicators that are not ready yet do not become so
 //   capturing (0)         1: the program captures a stream in mode global, which forbids queries, allocations and frees
 //                         to each thread whose own mode is not relaxed: a misuse
 //   free_limit (20000)    milliseconds; an abort waits, as cudaFree does, for all kernels of the process on its GPU.

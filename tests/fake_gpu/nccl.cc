@@ -26,7 +26,7 @@ struct NcclCommunicatorTag {
 
   std::shared_ptr<fake::Room> room;
   int rank, device;
-  bool is_blocking, is_never_ready;
+  bool is_blocking;
   Stage stage = Stage::joining;
   int polls_left = 0;
   int error = 0;
@@ -129,7 +129,7 @@ void go_on(NcclCommunicator communicator) {
   if (communicator->stage == Stage::finalizing && communicator->fate->running == 0)
     room.seat(communicator->rank).is_leaving = true;
   const bool waits =
-      (communicator->stage == Stage::joining && (communicator->is_never_ready || !room.all(&Seat::is_taken))) ||
+      (communicator->stage == Stage::joining && (fake::setting("init_hang") || !room.all(&Seat::is_taken))) ||
       (communicator->stage == Stage::finalizing && !room.all(&Seat::is_leaving));
   if (waits || --communicator->polls_left >= 0) return;
   if (communicator->stage == Stage::joining) communicator->error = check_seats(communicator);
@@ -260,8 +260,7 @@ int ncclCommInitRankConfig(NcclCommunicator* out, int size, NcclUniqueId id, int
     return misuse(__func__, "the configuration was not initialised");
   auto room = fake::Room::enter(id, size);
   if (!room) return refuse("the rank that made the unique id is gone", system_error);
-  const bool is_never_ready = fake::setting("init_hang") != 0;
-  *out = new NcclCommunicatorTag{std::move(room), rank, device, config->blocking != 0, is_never_ready};
+  *out = new NcclCommunicatorTag{std::move(room), rank, device, config->blocking != 0};
   nccl().communicators.insert(*out);
   fake::count_alive(+1);
   fake::Room::Seat& seat = (*out)->room->seat(rank);

@@ -195,6 +195,40 @@ TEST(a_kernel_that_never_ends_meets_the_deadline) {
   ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
 }
 
+TEST(nccl_may_connect_for_longer_than_bytes_may_take) {
+  Fake fake;
+  fake.set("init_hang", 1);
+  const Said said;
+  World ranks(2, saying(said, {{"progress_deadline", "1"}, {"stall_report", "0.1"}}));
+  std::barrier connecting(2);
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 100;
+    OnGpu data(fake, rank, floats(count, 1));
+    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
+    Ticket handle;
+    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    CHECK_EQUAL(context.wait(&handle, 1, seconds(2)).code(), SRT_IN_PROGRESS);
+    connecting.arrive_and_wait();
+    fake.set("init_hang", 0);
+    CHECK_EQUAL(std::string(context.wait(&handle, 1, patience).text()), "");
+  });
+  CHECK(said.times("NCCL has been connecting the GPUs of rank 0") > 0);
+}
+
+TEST(nccl_that_never_connects_meets_a_deadline) {
+  Fake fake;
+  fake.set("init_hang", 1);
+  World ranks(2, on_gpus({{"progress_deadline", "0.05"}}));
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 100;
+    OnGpu data(fake, rank, floats(count, 1));
+    Ticket handle;
+    const Status ending = run_one(context, in_place(SRT_ALLREDUCE, "x", data, count, rank), handle, patience);
+    CHECK_EQUAL(ending.code(), SRT_TIMEOUT);
+    CHECK(contains(ending.text(), "NCCL has been connecting the GPUs of rank 0"));
+  });
+}
+
 TEST(a_rank_that_gives_up_ends_what_is_on_the_gpus_of_others) {
   Fake fake;
   fake.set("hang", 1);
