@@ -107,7 +107,6 @@ def _attributes(options: ExchangeOptions, on_gpu: bool) -> dict[str, Any]:
         "number": _NOT_NUMBERED,
         "count": len(options.paths),
         "ends_step": _number_of_optimizer(options),
-        "device": jax.local_devices()[0].local_hardware_id if on_gpu else core.CPU,
         "prescale": float(options.prescale),
         "postscale": float(options.postscale),
         "names": "\n".join(options.names),

@@ -147,7 +147,6 @@ def _module(
         "reduce_op": 0,
         "root": 0,
         "process_set": 0,
-        "device": -1,
         "members": 0,
         "number": 0,
         "ends_step": 0,

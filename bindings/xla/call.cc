@@ -118,7 +118,7 @@ CallStatus XlaCall::read(const XlaCallFrame& frame, XlaCall& out) {
   like.reduce_op = attributes.field("reduce_op");
   like.root = attributes.field("root");
   like.process_set = out.process_set_ = attributes.field("process_set");
-  like.device = attributes.field("device");
+  like.device = -1;
   like.prescale = attributes.number("prescale");
   like.postscale = attributes.number("postscale");
   out.members_ = attributes.integer("members");

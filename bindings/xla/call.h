@@ -1,6 +1,6 @@
 // One call of a compiled program, converted to requests from its attributes, operands and results.
 //
-// Attributes: kind, reduce_op, root, process_set, members, number, count, device and ends_step (integers), prescale and
+// Attributes: kind, reduce_op, root, process_set, members, number, count and ends_step (integers), prescale and
 // postscale (floats), names (one line per tensor). The first `count` operands and results are tensors; any further
 // ones only order calls inside the program, and hold no data. ends_step is 0, or the number of the optimizer whose step
 // ends with the call: 1 for all optimizers that autotune does not measure.

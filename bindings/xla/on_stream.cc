@@ -1,5 +1,6 @@
 #include "xla/on_stream.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace sirtaki::bindings {
@@ -48,14 +49,31 @@ uintptr_t allocate(void* user, const srt_tensor* output) {
   return output->bytes == result.bytes ? reinterpret_cast<uintptr_t>(result.data) : 0;
 }
 
+// Finds the GPU that holds a call's tensors: a program is compiled without it, so that all ranks compile the same one.
+// A call without elements stays on the CPU, on all ranks alike.
+CallStatus find_gpu(srt_context* context, const std::vector<srt_request>& requests, int32_t& gpu) {
+  gpu = -1;
+  const auto holds_elements = [](const srt_request& request) {
+    return std::find(request.shape, request.shape + request.dimensions, 0) == request.shape + request.dimensions;
+  };
+  const auto first = std::find_if(requests.begin(), requests.end(), holds_elements);
+  if (first == requests.end()) return {};
+  srt_error error;
+  if (srt_gpu_of(context, first->input, &gpu, &error) == SRT_OK) return {};
+  return {error.status, error.text};
+}
+
 }  // namespace
 
 CallStatus run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCall call) {
   if (call.requests().empty()) return {};
   XlaStreamGet stream{{sizeof stream, nullptr}, frame.context, nullptr};
   if (frame.api->get_stream(&stream)) return {SRT_INTERNAL, "XLA did not report the stream of a call"};
+  int32_t gpu = -1;
+  if (CallStatus status = find_gpu(context, call.requests(), gpu); !status.is_ok()) return status;
   for (size_t i = 0; i < call.requests().size(); ++i) {
     srt_request& request = call.requests()[i];
+    request.device = gpu;
     request.stream = reinterpret_cast<uintptr_t>(stream.stream);
     request.allocate = allocate;
     request.user = const_cast<XlaResult*>(&call.results()[i]);

@@ -236,6 +236,10 @@ srt_status srt_gpu_libraries(const srt_config* config, srt_gpu_library* cuda, sr
   });
 }
 
+srt_status srt_gpu_of(srt_context* c, uintptr_t address, int32_t* gpu, srt_error* error) {
+  return guarded(error, [&] { return c->context->gpu_of(address, *gpu); });
+}
+
 srt_status srt_quantise(int32_t wire_format, uintptr_t values, uintptr_t residuals, int64_t count, double* squares) {
   if (!wire_format_entry(wire_format) || count < 0) return SRT_INVALID_ARGUMENT;
   const WireKernels* kernels = choose_kernels("auto").wire(static_cast<WireFormat>(wire_format));

@@ -216,6 +216,11 @@ Status Context::wait_on_stream(const Ticket* handles, int32_t count, uintptr_t s
   return Status::ok();
 }
 
+Status Context::gpu_of(uintptr_t address, int32_t& gpu) {
+  SIRTAKI_TRY(usable());
+  return gpu_.find(address, gpu);
+}
+
 Status Context::poll(Ticket handle) {
   if (forked_) return usable();
   const auto look = [&]() -> Status {

@@ -54,6 +54,8 @@ class Context {
   Status wait_on_stream(const Ticket* handles, int32_t count, uintptr_t stream, Nanoseconds timeout);
   // Makes wait_on_stream() return only when the operations have ended. Callable from any thread.
   void wait_on_host() { waits_on_host_ = true; }
+  // Finds the GPU that holds this memory; uses no GPU. Callable from any thread.
+  Status gpu_of(uintptr_t address, int32_t& gpu);
   Status poll(Ticket handle);
   // Has operations reported to wait_watched() when they end, or, on a GPU, are launched. Nobody need wait for them.
   Status watch(const Ticket* handles, int32_t count);

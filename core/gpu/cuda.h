@@ -19,6 +19,7 @@ constexpr CudaResult cuda_success = 0, cuda_out_of_memory = 2, cuda_not_ready = 
 constexpr unsigned cuda_stream_non_blocking = 1;   // does not wait for the default stream
 constexpr unsigned cuda_event_disable_timing = 2;
 constexpr unsigned cuda_memory_host_portable = 1;  // pinned for all contexts
+constexpr int cuda_device_of_pointer = 9;        // an attribute: the ordinal of the memory's GPU, as an int
 constexpr int cuda_capture_relaxed = 2;  // the thread's calls are allowed while a stream is captured into a graph
 
 // X(member, symbol, parameters): each returns a CudaResult. The symbols are those of the newest ABI.
@@ -42,6 +43,7 @@ constexpr int cuda_capture_relaxed = 2;  // the thread's calls are allowed while
   X(event_destroy, cuEventDestroy_v2, (CudaEvent))                                          \
   X(event_record, cuEventRecord, (CudaEvent, CudaStream))                                   \
   X(event_query, cuEventQuery, (CudaEvent))                                                 \
+  X(pointer_attribute, cuPointerGetAttribute, (void* value, int attribute, CudaMemory))     \
   X(memory_allocate, cuMemAlloc_v2, (CudaMemory*, size_t bytes))                            \
   X(memory_free, cuMemFree_v2, (CudaMemory))                                                \
   X(host_allocate, cuMemHostAlloc, (void** address, size_t bytes, unsigned flags))          \

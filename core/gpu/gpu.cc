@@ -66,10 +66,7 @@ Status GpuChoice::choose(int32_t ordinal) {
                    "torch.cuda.set_device(hvd.local_rank()) before anything else chooses it",
                    gpu_->device().ordinal(), ordinal)};
   }
-  if (!libraries_) libraries_ = std::make_unique<GpuLibraries>(config_);
-  if (!libraries_->has_cuda())
-    return {SRT_UNSUPPORTED,
-            format("a tensor on a GPU needs the CUDA driver: %s", libraries_->found_cuda().text.c_str())};
+  SIRTAKI_TRY(open_libraries());
   if (ordinal >= libraries_->device_count())
     return {SRT_INVALID_ARGUMENT,
             format("there is no GPU %d; this process sees %d", ordinal, libraries_->device_count())};
@@ -77,6 +74,20 @@ Status GpuChoice::choose(int32_t ordinal) {
     return {SRT_UNSUPPORTED, format("GPU %d cannot be used: %s", ordinal, opened.text())};
   chosen_.store(gpu_.get(), std::memory_order_release);
   return Status::ok();
+}
+
+Status GpuChoice::find(uintptr_t address, int32_t& ordinal) {
+  const MutexLock lock(mutex_);
+  SIRTAKI_TRY(open_libraries());
+  const CudaResult found = libraries_->cuda().pointer_attribute(&ordinal, cuda_device_of_pointer, address);
+  return libraries_->check(found, "cuPointerGetAttribute");
+}
+
+Status GpuChoice::open_libraries() {
+  if (!libraries_) libraries_ = std::make_unique<GpuLibraries>(config_);
+  if (libraries_->has_cuda()) return Status::ok();
+  return {SRT_UNSUPPORTED,
+          format("a tensor on a GPU needs the CUDA driver: %s", libraries_->found_cuda().text.c_str())};
 }
 
 void GpuChoice::forked() {

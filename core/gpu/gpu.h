@@ -67,6 +67,8 @@ class GpuChoice {
 
   // Chooses this GPU for the rank; fails if the rank works on another one. Callable from any thread.
   Status choose(int32_t ordinal);
+  // Finds the GPU that holds this memory. Callable from any thread.
+  Status find(uintptr_t address, int32_t& ordinal);
 
   Gpu* gpu() const { return chosen_.load(std::memory_order_acquire); }  // nullptr until chosen
 
@@ -75,6 +77,8 @@ class GpuChoice {
   void forked() NOT_ANALYZED;
 
  private:
+  Status open_libraries() REQUIRES(mutex_);
+
   const Config& config_;
   Mutex mutex_;
   std::unique_ptr<GpuLibraries> libraries_ GUARDED_BY(mutex_);

@@ -351,6 +351,9 @@ typedef struct srt_gpu_library { /* opened when the first tensor on a GPU is sub
 /* Searches for both libraries, and counts the GPUs, without using any. */
 srt_status srt_gpu_libraries(const srt_config *, srt_gpu_library *cuda, srt_gpu_library *nccl, int32_t *devices);
 
+/* Finds the GPU that holds this memory, for srt_request.device. Opens libcuda, but uses no GPU. */
+srt_status srt_gpu_of(srt_context *, uintptr_t address, int32_t *gpu, srt_error *);
+
 /* Error feedback: adds the residuals of the previous step to values, rounds the sums to what a wire format can express,
  * and keeps the differences as the new residuals. An all-reduce then encodes the values without a further error. In a
  * block with a NaN or an infinity all values become NaN, and the residuals remain as they were.

@@ -7,6 +7,16 @@ using namespace fake;
 
 namespace sirtaki {
 
+int cuPointerGetAttribute(void* value, int attribute, CudaMemory memory) {
+  FAKE_GPU_ENTER();
+  FAKE_GPU_REQUIRE(attribute == cuda_device_of_pointer, "the fake does not know this attribute", invalid_value);
+  const std::lock_guard lock(gpus().mutex);
+  const Block* block = block_of({reinterpret_cast<const void*>(memory), 1});
+  FAKE_GPU_REQUIRE(block && block->device >= 0, "this memory is not on a GPU", invalid_value);
+  *static_cast<int*>(value) = block->device;
+  return cuda_success;
+}
+
 int cuMemAlloc_v2(CudaMemory* out, size_t bytes) {
   FAKE_GPU_ENTER();
   FAKE_GPU_UNSAFE_IN_CAPTURE();

@@ -26,7 +26,7 @@ int& capture_mode() {
 
 CudaContext current_context() { return contexts_of_thread().empty() ? nullptr : contexts_of_thread().back(); }
 
-static const Block* block_of(Range range) {
+const Block* block_of(Range range) {
   const auto address = reinterpret_cast<uintptr_t>(range.address);
   auto found = gpus().blocks.upper_bound(address);
   if (found == gpus().blocks.begin()) return nullptr;

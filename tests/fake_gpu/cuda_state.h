@@ -81,6 +81,7 @@ std::vector<CudaContext>& contexts_of_thread();  // the last one is current
 int& capture_mode();  // of this thread; 0: global
 
 // The lock of the GPUs is held in the functions that follow, but for free_block() and enqueue(), which take it.
+const Block* block_of(Range range);  // nullptr: the fake does not know this memory
 bool is_in_use(uintptr_t begin, uintptr_t end);
 CudaStream make_stream(CudaContext context);
 

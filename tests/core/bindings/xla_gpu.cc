@@ -43,7 +43,6 @@ TEST(arrays_on_gpus_are_summed_and_gathered_in_the_programs_stream) {
       world::OnGpu all(fake, rank, world::bytes_of<float>({0, 0, 0, 0}));
       int64_t two = 2, four = 4;
       Step sum(SRT_ALLREDUCE, "sum"), gather(SRT_ALLGATHER, "rows", 2);
-      sum.integers["device"] = gather.integers["device"] = rank;
       gather.add(buffer(data, two), buffer(all, four));
       CHECK_EQUAL(run(context, gather, stream), "");
       CHECK_EQUAL(world::values_in<float>(all.bytes()), (std::vector<float>{1, 10, 2, 20}));
@@ -61,7 +60,6 @@ TEST(programs_of_other_shapes_are_told_apart_on_gpus) {
     world::OnGpu data(fake, rank, world::bytes_of<float>({1, 2}));
     int64_t count = rank + 1;
     Step sum(SRT_ALLREDUCE, "sum");
-    sum.integers["device"] = rank;
     sum.integers["ends_step"] = 1;
     sum.add(buffer(data, count), buffer(data, count));
     CHECK(run(context, sum, stream).find("ranks disagree about 'sum'") != std::string::npos);
@@ -83,7 +81,6 @@ TEST(a_program_fails_with_a_collective_that_fails_after_its_launch_if_the_host_w
       world::OnGpu data(fake, rank, world::bytes_of<float>({1, 2}));
       int64_t count = 2;
       Step sum(SRT_ALLREDUCE, "sum");
-      sum.integers["device"] = rank;
       sum.add(buffer(data, count), buffer(data, count));
       ends[static_cast<size_t>(rank)] = run(ranks[rank], sum, stream);
       CHECK_EQUAL(world::values_in<float>(data.bytes()), (std::vector<float>{1, 2}));

@@ -101,7 +101,6 @@ class Step {
                                       {"members", members},
                                       {"number", 0},
                                       {"count", 0},
-                                      {"device", -1},
                                       {"ends_step", 0}})
       integers[name] = value;
     factors_["prescale"] = factors_["postscale"] = 1.0;

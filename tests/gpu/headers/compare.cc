@@ -29,6 +29,7 @@ static_assert(sirtaki::cuda_success == CUDA_SUCCESS && sirtaki::cuda_not_ready =
 static_assert(sirtaki::cuda_out_of_memory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(sirtaki::cuda_stream_non_blocking == CU_STREAM_NON_BLOCKING);
 static_assert(sirtaki::cuda_event_disable_timing == CU_EVENT_DISABLE_TIMING);
+static_assert(sirtaki::cuda_device_of_pointer == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 static_assert(sirtaki::cuda_capture_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(sirtaki::cuda_memory_host_portable == CU_MEMHOSTALLOC_PORTABLE);
 
