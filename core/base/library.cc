@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/text.h"
 
@@ -33,11 +34,11 @@ std::string one_line(std::string_view words) {
 }
 
 Library::Library(const char* name, const std::string& folders) : name_(name) {
-  if (open(name, RTLD_NOLOAD)) return;
-  for (size_t begin = 0; begin < folders.size() && !handle_;) {
-    const size_t end = std::min(folders.find(':', begin), folders.size());
-    if (end > begin) try_folder(folders.substr(begin, end - begin));
-    begin = end + 1;
+  const bool was_loaded = open(name, RTLD_NOLOAD);
+  for (size_t begin = 0, end = 0; begin < folders.size(); begin = end + 1) {
+    end = std::min(folders.find(':', begin), folders.size());
+    const std::string folder = folders.substr(begin, end - begin);
+    if (!folder.empty() && (was_loaded ? pass_over(folder) : try_folder(folder))) return;
   }
   if (!handle_ && !open(name, 0)) looked_for_ += ", and the system says: " + loader_words();
 }
@@ -50,11 +51,21 @@ bool Library::open(const std::string& file, int more_flags) {
   return handle_ != nullptr;
 }
 
-void Library::try_folder(const std::string& folder) {
+bool Library::try_folder(const std::string& folder) {
   const std::string file = folder + "/" + name_;
-  if (open(file, 0)) return;
+  if (open(file, 0)) return true;
   const std::string words = loader_words();
   looked_for_ += ", " + (::access(file.c_str(), F_OK) == 0 ? words : "it is not in " + folder);
+  return false;
+}
+
+// Returns whether the folder has the library.
+bool Library::pass_over(const std::string& folder) {
+  const std::string file = folder + "/" + name_;
+  if (::access(file.c_str(), F_OK) != 0) return false;
+  std::error_code unknown;
+  if (!std::filesystem::equivalent(file, path_, unknown)) passed_over_ = file;
+  return true;
 }
 
 }  // namespace sirtaki

@@ -20,6 +20,8 @@ class Library {
 
   bool is_open() const { return handle_ != nullptr; }
   const std::string& path() const { return path_; }
+  // Returns the file of `folders` that was not opened because the program had loaded another one; "" if there is none.
+  const std::string& passed_over() const { return passed_over_; }
   std::string absence() const;  // the locations that were searched
 
   template <typename Function>
@@ -32,9 +34,10 @@ class Library {
 
  private:
   bool open(const std::string& file, int more_flags);
-  void try_folder(const std::string& folder);
+  bool try_folder(const std::string& folder);
+  bool pass_over(const std::string& folder);
 
-  std::string name_, path_, looked_for_, missing_;
+  std::string name_, path_, passed_over_, looked_for_, missing_;
   void* handle_ = nullptr;
 };
 

@@ -19,15 +19,22 @@ void find_functions(Library& library, NcclFunctions& functions) {
 }
 #undef SIRTAKI_FIND
 
-std::string cuda_version_text(const LibraryFound& found) {
-  const int code = found.version;
-  return "libcuda " + std::to_string(code / 1000) + "." + std::to_string(code % 1000 / 10) + " from " + found.path;
+// Returns the file, and why it is not that of the setting gpu_libraries: a second copy would not share the state of the
+// copy that a framework uses.
+std::string source_of(const Library& library) {
+  if (library.passed_over().empty()) return " from " + library.path();
+  return " from " + library.path() + " (which this program had loaded already; LD_PRELOAD=" + library.passed_over() +
+         " loads that instead)";
+}
+
+std::string cuda_version_text(int code, const Library& library) {
+  return "libcuda " + std::to_string(code / 1000) + "." + std::to_string(code % 1000 / 10) + source_of(library);
 }
 
 // Returns NCCL's version as text. Since version 2.9, the minor version has two digits.
-std::string nccl_version_text(const LibraryFound& found) {
-  const int code = found.version, major = code < 10'000 ? 1000 : 10'000;
-  return format("libnccl %d.%d.%d from ", code / major, code % major / 100, code % 100) + found.path;
+std::string nccl_version_text(int code, const Library& library) {
+  const int major = code < 10'000 ? 1000 : 10'000;
+  return format("libnccl %d.%d.%d", code / major, code % major / 100, code % 100) + source_of(library);
 }
 
 std::string cuda_words(const CudaFunctions& cuda, CudaResult result) {
@@ -62,7 +69,8 @@ void GpuLibraries::open_cuda(const std::string& folders) {
   find_functions(library, cuda_);
   if (!library.missing().empty()) return refuse(found, library.incompleteness() + cuda_advice);
   CudaResult result = cuda_.driver_version(&found.version);
-  const std::string name = result == cuda_success ? cuda_version_text(found) : "libcuda from " + found.path;
+  const std::string name =
+      result == cuda_success ? cuda_version_text(found.version, library) : "libcuda" + source_of(library);
   if (result == cuda_success) result = cuda_.init(0);
   if (result == cuda_success) result = cuda_.device_count(&device_count_);
   if (result == cuda_success && device_count_ == 0) result = cuda_no_device;
@@ -85,10 +93,10 @@ void GpuLibraries::open_nccl(const std::string& folders) {
   if (nccl_.version && nccl_.version(&found.version) != nccl_success) found.version = 0;
   // An old version also lacks functions, but its version is the better explanation.
   if (found.version > 0 && found.version < oldest_nccl)
-    return refuse(found, nccl_version_text(found) + " is too old" + nccl_advice);
+    return refuse(found, nccl_version_text(found.version, library) + " is too old" + nccl_advice);
   if (!library.missing().empty()) return refuse(found, library.incompleteness() + nccl_advice);
   if (found.version == 0) return refuse(found, found.path + " does not tell its version" + nccl_advice);
-  found.text = nccl_version_text(found);
+  found.text = nccl_version_text(found.version, library);
 }
 
 Status GpuLibraries::check(CudaResult result, const char* attempt) const {

@@ -70,6 +70,14 @@ TEST(what_the_program_has_loaded_goes_first) {
     CHECK_EQUAL(found.found_nccl().path, folder + "/incomplete/libnccl.so.2");
     CHECK(!found.has_nccl());
   });
+  in_child([] {
+    std::ignore = ::dlopen((folder + "/libnccl.so.2").c_str(), RTLD_NOW);
+    const GpuLibraries found = look_in("/nowhere:" + folder + "/incomplete:" + folder);
+    CHECK_EQUAL(found.found_nccl().text, "libnccl 2.28.3 from " + folder +
+                                             "/libnccl.so.2 (which this program had loaded already; LD_PRELOAD=" +
+                                             folder + "/incomplete/libnccl.so.2 loads that instead)");
+    CHECK_EQUAL(look_in(folder).found_nccl().text, "libnccl 2.28.3 from " + folder + "/libnccl.so.2");
+  });
 }
 
 TEST(what_is_not_there_is_told_with_all_places) {
