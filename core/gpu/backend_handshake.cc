@@ -1,5 +1,6 @@
 #include "gpu/backend_handshake.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -32,19 +33,25 @@ bool is_set(const char* variable) {
 }
 
 std::string shared_gpu(const std::vector<GpuFacts>& facts, const RankNames& names) {
-  std::map<std::pair<int32_t, std::string>, size_t> user_of;
+  std::map<std::string, size_t> user_of;  // by UUID, and by host and bus id
   for (size_t member = 0; member < facts.size(); ++member) {
-    const auto [user, is_alone] = user_of.try_emplace({facts[member].host, get(facts[member].bus_id)}, member);
-    if (is_alone) continue;
+    const GpuFacts& own = facts[member];
+    size_t user = member;
+    for (const std::string& gpu :
+         {std::string(own.uuid.bytes, sizeof own.uuid.bytes), format("%d %s", own.host, get(own.bus_id).c_str())})
+      user = std::min(user, user_of.try_emplace(gpu, member).first->second);
+    if (user == member) continue;
     return format(
         "%s and %s work on one GPU (%s), which NCCL allows from version 2.30.3 on, with "
         "NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks. torch.cuda.set_device(hvd.local_rank()) gives each its own",
-        names[user->second].c_str(), names[member].c_str(), get(facts[member].bus_id).c_str());
+        names[user].c_str(), names[member].c_str(), get(own.bus_id).c_str());
   }
   return {};
 }
 
 }  // namespace
+
+bool makes_nccl_block() { return is_set("NCCL_COMM_BLOCKING"); }
 
 GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first) {
   GpuFacts facts;
@@ -55,6 +62,7 @@ GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first) {
   }
   const GpuLibraries& libraries = gpu->device().libraries();
   put(gpu->device().bus_id(), facts.bus_id);
+  facts.uuid = gpu->device().uuid();
   facts.shares_gpus = is_set("NCCL_MULTI_RANK_GPU_ENABLE");
   if (!libraries.has_nccl()) {
     put(libraries.found_nccl().text, facts.obstacle);

@@ -18,9 +18,13 @@ struct GpuFacts {
   int32_t nccl_version = 0;      // 0: it cannot use NCCL
   int32_t shares_gpus = 0;       // 1: NCCL_MULTI_RANK_GPU_ENABLE is set
   NcclUniqueId id = {};          // created by the first member
-  char bus_id[32] = {};          // the PCI bus id of its GPU
+  char bus_id[32] = {};          // the PCI bus id of its GPU, the same for all parts of the GPU
+  CudaUuid uuid = {};            // the same for two containers that share a GPU, and so seem to be two hosts
   char obstacle[400] = {};       // why it cannot use NCCL
 };
+
+// Returns whether the environment makes NCCL block in calls that this rank polls.
+bool makes_nccl_block();
 
 // Gathers this rank's properties; `gpu` is nullptr if it has used none. The first member creates the id.
 GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first);

@@ -15,6 +15,10 @@ using CudaContext = struct CudaContextTag*;
 using CudaStream = struct CudaStreamTag*;
 using CudaEvent = struct CudaEventTag*;
 
+struct CudaUuid {
+  char bytes[16];
+};
+
 constexpr CudaResult cuda_success = 0, cuda_out_of_memory = 2, cuda_not_ready = 600;
 constexpr unsigned cuda_stream_non_blocking = 1;   // does not wait for the default stream
 constexpr unsigned cuda_event_disable_timing = 2;
@@ -30,6 +34,7 @@ constexpr int cuda_capture_relaxed = 2;  // the thread's calls are allowed while
   X(device_count, cuDeviceGetCount, (int* count))                                           \
   X(device, cuDeviceGet, (CudaDevice*, int ordinal))                                        \
   X(device_bus_id, cuDeviceGetPCIBusId, (char* text, int capacity, CudaDevice))             \
+  X(device_uuid, cuDeviceGetUuid_v2, (CudaUuid*, CudaDevice))                               \
   X(context_retain, cuDevicePrimaryCtxRetain, (CudaContext*, CudaDevice))                   \
   X(context_release, cuDevicePrimaryCtxRelease_v2, (CudaDevice))                            \
   X(context_push, cuCtxPushCurrent_v2, (CudaContext))                                       \

@@ -16,6 +16,7 @@ Status GpuDevice::retain() {
   SIRTAKI_TRY(check(cuda().device(&device_, ordinal_), "cuDeviceGet"));
   SIRTAKI_TRY(check(cuda().device_bus_id(bus_id, sizeof bus_id - 1, device_), "cuDeviceGetPCIBusId"));
   bus_id_ = bus_id;
+  SIRTAKI_TRY(check(cuda().device_uuid(&uuid_, device_), "cuDeviceGetUuid"));
   return check(cuda().context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
 }
 

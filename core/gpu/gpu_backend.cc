@@ -71,6 +71,9 @@ Status GpuBackend::decide(const Transfer& transfer, const std::vector<GpuFacts>&
   if (group.uses_nccl) {
     parts_.log.line(format("GPUs of %zu ranks: %s", facts.size(),
                            parts_.choice.gpu()->device().libraries().found_nccl().text.c_str()));
+    if (makes_nccl_block())
+      parts_.log.line(
+          "NCCL_COMM_BLOCKING=1 is set: NCCL's calls then block without a deadline, also if a rank is lost. Unset it");
   } else if (!has_warned_) {
     has_warned_ = true;
     parts_.log.line("tensors on GPUs go through the memory of the host, which is slow: " + obstacle);

@@ -66,6 +66,12 @@ int cuDeviceGetPCIBusId(char* text, int capacity, CudaDevice device) {
   return length < capacity ? cuda_success : invalid_value;
 }
 
+int cuDeviceGetUuid_v2(CudaUuid* out, CudaDevice device) {
+  FAKE_GPU_ENTER();
+  std::memset(out->bytes, device + 1, sizeof out->bytes);
+  return cuda_success;
+}
+
 int cuDevicePrimaryCtxRetain(CudaContext* out, CudaDevice device) {
   FAKE_GPU_ENTER();
   const std::lock_guard lock(gpus().mutex);

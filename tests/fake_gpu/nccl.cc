@@ -260,7 +260,8 @@ int ncclCommInitRankConfig(NcclCommunicator* out, int size, NcclUniqueId id, int
     return misuse(__func__, "the configuration was not initialised");
   auto room = fake::Room::enter(id, size);
   if (!room) return refuse("the rank that made the unique id is gone", system_error);
-  *out = new NcclCommunicatorTag{std::move(room), rank, device, config->blocking != 0};
+  const char* blocking = std::getenv("NCCL_COMM_BLOCKING");  // overrides the caller's configuration
+  *out = new NcclCommunicatorTag{std::move(room), rank, device, blocking ? *blocking == '1' : config->blocking != 0};
   nccl().communicators.insert(*out);
   fake::count_alive(+1);
   fake::Room::Seat& seat = (*out)->room->seat(rank);

@@ -309,6 +309,29 @@ TEST(two_ranks_on_one_gpu_go_through_the_host) {
   CHECK_EQUAL(fake.calls("ncclCommInitRankConfig"), 0);
 }
 
+TEST(two_containers_that_share_a_gpu_go_through_the_host) {
+  Fake fake;
+  const Said said;
+  Options options = saying(said);
+  options.hosts = {0, 1};
+  World ranks(2, std::move(options));
+  ranks.run([&](int, Context& context) { CHECK_EQUAL(std::string(step(fake, context, 0).text()), ""); });
+  CHECK_EQUAL(said.times("work on one GPU"), 1);
+  CHECK_EQUAL(fake.calls("ncclCommInitRankConfig"), 0);
+}
+
+TEST(an_environment_that_makes_nccl_block_is_reported) {
+  Fake fake;
+  const Said said;
+  ::setenv("NCCL_COMM_BLOCKING", "1", 1);
+  {
+    World ranks(2, saying(said));
+    ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
+  }
+  ::unsetenv("NCCL_COMM_BLOCKING");
+  CHECK_EQUAL(said.times("NCCL_COMM_BLOCKING=1 is set"), 1);
+}
+
 TEST(versions_that_differ_are_told) {
   Fake fake;
   const Said said;
