@@ -53,7 +53,16 @@ std::string shared_gpu(const std::vector<GpuFacts>& facts, const RankNames& name
 
 bool makes_nccl_block() { return is_set("NCCL_COMM_BLOCKING"); }
 
-GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first) {
+CreatedId create_id(const GpuDevice& device) {
+  CreatedId created;
+  const GpuDevice::Scope scope(&device);
+  created.status = scope.status();
+  if (created.status.is_ok())
+    created.status = device.libraries().check_nccl(device.libraries().nccl().unique_id(&created.id), "ncclGetUniqueId");
+  return created;
+}
+
+GpuFacts gather_facts(const Gpu* gpu, int32_t host, const CreatedId* created) {
   GpuFacts facts;
   facts.host = host;
   if (!gpu) {
@@ -68,15 +77,11 @@ GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first) {
     put(libraries.found_nccl().text, facts.obstacle);
     return facts;
   }
-  if (is_first) {
-    const GpuDevice::Scope scope(&gpu->device());
-    Status made = scope.status();
-    if (made.is_ok()) made = libraries.check_nccl(libraries.nccl().unique_id(&facts.id), "ncclGetUniqueId");
-    if (!made.is_ok()) {
-      put(made.text(), facts.obstacle);
-      return facts;
-    }
+  if (created && !created->status.is_ok()) {
+    put(created->status.text(), facts.obstacle);
+    return facts;
   }
+  if (created) facts.id = created->id;
   facts.nccl_version = libraries.found_nccl().version;
   return facts;
 }

@@ -26,8 +26,16 @@ struct GpuFacts {
 // Returns whether the environment makes NCCL block in calls that this rank polls.
 bool makes_nccl_block();
 
-// Gathers this rank's properties; `gpu` is nullptr if it has used none. The first member creates the id.
-GpuFacts gather_facts(const Gpu* gpu, int32_t host, bool is_first);
+// The id of a communicator, or why NCCL could not create one.
+struct CreatedId {
+  Status status{SRT_OUT_OF_MEMORY, "no memory left for ncclGetUniqueId"};
+  NcclUniqueId id = {};
+};
+CreatedId create_id(const GpuDevice& device);
+
+// Gathers this rank's properties; `gpu` is nullptr if it has used none. `created`: the first member's id; nullptr
+// elsewhere.
+GpuFacts gather_facts(const Gpu* gpu, int32_t host, const CreatedId* created);
 
 // Returns why members with these properties cannot use NCCL, in a sentence; "" if they can. `names`: by member.
 // `encrypts`: traffic between hosts must be encrypted.

@@ -3,14 +3,16 @@
 // guide.
 #pragma once
 
-#include "base/clock.h"
+#include <optional>
+
+#include "gpu/background_call.h"
 #include "gpu/device.h"
 
 namespace sirtaki {
 
 class Communicator {
  public:
-  explicit Communicator(const GpuDevice& device) : device_(device) {}
+  explicit Communicator(std::shared_ptr<const GpuDevice> device) : device_(std::move(device)) {}
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -20,13 +22,14 @@ class Communicator {
   Status begin(const NcclUniqueId& id, size_t members, size_t own);
 
   // Returns whether the last call is over. Fails if anything has failed, here or at another member.
-  Status poll(bool& is_over) const;
+  Status poll(bool& is_over);
 
   // Checks the result of a call; also ok if the call continues in the background.
   Status check(NcclResult result, const char* attempt) const;
 
+  bool is_open() const { return communicator_ || beginning_; }
   NcclCommunicator get() const { return communicator_; }
-  const NcclFunctions& nccl() const { return device_.libraries().nccl(); }
+  const NcclFunctions& nccl() const { return device_->libraries().nccl(); }
 
   // Aborts its work on the GPU, whatever waits for that work. No other function may be called afterwards.
   void abort();
@@ -34,8 +37,16 @@ class Communicator {
   void finish(Nanoseconds deadline);
 
  private:
-  const GpuDevice& device_;
-  NcclCommunicator communicator_ = nullptr;
+  struct Begun {
+    Status status{SRT_OUT_OF_MEMORY, "no memory left for a communicator"};
+    NcclCommunicator communicator = nullptr;
+  };
+
+  static void abort(const GpuDevice& device, NcclCommunicator communicator);
+
+  std::shared_ptr<const GpuDevice> device_;
+  std::optional<BackgroundCall<Begun>> beginning_;
+  NcclCommunicator communicator_ = nullptr;  // once it has begun
 };
 
 }  // namespace sirtaki

@@ -45,7 +45,7 @@ class GpuDevice {
   GpuDevice(const GpuLibraries& libraries, int ordinal) : libraries_(libraries), ordinal_(ordinal) {}
   Status retain();
 
-  const GpuLibraries& libraries_;
+  const GpuLibraries libraries_;  // a copy: calls in the background may outlive the rank's
   const int ordinal_;
   CudaDevice device_ = 0;
   CudaContext context_ = nullptr;

@@ -16,6 +16,7 @@ class Gpu {
   ~Gpu();
 
   const GpuDevice& device() const { return *device_; }
+  std::shared_ptr<const GpuDevice> shared_device() const { return device_; }
   EventPool& events() { return events_; }
   MemoryPool& memory() { return memory_; }
   MemoryPool& pinned() { return pinned_; }
@@ -29,7 +30,7 @@ class Gpu {
   explicit Gpu(std::unique_ptr<GpuDevice> device);
   Status create_streams();
 
-  std::unique_ptr<GpuDevice> device_;
+  std::shared_ptr<const GpuDevice> device_;
   EventPool events_;
   MemoryPool memory_, pinned_;
   CudaStream launches_ = nullptr, copies_ = nullptr;

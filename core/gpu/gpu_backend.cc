@@ -81,9 +81,9 @@ Status GpuBackend::decide(const Transfer& transfer, const std::vector<GpuFacts>&
   return Status::ok();
 }
 
-// Aborts all communicators together: in one NCCL group, or, where NCCL aborts one by one, in a thread for each. An abort
-// frees memory, which waits for all kernels on the GPU: also for those of a communicator whose own abort would come
-// later.
+// Aborts all communicators together: in one NCCL group, or, where NCCL aborts one by one, in a thread for each. An
+// abort frees memory, which waits for all kernels on the GPU: also for those of a communicator whose own abort would
+// come later.
 void GpuBackend::abort() {
   const Gpu* gpu = parts_.choice.gpu();
   if (std::none_of(groups_.begin(), groups_.end(), [](const auto& one) { return one.second->is_open(); })) return;

@@ -26,7 +26,7 @@ struct GpuParts {
 // Ranks whose GPUs share a communicator. Process sets of the same ranks share the group, which lasts as long as the
 // context.
 struct GpuGroup {
-  bool is_open() const { return communicator && communicator->get(); }
+  bool is_open() const { return communicator && communicator->is_open(); }
 
   bool has_agreed = false;
   bool uses_nccl = false;

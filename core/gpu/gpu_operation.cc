@@ -16,9 +16,15 @@ Status GpuOperation::advance(Nanoseconds now, Progress& progress) {
 Status GpuOperation::agree(Nanoseconds now, Progress& progress) {
   progress = Progress::moved;
   if (!handshake_) {
+    const bool creates_id = transfer_->own == 0 && gpu_ && gpu_->device().libraries().has_nccl();
+    if (creates_id && !id_.has_started())
+      SIRTAKI_TRY(id_.start([device = gpu_->shared_device()] { return create_id(*device); }, [](const CreatedId&) {}));
+    if (creates_id && !id_.is_over()) progress = Progress::blocked;
+    if (progress == Progress::blocked) return Status::ok();
     const GpuParts& parts = backend_.parts();
     const int32_t host = parts.host_of[static_cast<size_t>(parts.rank)];
-    handshake_ = std::make_unique<BackendHandshake>(*transfer_, gather_facts(gpu_, host, transfer_->own == 0));
+    const GpuFacts own = gather_facts(gpu_, host, creates_id ? &id_.result() : nullptr);
+    handshake_ = std::make_unique<BackendHandshake>(*transfer_, own);
     Backend* on_cpu = backend_.backend_on_cpu(*handshake_->transfer());
     if (!on_cpu) return {SRT_INTERNAL, "no data plane of the CPU serves an operation of GPUs"};
     running_ = on_cpu->start(handshake_->transfer());
@@ -53,7 +59,7 @@ Status GpuOperation::begin(Progress& progress) {
 
 Status GpuOperation::connect(bool& is_connected) {
   if (!group_.communicator) {
-    group_.communicator = std::make_unique<Communicator>(gpu_->device());
+    group_.communicator = std::make_unique<Communicator>(gpu_->shared_device());
     SIRTAKI_TRY(group_.communicator->begin(group_.id, transfer_->members.size(), transfer_->own));
   }
   return group_.communicator->poll(is_connected);

@@ -28,9 +28,10 @@ class GpuOperation final : public Operation {
   GpuGroup& group_;
   Gpu* const gpu_;  // nullptr on a rank that has joined without having used one
   TransferPtr transfer_;
+  BackgroundCall<CreatedId> id_;  // of the first member, if it takes part in the exchange that follows
   std::unique_ptr<BackendHandshake> handshake_;  // set if this operation exchanges the members' properties
   bool is_at_work_ = false;
-  std::unique_ptr<Operation> running_;    // the handshake's operation, then the transfer's
+  std::unique_ptr<Operation> running_;  // the handshake's operation, then the transfer's
 };
 
 }  // namespace sirtaki

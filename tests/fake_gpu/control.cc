@@ -1,10 +1,13 @@
 // Settings, failures that tests ask for, and the record of misuse.
 #include <algorithm>
 #include <cctype>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 
 #include "fake_gpu/fake.h"
 
@@ -35,6 +38,8 @@ struct Control {
     failures.clear();
     calls.clear();
     misuse.clear();
+    held.clear();
+    released.notify_all();
     broken = 0;
     for (const auto& [name, value] : defaults) {
       std::string variable = "SIRTAKI_FAKE_" + name;
@@ -55,6 +60,8 @@ struct Control {
   std::mutex mutex;
   std::map<std::string, int> values, calls;
   std::vector<Failure> failures;
+  std::set<std::string> held;
+  std::condition_variable released;
   std::string misuse;
   std::mt19937 random;
   int broken = 0;  // the result of every CUDA function from now on
@@ -83,8 +90,11 @@ int random_up_to(int most) {
 }
 
 int enter(const char* function) {
-  const std::lock_guard lock(control().mutex);
+  std::unique_lock lock(control().mutex);
   ++control().calls[function];
+  const auto is_free = [&] { return !control().held.contains(function); };
+  if (!control().released.wait_for(lock, std::chrono::milliseconds(control().values.at("free_limit")), is_free))
+    control().misuse = std::string(function) + ": it was held for too long";
   const bool is_cuda = std::string_view(function).starts_with("cu");
   if (is_cuda && control().broken) return control().broken;
   for (Failure& failure : control().failures)
@@ -114,6 +124,13 @@ void fake_gpu_set(const char* setting, int value) {
 void fake_gpu_fail(const char* function, int nth, int result) {
   const std::lock_guard lock(control().mutex);
   control().failures.push_back({function, nth, result});
+}
+
+void fake_gpu_hold_calls(const char* function, int held) {
+  const std::lock_guard lock(control().mutex);
+  if (held) control().held.insert(function);
+  else control().held.erase(function);
+  control().released.notify_all();
 }
 
 int fake_gpu_calls(const char* function) {

@@ -36,6 +36,8 @@
   X(calls, fake_gpu_calls, int, (const char* function))                                                        \
   /* Holds or releases a stream: a held one starts nothing (nullptr: the current context's default stream). */ \
   X(hold, fake_gpu_hold, void, (sirtaki::CudaStream, int held))                                                \
+  /* Holds or releases calls of a CUDA or NCCL function: they wait, and are a misuse after free_limit. */      \
+  X(hold_calls, fake_gpu_hold_calls, void, (const char* function, int held))                                   \
   /* Declares that memory of the test is on a GPU, and that it no longer is. */                                \
   X(lend, fake_gpu_lend, void, (void* address, size_t bytes, int device))                                      \
   X(take_back, fake_gpu_take_back, void, (void* address))                                                      \

@@ -250,9 +250,10 @@ int ncclGetUniqueId(NcclUniqueId* out) {
 }
 
 int ncclCommInitRankConfig(NcclCommunicator* out, int size, NcclUniqueId id, int rank, NcclConfig* config) {
+  const int failure = fake::enter(__func__);  // where a test may hold it, and other calls go on
   std::unique_lock lock(nccl().mutex);
   *out = nullptr;
-  if (const int failure = fake::enter(__func__)) return refuse("a test asked for it", failure);
+  if (failure) return refuse("a test asked for it", failure);
   const int device = fake::current_device();
   if (device < 0) return misuse(__func__, "there is no current context");
   if (rank < 0 || rank >= size || size > 64) return misuse(__func__, "there is no such rank");

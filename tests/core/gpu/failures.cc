@@ -84,9 +84,8 @@ struct ForeignKernel {
     CHECK_EQUAL(libraries.nccl().unique_id(&id), nccl_success);
     CHECK_EQUAL(libraries.nccl().init(&communicator, 1, id, 0, &config), nccl_success);
     auto* memory = reinterpret_cast<void*>(data.address());
-    CHECK_EQUAL(
-        libraries.nccl().allreduce(memory, memory, 1, nccl_float32, nccl_sum, communicator, stream.get()),
-        nccl_success);
+    CHECK_EQUAL(libraries.nccl().allreduce(memory, memory, 1, nccl_float32, nccl_sum, communicator, stream.get()),
+                nccl_success);
   }
   void abort() const { CHECK_EQUAL(libraries.nccl().abort(communicator), nccl_success); }
 
@@ -227,6 +226,48 @@ TEST(nccl_that_never_connects_meets_a_deadline) {
     CHECK_EQUAL(ending.code(), SRT_TIMEOUT);
     CHECK(contains(ending.text(), "NCCL has been connecting the GPUs of rank 0"));
   });
+}
+
+// The first calls of NCCL load plugins, and search the host for network interfaces.
+TEST(the_engine_goes_on_while_nccl_starts) {
+  for (const char* function : {"ncclGetUniqueId", "ncclCommInitRankConfig"}) {
+    Fake fake;
+    fake.hold_calls(function, 1);
+    World ranks(2, on_gpus());
+    std::barrier added(2);
+    ranks.run([&](int rank, Context& context) {
+      const int64_t count = 100;
+      OnGpu data(fake, rank, floats(count, 1));
+      const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
+      Ticket handle;
+      CHECK(context.enqueue(&request, 1, &handle).is_ok());
+      while (fake.calls(function) == 0) std::this_thread::yield();
+      add_set(context, {0});
+      added.arrive_and_wait();
+      fake.hold_calls(function, 0);
+      CHECK_EQUAL(std::string(context.wait(&handle, 1, patience).text()), "");
+    });
+  }
+}
+
+TEST(nccl_that_never_starts_meets_a_deadline) {
+  for (const char* function : {"ncclGetUniqueId", "ncclCommInitRankConfig"}) {
+    Fake fake;
+    const int before = fake.alive();
+    fake.hold_calls(function, 1);
+    {
+      World ranks(2, on_gpus({{"progress_deadline", "0.05"}}));
+      ranks.run([&](int rank, Context& context) {
+        const int64_t count = 100;
+        OnGpu data(fake, rank, floats(count, 1));
+        Ticket handle;
+        const Status ending = run_one(context, in_place(SRT_ALLREDUCE, "x", data, count, rank), handle, patience);
+        CHECK_EQUAL(ending.code(), SRT_TIMEOUT);
+      });
+    }
+    fake.hold_calls(function, 0);
+    while (fake.alive() != before) std::this_thread::yield();  // what the call has made is freed by its thread
+  }
 }
 
 TEST(a_rank_that_gives_up_ends_what_is_on_the_gpus_of_others) {
