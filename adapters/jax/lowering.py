@@ -7,11 +7,12 @@ its functions were inlined, the second call of a name gets the number 2, and so 
 twice becomes two. Nothing counts across programs, and nothing at run time: the iterations of a loop reuse one
 name, and so do programs, which XLA runs one after another.
 
-**Order.** Calls that do not depend on each other may start in any order, which differs between ranks; none
-blocks a thread, so each eventually starts on every rank. There is one exception: a small program runs its
-calls one by one, each when the last has ended. Its order is XLA's choice, which may depend on shapes that
-only this rank has. So small calls, and the first ones of each block, wait for their predecessor in the order
-of the program, by a value that carries no data.
+**Order.** Calls that do not depend on each other may start in any order, which differs between ranks. On the
+CPU none blocks a thread, so each eventually starts on every rank. There is one exception: a small program
+runs its calls one by one, each when the last has ended. Its order is XLA's choice, which may depend on shapes
+that only this rank has. So small calls, and the first ones of each block, wait for their predecessor in the
+order of the program, by a value that carries no data. On a GPU a call blocks the thread that launches the
+program until all ranks have launched the operation, so all calls of a block wait for their predecessor.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def lower(on_gpu: bool) -> Callable[..., Any]:
         entry = _modules.current(ctx.module_context.module).last(ir.InsertionPoint.current.block)
         _, calls, link = entry
         smallest = min((_bytes(aval) for aval in ctx.avals_in), default=0)
-        links = [] if link is None or (calls >= _ORDERED_CALLS and smallest > _SMALL) else [link]
+        is_free = not on_gpu and calls >= _ORDERED_CALLS and smallest > _SMALL
+        links = [] if link is None or is_free else [link]
         link_aval = jax.core.ShapedArray((), np.dtype(np.int32))
         in_place = options.kind in (core.ALLREDUCE, core.BROADCAST)
         call = jax.ffi.ffi_lowering(

@@ -155,6 +155,19 @@ def functions_inside_functions() -> None:
 
 
 @case()
+def programs_for_gpus_order_every_call_and_are_those_of_any_gpu() -> None:
+    def program(x: Any) -> Any:
+        return [hvd.allreduce(x + number, name=f"part {number}") for number in range(20)]
+
+    traced = jax.jit(program).trace(jnp.ones(5000))  # more than XLA runs in order by itself
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    calls = re.findall(r"%(\d+):2 = stablehlo.custom_call @\w+\(%\d+(, %\d+#1)?\) {(.*?)}", text)
+    assert [link for _, link, _ in calls] == ["", *(f", %{call}#1" for call, _, _ in calls[:-1])]
+    assert len(calls) == 20
+    assert not any("device" in attributes for _, _, attributes in calls)
+
+
+@case()
 def names_are_those_of_the_program_however_often_it_is_compiled() -> None:
     inner = jax.jit(total)
 
