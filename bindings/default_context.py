@@ -6,10 +6,10 @@ optimizers, keep the context that they were created with: autograd calls them fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import NotInitializedError
@@ -21,6 +21,7 @@ class _Process:
 
     context: Context | None = None
     was_shut_down: bool = False
+    after_init: list[Callable[[Context], None]] = field(default_factory=list)  # what frameworks do then
 
 
 process = _Process()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sirtaki.bindings.default_context import current, find
+from sirtaki.bindings.default_context import current, find, process
 from sirtaki.bindings.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -86,6 +86,8 @@ def init(
     lists_ranks = are_horovods() and is_list_of_ranks(comm)
     lifecycle.start(rank, size, address, key, None if lists_ranks else comm)
     lifecycle.store_arguments(arguments)
+    for act in process.after_init:
+        act(current())
     tuner_of(current())  # on rank 0 of a job with autotune, it also reports that there was nothing to tune
     if lists_ranks:
         require_all_ranks(comm)

@@ -15,6 +15,18 @@ LOWERED_EVENT: str = _JAX.symbol("jax._src.dispatch.JAXPR_TO_MLIR_MODULE_EVENT")
 # MLIR's Python bindings, to change a lowered program.
 ir: Any = _JAX.symbol("jaxlib.mlir.ir")
 
+_BRIDGE: Any = _JAX.symbol("jax._src.xla_bridge")
+
+
+def visible_gpus() -> str:
+    """Returns the GPUs to which the program has restricted JAX, as their numbers; "all" if to none."""
+    return str(_JAX.attribute(_BRIDGE, "CUDA_VISIBLE_DEVICES").value)
+
+
+def has_chosen_devices() -> bool:
+    """Returns whether JAX has started, and so has chosen its devices."""
+    return bool(_JAX.attribute(_BRIDGE, "backends_are_initialized")())
+
 
 def weakly_typed(array: Any) -> Any:
     """Returns an array whose dtype gives way to others in promotions, as that of a number does."""

@@ -11,10 +11,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.default_context import current, process
 from sirtaki.common.shares import refuse_derivative
 from sirtaki.jax import eager, lowering, target
 from sirtaki.jax.exchange_options import KINDS, ExchangeOptions, dtype_code, result_shape
+from sirtaki.jax.gpus import use_own_gpu
 from sirtaki.jax.programs import note_size
 
 _LINEAR_OPS = (core.SUM, core.AVERAGE)
@@ -119,4 +120,5 @@ def _define(kind: int) -> Primitive:
 
 target.register()
 lowering.name_when_lowered()
+process.after_init.append(use_own_gpu)
 PRIMITIVES = {kind: _define(kind) for kind in KINDS}

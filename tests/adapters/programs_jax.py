@@ -55,6 +55,21 @@ def several_devices() -> None:
     assert jax.jit(total)(jnp.ones(2)).tolist() == [1, 1]
 
 
+def own_gpu() -> None:
+    """Each rank of a host has been restricted to another GPU, unless the program has restricted JAX."""
+    visible = jax._src.xla_bridge.CUDA_VISIBLE_DEVICES
+    assert visible.value == str(hvd.local_rank())
+    jax.config.update("jax_cuda_visible_devices", "5")
+    hvd.shutdown()
+    hvd.init()
+    assert visible.value == "5"
+
+
+def crowded_gpus() -> None:
+    """Ranks beyond the number of GPUs share them."""
+    assert jax._src.xla_bridge.CUDA_VISIBLE_DEVICES.value == str(hvd.local_rank() % 2)
+
+
 hvd.init()
 globals()[sys.argv[1]]()
 print(f"rank {hvd.rank()} is done")

@@ -48,6 +48,16 @@ def test_several_devices_are_refused(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
+def test_each_rank_has_its_own_gpu(tmp_path: Path) -> None:
+    command = hvdrun(2, sys.executable, PROGRAMS, "own_gpu", tmp_path, CUDA_VISIBLE_DEVICES="4,7,8")
+    finished = run(*command)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "GPU(s)" not in finished.stderr
+    crowded = run(*hvdrun(3, sys.executable, PROGRAMS, "crowded_gpus", tmp_path, CUDA_VISIBLE_DEVICES="4,7"))
+    assert crowded.returncode == 0, crowded.stdout + crowded.stderr
+    assert crowded.stderr.count("3 ranks of this job run on one host, which has 2 GPU(s)") == 1
+
+
 def test_the_digits_example_learns() -> None:
     pytest.importorskip("sklearn")
     finished = run(*hvdrun(2, sys.executable, DIGITS, "--epochs", "4"))

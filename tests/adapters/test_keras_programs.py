@@ -45,12 +45,26 @@ model.fit(np.ones((20, 3)), np.ones((20, 1)), batch_size=2, verbose=0, callbacks
 """
 
 
+OWN_GPU = """
+import sirtaki.keras as hvd
+from jax._src.xla_bridge import CUDA_VISIBLE_DEVICES
+hvd.init()
+print(f"rank {hvd.rank()}: {CUDA_VISIBLE_DEVICES.value}")
+"""
+
+
 def run(*command: str | Path) -> str:
     finished = subprocess.run(
         [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
+
+
+def test_each_rank_has_its_own_gpu_on_jax() -> None:
+    environment = {"KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": "4,7"}
+    printed = run(*hvdrun(2, sys.executable, "-c", OWN_GPU, **environment))
+    assert sorted(re.findall(r"rank \d: \w+", printed)) == ["rank 0: 0", "rank 1: 1"]
 
 
 @pytest.mark.parametrize(

@@ -107,3 +107,7 @@ def find() -> Backend:
         )
     module: Any = importlib.import_module(f"{__name__}.{name}")
     return module
+
+
+if keras.backend.backend() == "jax":
+    importlib.import_module("sirtaki.jax.gpus")  # before init(), which gives each rank a GPU
