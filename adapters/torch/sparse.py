@@ -25,6 +25,7 @@ from sirtaki.common.requests import ALLGATHER, ALLREDUCE, Collective
 from sirtaki.torch import device
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.compression import Compression, Compressor
+from sirtaki.torch.tensors import is_reachable
 
 _NEW, _ABSENT = -1, -2  # the first of a rank's row numbers
 
@@ -137,9 +138,7 @@ def sparse_allreduce_async(
     tensor: Tensor, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> SparseReduction:
     """Works like `sparse_allreduce`, without waiting: calling the result waits, and returns the tensor."""
-    if not (
-        isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo and (tensor.is_cpu or tensor.is_cuda)
-    ):
+    if not (isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo and is_reachable(tensor)):
         raise UnsupportedError(
             "sparse_allreduce takes a sparse COO tensor in the memory of the CPU or of a GPU of NVIDIA; use "
             "allreduce for dense ones, and tensor.to_sparse_coo() for other layouts"

@@ -38,6 +38,11 @@ def _calling(name: str | None) -> str:
     return "the tensor" if name is None else f"the tensor {name!r}"
 
 
+def is_reachable(tensor: Tensor) -> bool:
+    """Returns whether a tensor is in CPU memory or on a GPU of NVIDIA: torch for ROCm says CUDA for AMD's."""
+    return tensor.is_cpu or (tensor.is_cuda and torch.version.cuda is not None)
+
+
 def code_of(tensor: Tensor, name: str | None = None) -> int:
     """Returns the core's code of a tensor's dtype.
 
@@ -47,7 +52,7 @@ def code_of(tensor: Tensor, name: str | None = None) -> int:
     """
     if (
         isinstance(tensor, Tensor)
-        and (tensor.is_cpu or tensor.is_cuda)
+        and is_reachable(tensor)
         and tensor.layout is torch.strided
         and not is_lazy(tensor)
     ):
@@ -72,7 +77,7 @@ def _refusal(tensor: Any, what: str) -> Exception:
         )
     if tensor.is_meta:
         return UnsupportedError(f"{what} is on the device meta and has no data; load the weights first")
-    if not (tensor.is_cpu or tensor.is_cuda):
+    if not is_reachable(tensor):
         return UnsupportedError(
             f"{what} is on the device {tensor.device}, and only tensors on GPUs of NVIDIA and in the memory "
             "of the CPU can be exchanged; move it with tensor.cpu() first"

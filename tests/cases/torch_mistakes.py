@@ -48,6 +48,19 @@ def tensors_without_data() -> None:
     refused(lambda: hvd.broadcast_(lazy, 0), "lazy", "batch", kind=UnsupportedError)
 
 
+class OnRocm(torch.Tensor):
+    """A tensor as torch for ROCm has it on a GPU of AMD: this build, too, has no CUDA."""
+
+    is_cuda, is_cpu = True, False
+
+
+@case()
+def tensors_on_gpus_that_are_not_nvidias() -> None:
+    every_operation(
+        torch.ones(3).as_subclass(OnRocm), "only tensors on GPUs of NVIDIA", kind=UnsupportedError
+    )
+
+
 @case()
 def dtypes_that_cannot_be_exchanged() -> None:
     quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
