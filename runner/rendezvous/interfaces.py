@@ -5,17 +5,24 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from sirtaki.runner.rendezvous.job import RendezvousError
 
 VARIABLE = "SIRTAKI_NETWORK_INTERFACES"  # names, separated by commas; none: all
+NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"  # prefixes of names; after "=": whole names
 
 
 def chosen_interfaces(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Returns the interfaces that the user has chosen; [] for all."""
     return [name.strip() for name in environment.get(VARIABLE, "").split(",") if name.strip()]
+
+
+def restrict_nccl(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Restricts NCCL to the interfaces that the user has chosen, unless its own variable is set already."""
+    if names := chosen_interfaces(environment):
+        environment.setdefault(NCCL_VARIABLE, "=" + ",".join(names))
 
 
 def local_addresses(interfaces: Sequence[str] = ()) -> list[str]:

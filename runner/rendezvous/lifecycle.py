@@ -28,7 +28,7 @@ from sirtaki.bindings.errors import (
 )
 from sirtaki.bindings.gpu import with_packages
 from sirtaki.runner.rendezvous.encryption import own_certificate
-from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
+from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, restrict_nccl
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.key import KEY_ADVICE
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
@@ -120,6 +120,7 @@ def start(
     """
     if default_context.process.context is not None:
         return
+    restrict_nccl()
     if WORKER in os.environ:
         from sirtaki.runner.rendezvous.elastic import process
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from fake_gpu import FOLDER, needs_fake
+from process_world import PATIENCE, hvdrun
 
 TELL = """
 import sirtaki.numpy as hvd
@@ -63,6 +64,20 @@ def test_the_packages_of_nccl_are_looked_into(tmp_path: Path) -> None:
     assert [library[1] for library in found] == [f"{folder}/libcuda.so.1", f"{folder}/libnccl.so.2"]
     preferred = tell(str(FOLDER), PYTHONPATH=str(tmp_path))[1]
     assert [library[1] for library in preferred] == [f"{FOLDER}/libcuda.so.1", f"{FOLDER}/libnccl.so.2"]
+
+
+def test_nccl_uses_the_interfaces_that_are_chosen_for_ranks() -> None:
+    code = "import os, sirtaki.numpy as hvd; hvd.init(); print(os.environ.get('NCCL_SOCKET_IFNAME'))"
+
+    def interfaces(*options: str, **environment: str) -> str:
+        command = hvdrun(1, *options, sys.executable, "-c", code, **environment)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.strip()
+
+    assert interfaces().endswith("None")
+    assert interfaces("--network-interfaces", "lo,lo").endswith("=lo,lo")
+    assert interfaces(SIRTAKI_NETWORK_INTERFACES="lo", NCCL_SOCKET_IFNAME="ib").endswith(" ib")
 
 
 def test_what_is_missing_is_told() -> None:
