@@ -1,7 +1,5 @@
-// Failures on GPUs: libraries that are missing or differ, calls that fail, kernels that never end, ranks that abort.
+// Failures on GPUs: calls that fail, kernels and calls of NCCL that never end, ranks that abort or are lost.
 // Every handle ends, every rank learns the reason, nobody waits for ever, and the next world works.
-#include <sys/mman.h>
-
 #include <barrier>
 
 #include "gpu_world.h"
@@ -9,59 +7,6 @@
 using namespace world;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-// The log of a world's ranks.
-class Said {
- public:
-  Said() : file_(::memfd_create("log", MFD_CLOEXEC)) {}
-  std::pair<std::string, std::string> knob() const { return {"log_descriptor", std::to_string(file_.get())}; }
-
-  int times(const std::string& part) const {
-    const std::string all = text();
-    int found = 0;
-    for (size_t at = all.find(part); at != std::string::npos; at = all.find(part, at + 1)) ++found;
-    return found;
-  }
-  std::string text() const {
-    std::string all(1 << 16, '\0');
-    const ssize_t bytes = ::pread(file_.get(), all.data(), all.size(), 0);
-    all.resize(static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
-    return all;
-  }
-
- private:
-  Descriptor file_;
-};
-
-Options saying(const Said& said, Knobs knobs = {}) {
-  Options options = on_gpus(std::move(knobs));
-  options.knobs.push_back(said.knob());
-  return options;
-}
-
-// Runs one all-reduce of small and large tensors, and an all-gather; the default stream waits for them.
-Status step(FakeGpu& fake, Context& context, int device) {
-  const int64_t counts[] = {50, 20'000};
-  OnGpu small(fake, device, floats(counts[0], 1)), large(fake, device, floats(counts[1], 1));
-  OnGpu part(fake, device, floats(counts[0], 1));
-  srt_request requests[] = {in_place(SRT_ALLREDUCE, "small", small, counts[0], device),
-                            in_place(SRT_ALLREDUCE, "large", large, counts[1], device),
-                            on_gpu(request(SRT_ALLGATHER, "gather", &counts[0], 1), device)};
-  requests[0].prescale = requests[1].prescale = 0.5;
-  requests[2].input = part.address();
-  Ticket handles[3];
-  Status status = context.enqueue(requests, 3, handles);
-  if (!status.is_ok()) {
-    context.abort(status.text());
-    return status;
-  }
-  status = context.wait_on_stream(handles, 3, 0, patience);
-  const Status ended = context.wait(handles, 3, patience);
-  context.release(handles, 3);
-  return status.is_ok() ? ended : status;
-}
 
 // Returns the endings of one step on two ranks, where the nth call of a function fails.
 std::vector<Status> endings_with(Fake& fake, const char* backend, const char* function, int nth, int result) {
@@ -336,97 +281,6 @@ TEST(an_input_that_never_comes_ends_with_the_world) {
     if (rank == 0) context.abort("enough");
     CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_ABORTED);
   });
-}
-
-TEST(two_ranks_on_one_gpu_go_through_the_host) {
-  Fake fake;
-  const Said said;
-  World ranks(3, saying(said));
-  ranks.run([&](int rank, Context& context) {
-    for (int i = 0; i < 2; ++i) CHECK_EQUAL(std::string(step(fake, context, rank / 2).text()), "");
-  });
-  CHECK_EQUAL(said.times("go through the memory of the host"), 1);
-  CHECK_EQUAL(said.times("rank 0 (pid 100 on here) and rank 1 (pid 101 on here) work on one GPU"), 1);
-  CHECK_EQUAL(fake.calls("ncclCommInitRankConfig"), 0);
-}
-
-TEST(two_containers_that_share_a_gpu_go_through_the_host) {
-  Fake fake;
-  const Said said;
-  Options options = saying(said);
-  options.hosts = {0, 1};
-  World ranks(2, std::move(options));
-  ranks.run([&](int, Context& context) { CHECK_EQUAL(std::string(step(fake, context, 0).text()), ""); });
-  CHECK_EQUAL(said.times("work on one GPU"), 1);
-  CHECK_EQUAL(fake.calls("ncclCommInitRankConfig"), 0);
-}
-
-TEST(an_environment_that_makes_nccl_block_is_reported) {
-  Fake fake;
-  const Said said;
-  ::setenv("NCCL_COMM_BLOCKING", "1", 1);
-  {
-    World ranks(2, saying(said));
-    ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
-  }
-  ::unsetenv("NCCL_COMM_BLOCKING");
-  CHECK_EQUAL(said.times("NCCL_COMM_BLOCKING=1 is set"), 1);
-}
-
-TEST(versions_that_differ_are_told) {
-  Fake fake;
-  const Said said;
-  World ranks(2, saying(said));
-  std::barrier opened(2);
-  ranks.run([&](int rank, Context& context) {
-    if (rank == 1) opened.arrive_and_wait();
-    const int64_t count = 100;
-    OnGpu data(fake, rank, floats(count, 1));
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
-    Ticket handle;
-    CHECK(context.enqueue(&request, 1, &handle).is_ok());
-    if (rank == 0) fake.set("nccl_version", 22304);
-    if (rank == 0) opened.arrive_and_wait();
-    CHECK_EQUAL(std::string(context.wait(&handle, 1, patience).text()), "");
-  });
-  CHECK_EQUAL(said.times("has NCCL 2.28.3 and rank 1 (pid 101 on here) has NCCL 2.23.4"), 1);
-}
-
-TEST(without_nccl_it_is_staged_or_refused) {
-  Fake fake;
-  fake.set("nccl_version", 21805);
-  const Said said;
-  {
-    World ranks(2, saying(said));
-    ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
-  }
-  CHECK_EQUAL(said.times("go through the memory of the host"), 1);
-  World ranks(2, on_gpus({{"gpu_backend", "nccl"}}));
-  ranks.run([&](int rank, Context& context) {
-    const Status ending = step(fake, context, rank);
-    CHECK_EQUAL(ending.code(), SRT_DEVICE);
-    CHECK(contains(ending.text(), "gpu_backend is nccl"));
-  });
-}
-
-TEST(nccl_is_not_used_between_hosts_where_connections_are_encrypted) {
-  Fake fake;
-  const Said said;
-  Options options = saying(said, {{"encrypt", "1"}});
-  options.hosts = {0, 1};
-  World ranks(2, std::move(options));
-  ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
-  CHECK_EQUAL(said.times("NCCL does not encrypt what goes between the hosts of rank 0"), 1);
-  CHECK_EQUAL(fake.calls("ncclCommInitRankConfig"), 0);
-}
-
-TEST(staged_uses_no_nccl) {
-  Fake fake;
-  const Said said;
-  World ranks(2, saying(said, {{"gpu_backend", "staged"}}));
-  ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
-  CHECK_EQUAL(fake.calls("ncclGetUniqueId"), 0);
-  CHECK_EQUAL(said.text(), "");
 }
 
 TEST(no_gpu_is_a_refusal_of_the_request_alone) {

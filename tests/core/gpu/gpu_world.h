@@ -1,6 +1,8 @@
 // Ranks whose tensors are on GPUs of the fake libraries; each rank has its own GPU.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstring>
 
 #include "data/kernels/kernels.h"
@@ -158,5 +160,58 @@ struct Launched {
   UserStream stream;
   Ticket handle = 0;
 };
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// The log of a world's ranks.
+class Said {
+ public:
+  Said() : file_(::memfd_create("log", MFD_CLOEXEC)) {}
+  std::pair<std::string, std::string> knob() const { return {"log_descriptor", std::to_string(file_.get())}; }
+
+  int times(const std::string& part) const {
+    const std::string all = text();
+    int found = 0;
+    for (size_t at = all.find(part); at != std::string::npos; at = all.find(part, at + 1)) ++found;
+    return found;
+  }
+  std::string text() const {
+    std::string all(1 << 16, '\0');
+    const ssize_t bytes = ::pread(file_.get(), all.data(), all.size(), 0);
+    all.resize(static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
+    return all;
+  }
+
+ private:
+  Descriptor file_;
+};
+
+inline Options saying(const Said& said, Knobs knobs = {}) {
+  Options options = on_gpus(std::move(knobs));
+  options.knobs.push_back(said.knob());
+  return options;
+}
+
+// Runs one all-reduce of small and large tensors, and an all-gather; the default stream waits for them.
+inline Status step(FakeGpu& fake, Context& context, int device) {
+  const int64_t counts[] = {50, 20'000};
+  OnGpu small(fake, device, floats(counts[0], 1)), large(fake, device, floats(counts[1], 1));
+  OnGpu part(fake, device, floats(counts[0], 1));
+  srt_request requests[] = {in_place(SRT_ALLREDUCE, "small", small, counts[0], device),
+                            in_place(SRT_ALLREDUCE, "large", large, counts[1], device),
+                            on_gpu(request(SRT_ALLGATHER, "gather", &counts[0], 1), device)};
+  requests[0].prescale = requests[1].prescale = 0.5;
+  requests[2].input = part.address();
+  Ticket handles[3];
+  Status status = context.enqueue(requests, 3, handles);
+  if (!status.is_ok()) {
+    context.abort(status.text());
+    return status;
+  }
+  status = context.wait_on_stream(handles, 3, 0, patience);
+  const Status ended = context.wait(handles, 3, patience);
+  context.release(handles, 3);
+  return status.is_ok() ? ended : status;
+}
 
 }  // namespace world
