@@ -14,6 +14,7 @@
 namespace {
 
 const std::map<std::string, int> defaults = {{"devices", 2},
+                                             {"parts", 1},
                                              {"cuda_version", 12080},
                                              {"nccl_version", 22803},
                                              {"init_result", 0},

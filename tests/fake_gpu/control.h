@@ -3,6 +3,7 @@
 //
 // Settings (`set`; SIRTAKI_FAKE_<NAME> in the environment for the whole process):
 //   devices (2)           number of GPUs; 0: cuInit fails
+//   parts (1)             so many devices in a row are parts of one GPU (MIG): they have one bus id
 //   cuda_version (12080)  the driver's version; 12080 is 12.8
 //   nccl_version (22803)  NCCL's version; 22803 is 2.28.3
 //   init_result (0)       result of cuInit

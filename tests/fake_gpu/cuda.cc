@@ -62,7 +62,8 @@ int cuDeviceGet(CudaDevice* device, int ordinal) {
 
 int cuDeviceGetPCIBusId(char* text, int capacity, CudaDevice device) {
   FAKE_GPU_ENTER();
-  const int length = std::snprintf(text, static_cast<size_t>(capacity), "0000:%02X:00.0", device + 1);
+  const int bus = device / fake::setting("parts") + 1;
+  const int length = std::snprintf(text, static_cast<size_t>(capacity), "0000:%02X:00.0", bus);
   return length < capacity ? cuda_success : invalid_value;
 }
 

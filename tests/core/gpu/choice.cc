@@ -17,6 +17,15 @@ TEST(two_ranks_on_one_gpu_go_through_the_host) {
   CHECK_EQUAL(fake.calls("ncclCommInitRankConfig"), 0);
 }
 
+TEST(two_parts_of_one_gpu_go_through_the_host) {
+  Fake fake;
+  fake.set("parts", 2);
+  const Said said;
+  World ranks(2, saying(said));
+  ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
+  CHECK_EQUAL(said.times("work on one GPU"), 1);
+}
+
 TEST(two_containers_that_share_a_gpu_go_through_the_host) {
   Fake fake;
   const Said said;
