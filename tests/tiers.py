@@ -7,10 +7,11 @@ takes minutes, so a test belongs there if no other test of the table shows the s
 A case of `tests/cases` runs in each of a test's main worlds before the third tier. Of the further worlds of
 a test in which it is meaningful (other sizes, transports, backends), the second tier takes one: the cases of
 a module that need the same number of ranks take these worlds in turn. So the variants of a body run in
-different worlds, and each world runs cases of each module. Worlds of one rank, where many cases assert
-something else, run all cases in the second tier. The other pairs of a case and a world are in the third
-tier. So are further seeds of random tests, and trainings on further numbers of ranks, backends and
-launchers, of which the second tier has one.
+different worlds, and each world runs cases of each module. Where worlds are slow (several hosts, a second
+number of ranks or backend of a framework), the second tier runs a sample of the cases. Worlds of one rank,
+where many cases assert something else, run all cases in the second tier. The other pairs of a case and a
+world are in the third tier. So are further seeds of random tests, and trainings on further numbers of ranks,
+backends and launchers, of which the second tier has one.
 """
 
 from __future__ import annotations
@@ -104,16 +105,27 @@ def in_worlds(
     worlds: Iterable[World],
     main: Collection[World],
     modules: tuple[str, ...] = MODULES,
+    every: int = 1,
 ) -> list[Any]:
-    """Returns each world with each case, marked with its tier; the worlds `main` run all cases."""
+    """Returns each world with each case, marked with its tier; the worlds `main` run all cases.
+
+    Of the cases that need several ranks, the further worlds run one of `every` so many in the second tier.
+    """
     worlds = list(worlds)
     further = [world for world in worlds if world not in main]
     return [
         pytest.param(*world, case, id=f"{world[0]}-{world[1]}-{case.name}", marks=exhaustive_unless(runs))
         for world in worlds
         for case in cases_for(world[0], modules)
-        for runs in [world in main or world[0] == 1 or world == turn_of(case, further)]
+        for runs in [
+            world in main or world[0] == 1 or (is_sampled(case, every) and world == turn_of(case, further))
+        ]
     ]
+
+
+def is_sampled(case: Case, every: int) -> bool:
+    """Returns whether the second tier runs a case where it runs one of `every` so many."""
+    return (zlib.crc32(case.module.encode()) + case.place) % every == 0
 
 
 def with_kinds(parameters: Iterable[Any], *kinds: str) -> list[Any]:

@@ -96,7 +96,7 @@ void StallInspector::end(const Cause& cause, const char* why, Nanoseconds now, c
 }
 
 const StallInspector::Cause* StallInspector::find_circle(const std::vector<Cause>& causes, Nanoseconds now) const {
-  // What remains once no cause can be removed: each waits for a rank that itself waits for a remaining cause.
+  // Keeps the causes of which a missing rank itself waits for a kept cause, until no further cause falls away.
   std::vector<const Cause*> stuck;
   for (const Cause& cause : causes)
     if (report_after_ > 0 && later(cause.since, 2 * report_after_) <= now) stuck.push_back(&cause);

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from unittest import mock
 
 import pytest
+from tiers import exhaustive_unless, is_sampled
 
 pytest.importorskip("torch")
 with mock.patch.dict(os.environ, KERAS_BACKEND="torch"):  # here the cases are only counted
@@ -41,7 +42,12 @@ ON_JAX = (
 @pytest.mark.parametrize(
     ("backend", "case"),
     [
-        pytest.param(backend, case, id=f"{backend}-{case.name}")
+        pytest.param(
+            backend,
+            case,
+            id=f"{backend}-{case.name}",
+            marks=exhaustive_unless(backend == "torch" or is_sampled(case, 2)),
+        )
         for backend in ("jax", "tensorflow", "torch")
         for case in CASES
         if backend != "jax" or case.name.startswith(ON_JAX)

@@ -49,7 +49,7 @@ def python_of(launcher: str) -> list[str]:
 
 
 def tier_of(launcher: str, trainer: str) -> Marks:
-    return exhaustive_unless(launcher == "hvdrun" or trainer == "lightning")
+    return exhaustive_unless(launcher == "hvdrun")
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,8 @@ def test_without_torchs_variables_trainers_are_unchanged(tmp_path: Path) -> None
         assert all(torch.equal(under_hvdrun[name], value) for name, value in alone.items())
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(ranks, marks=exhaustive_unless(ranks == 2)) for ranks in (1, 2)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])
 def test_the_example_learns(trainer: str, ranks: int, tmp_path: Path) -> None:
     pytest.importorskip(trainer)

@@ -193,6 +193,7 @@ LEFT_OUT = [
 ]
 
 
+@pytest.mark.exhaustive  # the next test shares its steps, without the choice
 def test_a_job_with_tiny_chunks_ends_with_larger_ones(tmp_path: Path) -> None:
     log = tmp_path / "tuning.csv"
     options = ("--chunk-bytes", "4K", "--autotune", "--autotune-log", str(log))
@@ -230,7 +231,9 @@ def test_without_checks_of_parameters_the_model_is_the_same(tmp_path: Path) -> N
     assert [row["purpose"] for row in rows_of(log) if row["verdict"] == "left out"] == LEFT_OUT
 
 
-@pytest.mark.parametrize(("module", "program"), [("optax", JAX), ("keras", KERAS)])
+@pytest.mark.parametrize(
+    ("module", "program"), [("optax", JAX), pytest.param("keras", KERAS, marks=pytest.mark.exhaustive)]
+)
 def test_eager_steps_of_other_frameworks_are_measured(module: str, program: str, tmp_path: Path) -> None:
     pytest.importorskip(module)
     log = tmp_path / "tuning.csv"

@@ -32,6 +32,6 @@ def run_over_hosts(
         yield latest.run
 
 
-@pytest.mark.parametrize(("size", "kind", "case"), in_worlds(WORLDS, main=()))
+@pytest.mark.parametrize(("size", "kind", "case"), in_worlds(WORLDS, main=(), every=3))
 def test_body(size: int, kind: str, case: Case, run_over_hosts: Callable[[int, str], None]) -> None:
     run_over_hosts(size, case.name)

@@ -83,7 +83,8 @@ def test_ranks_that_wait_for_each_other_are_told_so(tmp_path: Path) -> None:
     heard = [line for line in ended.stdout.splitlines() if "heard: " in line]
     assert heard, ended
     assert all(
-        "(ranks wait for each other)" in line and re.search(waits.format("(loss|accuracy)"), line) for line in heard
+        "(ranks wait for each other)" in line and re.search(waits.format("(loss|accuracy)"), line)
+        for line in heard
     )
 
 
