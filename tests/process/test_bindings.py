@@ -40,3 +40,21 @@ def test_a_finalizer_uses_what_is_being_used_first() -> None:
         [sys.executable, "-c", PROGRAM], text=True, capture_output=True, timeout=60, check=False
     )
     assert (finished.returncode, finished.stderr) == (0, "")
+
+
+# The interpreter drops this module, and with it the opened library, before it clears the attributes of `sys`.
+FREED_LATE = """
+import sys
+from sirtaki.bindings.library import ffi, lib
+
+sys.kept = ffi.gc(lib.srt_config_create(), lib.srt_config_destroy)
+sys.exit(5)
+"""
+
+
+def test_an_object_outlives_the_library() -> None:
+    """So do process groups of torch.distributed that a program does not destroy."""
+    finished = subprocess.run(
+        [sys.executable, "-c", FREED_LATE], text=True, capture_output=True, timeout=60, check=False
+    )
+    assert (finished.returncode, finished.stderr) == (5, "")
