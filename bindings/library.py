@@ -28,8 +28,8 @@ def _open() -> Any:
             f"sirtaki runs on Linux on x86-64 and arm64; this is {platform.system()} on {platform.machine()}"
         )
     try:
-        # The library stays mapped when the interpreter's end clears this module: objects that are freed later,
-        # such as a process group of torch that was not destroyed, still call it.
+        # The library stays mapped when the interpreter's end clears this module: objects that are freed
+        # later, such as a process group of torch that was not destroyed, still call it.
         library = ffi.dlopen(str(PATH), ffi.RTLD_NOW | ffi.RTLD_NODELETE)
     except OSError as error:
         raise ImportError(f"sirtaki's core cannot be opened: {error}; install the project again") from error

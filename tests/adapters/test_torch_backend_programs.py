@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from sirtaki.bindings.errors import UnsupportedError
 pytest.importorskip("torch")
 
 PROGRAMS = Path(__file__).with_name("programs_torch_backend.py")
+SUITE = Path(__file__).with_name("programs_torch_suite.py")
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
@@ -76,6 +78,16 @@ def test_torchrun(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     output = run(sys.executable, *torchrun, PROGRAMS, "under_torchrun", tmp_path)
     assert output.count("is done") == 2
+
+
+def test_torchs_own_cases(tmp_path: Path) -> None:
+    """Each case that passes over gloo passes, or is refused with a reason; all ranks exit with code 0."""
+    pytest.importorskip("expecttest")
+    output = run(*hvdrun(3, sys.executable, SUITE, tmp_path, OMP_NUM_THREADS="1"))
+    passed = re.findall(r"(\d+) cases passed", output)
+    assert len(passed) == 3, output
+    assert min(map(int, passed)) > 60, output
+    assert "test_" not in output, output
 
 
 def test_torch_finds_the_backend_by_itself(tmp_path: Path) -> None:
