@@ -6,21 +6,26 @@ Errors, abort reasons and tracebacks point at the innermost frame that is not in
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple
 
-from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.bindings.errors import HorovodInternalError, MismatchError, PeerFinishedError
 from sirtaki.bindings.library import lib
 
 FULL_TRACEBACKS = "SIRTAKI_FULL_TRACEBACKS"  # 1: internal frames are shown, too
 _LONG_MESSAGE = 12  # lines
 _DEEP_STACK, _LONG_LINE = 10, 80  # frames, characters
 _OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+_PACKAGES = re.compile(r".*/(?:site|dist)-packages/([^/.]+)")
+_FRAMEWORKS = frozenset(["jax", "jaxlib", "keras", "tensorflow", "torch"])
+_KNOWN_FILES = 4096
 
 
 def is_own(file: str) -> bool:
@@ -28,9 +33,17 @@ def is_own(file: str) -> bool:
     return file.startswith(_OWN_FOLDER)
 
 
+@lru_cache(_KNOWN_FILES)
 def is_internal(file: str) -> bool:
     """Returns whether a Python file belongs to sirtaki, the standard library or an installed package."""
     return is_own(file) or bool(lib.srt_is_library(os.fsencode(file)))
+
+
+@lru_cache(_KNOWN_FILES)
+def _is_plumbing(file: str) -> bool:
+    """Returns whether an internal file says nothing about a mistake: sirtaki's, Python's or a framework's."""
+    package = _PACKAGES.match(file)
+    return is_internal(file) and (is_own(file) or package is None or package[1] in _FRAMEWORKS)
 
 
 class CallSite(NamedTuple):
@@ -51,6 +64,28 @@ def call_site() -> CallSite | None:
     while frame is not None and frame.f_code.co_filename.startswith(_OWN_FOLDER):
         frame = frame.f_back
     return None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+
+
+def program_sites() -> list[CallSite]:
+    """Returns where the program called a framework: the library's point, if any, and the user's innermost."""
+    sites: list[CallSite] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not is_internal(code.co_filename):
+            return [*sites, CallSite(code, frame.f_lasti)]
+        if not sites and not _is_plumbing(code.co_filename):
+            sites.append(CallSite(code, frame.f_lasti))
+        frame = frame.f_back
+    return sites
+
+
+def with_call_site(error: Exception, sites: Sequence[CallSite | None]) -> Exception:
+    """Adds the lines that started an operation to an error about it; its traceback shows the wait."""
+    places = ", called ".join(str(site) for site in sites if site is not None)
+    if not places or type(error) not in (MismatchError, PeerFinishedError):
+        return error
+    return type(error)(f"{error} (this rank started it {places})")
 
 
 def line_of(frame: FrameType | None) -> str:
@@ -99,14 +134,14 @@ def hide_internal_frames(error: BaseException, is_from_sirtaki: bool) -> int:
     """Removes internal frames from the tracebacks of an error and of its causes; returns how many.
 
     An error of the user's own loses sirtaki's frames only. An error that sirtaki raised, or that a framework
-    derived from it (`is_from_sirtaki`), loses all internal frames. A traceback with nothing else stays as it
-    is.
+    derived from it (`is_from_sirtaki`), loses all internal frames, except those of libraries other than
+    frameworks that the user's innermost frame has called. A traceback with nothing else stays as it is.
     """
     if os.environ.get(FULL_TRACEBACKS, "0") not in ("", "0"):
         return 0
     chain = list(chain_of(error))
     is_from_sirtaki = is_from_sirtaki or any(map(_is_raised_by_sirtaki, chain))
-    return sum(_remove_frames(one, is_internal if is_from_sirtaki else is_own) for one in chain)
+    return sum(map(_remove_internal_frames if is_from_sirtaki else _remove_own_frames, chain))
 
 
 def show(error: BaseException, hook: Callable[..., object], is_from_sirtaki: bool) -> None:
@@ -164,7 +199,7 @@ def summary_of(error: BaseException) -> str:
 
 def _is_raised_by_sirtaki(error: BaseException) -> bool:
     """Returns whether an error was raised inside a call of sirtaki's, perhaps by a framework called there."""
-    files = [one.tb_frame.f_code.co_filename for one in _entries(error.__traceback__)]
+    files = [_file_of(entry) for entry in _entries(error.__traceback__)]
     user_frames = [index for index, file in enumerate(files) if not is_internal(file)]
     after_user = files[user_frames[-1] + 1 if user_frames else 0 :]
     return isinstance(error, HorovodInternalError) or any(map(is_own, after_user))
@@ -182,9 +217,24 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
             pending += [one.__cause__, one.__context__]
 
 
-def _remove_frames(error: BaseException, is_hidden: Callable[[str], bool]) -> int:
+def _remove_own_frames(error: BaseException) -> int:
     entries = list(_entries(error.__traceback__))
-    kept = [one for one in entries if not is_hidden(one.tb_frame.f_code.co_filename)]
+    return _keep_frames(error, entries, [entry for entry in entries if not is_own(_file_of(entry))])
+
+
+def _remove_internal_frames(error: BaseException) -> int:
+    entries = list(_entries(error.__traceback__))
+    users = [index for index, entry in enumerate(entries) if not is_internal(_file_of(entry))]
+    innermost = users[-1] if users else -1
+    called = [entry for entry in entries[innermost + 1 :] if not _is_plumbing(_file_of(entry))]
+    return _keep_frames(error, entries, [*(entries[index] for index in users), *called])
+
+
+def _file_of(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
+
+
+def _keep_frames(error: BaseException, entries: list[TracebackType], kept: list[TracebackType]) -> int:
     if not kept:
         return 0
     shorter: TracebackType | None = None

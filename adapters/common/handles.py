@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.errors import MismatchError, PeerFinishedError
 from sirtaki.bindings.request import CPU, Batch
-from sirtaki.bindings.user_code import CallSite, call_site
+from sirtaki.bindings.user_code import CallSite, call_site, with_call_site
 
 T = TypeVar("T")
 
@@ -155,17 +154,11 @@ class Handle(Generic[T]):
         try:
             _wait(self._context, operation)
         except Exception as error:
-            self._failure = self._with_call_site(error).with_traceback(None)
+            self._failure = with_call_site(error, [self._started_at]).with_traceback(None)
         else:
             self._result = operation.finish(self._context, operation.batch)
             _recycle(self._context, operation.batch)
         self._operation = None
-
-    def _with_call_site(self, error: Exception) -> Exception:
-        """Adds the line that started the operation to an error about it; its traceback shows the wait."""
-        if self._started_at is None or type(error) not in (MismatchError, PeerFinishedError):
-            return error
-        return type(error)(f"{error} (this rank started it {self._started_at})")
 
 
 def poll(handle: Handle[T]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -212,3 +213,19 @@ def ranks_that_disagree() -> None:
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     same(tensor, torch.full((2,), float(size())))
+
+
+@case(least=2)
+@in_group
+def a_disagreement_names_the_line() -> None:
+    """The wait may be far from the call, and each rank's call at another line."""
+
+    def start() -> dist.Work:
+        return dist.all_reduce(torch.ones(3 if rank() else 2), async_op=True)
+
+    work = start()
+    line = start.__code__.co_firstlineno + 1
+    place = rf"\(this rank started it in start\(\) at torch_backend_reducing\.py:{line}\)$"
+    with pytest.raises(MismatchError, match=place):
+        work.wait()
+    assert re.search(place, str(work.exception()))

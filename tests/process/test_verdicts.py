@@ -255,3 +255,26 @@ def test_a_traceback_of_a_thread_has_the_users_lines_only(tmp_path: Path) -> Non
     assert len(files) == 2
     assert all("train.py" in line for line in files)
     assert "MismatchError" in shown[-1]
+
+
+def test_frames_of_libraries_that_called_are_shown(tmp_path: Path) -> None:
+    """A mistake of a trainer is at the trainer's line; frames that called the user's function are hidden."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "trainer.py").write_text(
+        "import numpy as np, sirtaki.numpy as hvd\n"
+        "def fit(step): step()\n"
+        "def gather(elements): hvd.allreduce(np.ones(elements))\n"
+    )
+    body = """
+    sys.path.append("site-packages")
+    import trainer
+
+    def step(): trainer.gather(3 + rank)
+
+    trainer.fit(step)
+    """
+    code, said = run(tmp_path, body)
+    assert code == 1
+    frames = re.findall(r'^\[1\]   File ".*/(\w+)\.py", line \d+, in (\S+)$', "\n".join(said), re.MULTILINE)
+    assert frames == [("train", "<module>"), ("train", "step"), ("trainer", "gather")]

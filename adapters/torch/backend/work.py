@@ -15,6 +15,7 @@ from torch.distributed import Work
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import DeadlineError
 from sirtaki.bindings.request import Batch
+from sirtaki.bindings.user_code import program_sites, with_call_site
 from sirtaki.bindings.waiting import failure_of, wait_for
 from sirtaki.torch.backend.completion import completer_of
 
@@ -39,6 +40,7 @@ class GroupWork(Work):
         self._store: Store | None = store
         self._results = list(results)
         self._timeout = timeout
+        self._started_at = program_sites()
         self._lock = threading.Lock()
         self._is_over = batch.count == 0
         self._failure: Exception | None = None
@@ -138,7 +140,8 @@ class GroupWork(Work):
                 self._store(self._context, self._batch)
             except Exception as error:
                 failure = error.with_traceback(None)
-        self._failure, self._store = failure, None
+        self._failure = None if failure is None else with_call_site(failure, self._started_at)
+        self._store = None
         self._release()
         self._is_over = True
 
