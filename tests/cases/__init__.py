@@ -66,6 +66,7 @@ TORCH_MODULES = (
 )
 TORCH_BACKEND_MODULES = (  # a process has one default group: these run as processes only
     "torch_backend_any_source",
+    "torch_backend_calls",
     "torch_backend_messages",
     "torch_backend_some_ranks",
     "torch_backend_moving",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -250,3 +252,28 @@ def a_barrier_waits_for_all() -> None:
         work.wait()
         waited = time.monotonic() >= at
     assert waited or reached.is_set()
+
+
+@case(least=2)
+@in_group
+def calls_with_wrong_lists_are_refused() -> None:
+    """No list of a wrong length is cut, and no tensor of another size or dtype is written."""
+    size = dist.get_world_size()
+    ones = torch.ones(2)
+    refused: list[Callable[[], Any]] = [
+        lambda: dist.all_gather([torch.zeros(2)] * (size + 1), ones),
+        lambda: dist.all_gather([torch.zeros(2, dtype=torch.int32)] * size, ones),
+        lambda: dist.all_gather_into_tensor(torch.zeros(size), ones),
+        lambda: dist.all_gather_coalesced([[torch.zeros(2)]] * (size + 1), [ones]),
+        lambda: dist.all_gather_coalesced([[torch.zeros(2)] * 2] * size, [ones]),
+        lambda: dist.reduce_scatter(torch.zeros(2), [ones] * (size + 1)),
+        lambda: dist.reduce_scatter_tensor(torch.zeros(2), ones),
+        lambda: dist.all_to_all([torch.zeros(2)] * (size + 1), [ones] * size),
+        lambda: dist.all_to_all_single(torch.zeros(size), torch.ones(size), [1] * (size + 1), [1] * size),
+        lambda: dist.gather(ones, [torch.zeros(2)] * (size + 1), dst=dist.get_rank()),
+        lambda: dist.scatter(torch.zeros(2), [ones] * (size + 1), src=dist.get_rank()),
+    ]
+    for call in refused:
+        with pytest.raises((ValueError, TypeError, RuntimeError)):
+            call()
+    dist.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -158,3 +159,28 @@ def sharded_in_two_dimensions() -> None:
         return [*losses, *(whole(parameter) for parameter in net.parameters())]
 
     over_both(run)
+
+
+@case(least=2)
+@in_group
+def calls_that_make_groups() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def summed(group: Any) -> float:
+        tensor = torch.tensor(float(rank))
+        dist.all_reduce(tensor, group=group)
+        return tensor.item()
+
+    assert summed(dist.new_subgroups(1)[0]) == rank
+    neighbours = [[first, first + 1] for first in range(0, size, 2)]
+    group, _ = dist.new_subgroups_by_enumeration(neighbours)
+    mine = next(pair for pair in neighbours if rank in pair)
+    assert summed(group) == sum(mine)
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("outer", "inner"))
+    assert summed(mesh.get_group("inner")) == sum(mine)
+    assert summed(mesh.get_group("outer")) == sum(range(rank % 2, size, 2))
+    assert mesh.get_local_rank("inner") == rank % 2
+    with pytest.raises(Exception, match="split"):
+        dist.split_group(split_ranks=[list(range(size))])
+    with pytest.raises(ValueError, match="monitored_barrier is only implemented for GLOO"):
+        dist.monitored_barrier()
