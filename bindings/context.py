@@ -15,6 +15,7 @@ from sirtaki.bindings.detached_operations import DetachedOperations
 from sirtaki.bindings.errors import Failure, error_of, status_name
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.outputs import DeviceOutput, Output
+from sirtaki.bindings.profiling import profiled
 from sirtaki.bindings.request import Batch
 from sirtaki.bindings.step_counters import StepCounters
 from sirtaki.bindings.timeline_file import TimelineFile
@@ -106,6 +107,7 @@ class Context:
         """Starts negotiation. All ranks of the world must call it."""
         call(lib.srt_start, self._pointer)
 
+    @profiled(part=0)
     def enqueue(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Queues requests `start` to `start + count` of a batch, all or none.
 
@@ -120,6 +122,7 @@ class Context:
         if status != _OK:
             self._reject(status, batch)
 
+    @profiled()
     def begin(self, batch: Batch) -> bool:
         """Queues a whole batch, and waits for up to SLICE_MS; returns whether it has ended successfully.
 
@@ -129,11 +132,9 @@ class Context:
             self._detached.sweep()
         batch.context = self
         status = _srt_run(self._pointer, batch.requests, batch.count, SLICE_MS, batch.handles, batch.error)
-        if status == _OK:
-            return True
-        if not batch.handles[0]:
+        if status != _OK and not batch.handles[0]:
             self._reject(status, batch)
-        return False
+        return bool(status == _OK)
 
     def run(self, batch: Batch) -> None:
         """Queues a whole batch and waits for it. Afterwards, `release` it or take its outputs."""
@@ -144,6 +145,7 @@ class Context:
         self.refused_batches += 1
         raise error_of(status, text(batch.error.text))
 
+    @profiled(", wait", part=0)
     def wait(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Waits until requests `start` to `start + count` have ended; raises the first error.
 
@@ -161,6 +163,7 @@ class Context:
                 self._fail(status, batch, start, number, self.release)
             self.run_progress_callbacks()
 
+    @profiled(", wait", part=1)
     def wait_in_stream(self, batch: Batch, stream: int, start: int = 0, count: int | None = None) -> None:
         """Works like `wait`, for requests on a GPU: makes a CUDA stream wait for them, and not the host.
 

@@ -244,6 +244,18 @@ SEND: int = lib.SRT_SEND
 ADD_PROCESS_SET: int = lib.SRT_ADD_PROCESS_SET
 REMOVE_PROCESS_SET: int = lib.SRT_REMOVE_PROCESS_SET
 JOIN: int = lib.SRT_JOIN
+KIND_NAMES = {  # for profilers
+    ALLREDUCE: "all_reduce",
+    BROADCAST: "broadcast",
+    ALLGATHER: "all_gather",
+    BARRIER: "barrier",
+    REDUCESCATTER: "reduce_scatter",
+    ALLTOALL: "all_to_all",
+    SEND: "message",
+    ADD_PROCESS_SET: "add_process_set",
+    REMOVE_PROCESS_SET: "remove_process_set",
+    JOIN: "join",
+}
 SUM: int = lib.SRT_SUM
 AVERAGE: int = lib.SRT_AVERAGE
 MIN: int = lib.SRT_MIN

@@ -10,12 +10,14 @@ import time
 from sirtaki.bindings.context import SLICE_MS, Context
 from sirtaki.bindings.errors import CLASSES, error_of
 from sirtaki.bindings.library import lib, text
+from sirtaki.bindings.profiling import profiled
 from sirtaki.bindings.request import Batch
 
 _OK: int = lib.SRT_OK
 _IN_PROGRESS: int = lib.SRT_IN_PROGRESS
 
 
+@profiled(", wait")
 def wait_for(context: Context, batch: Batch, seconds: float | None) -> bool:
     """Waits until all requests of a batch have ended; returns whether they have. None: as long as it takes.
 
@@ -32,6 +34,7 @@ def wait_for(context: Context, batch: Batch, seconds: float | None) -> bool:
             return False
 
 
+@profiled(", wait")
 def wait_for_launch(context: Context, batch: Batch, stream: int, seconds: float) -> bool:
     """Waits until the requests of a batch on a GPU are launched, or have failed; returns whether they have.
 

@@ -10,6 +10,7 @@ from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
 from sirtaki.common.public import loader as _loader
+from sirtaki.jax import profiling
 from sirtaki.jax.collectives import *  # noqa: F403
 from sirtaki.jax.collectives import __all__ as _collectives
 from sirtaki.jax.compression import Compression
@@ -33,6 +34,8 @@ _LATER = {
     "periodic": ("diloco", "local_sgd"),
     "sharding": ("divided_state", "full_state", "shard"),
 }
+
+profiling.register()
 
 __all__ = [
     *_shared,

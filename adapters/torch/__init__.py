@@ -11,7 +11,7 @@ from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
 from sirtaki.common.public import loader as _loader
-from sirtaki.torch import plain_optimizers
+from sirtaki.torch import plain_optimizers, profiling
 from sirtaki.torch.collectives import *  # noqa: F403
 from sirtaki.torch.collectives import __all__ as _collectives
 from sirtaki.torch.compression import Compression
@@ -50,6 +50,7 @@ _LATER = {
 }
 
 plain_optimizers.register_hook()
+profiling.register()
 
 __all__ = [
     *_shared,

@@ -33,6 +33,10 @@ current_node: Callable[[], Any] = _TORCH.symbol("torch._C._current_autograd_node
 current_raw_stream: Callable[[int], int] = (_TORCH.symbol if torch.version.cuda else _TORCH.optional)(
     "torch._C._cuda_getCurrentRawStream"
 )
+# Sets `torch.autograd.profiler._is_profiler_enabled`, whether a profiler records; None: there is none.
+set_profiler_flag: Callable[[bool], None] | None = _TORCH.optional(
+    "torch.autograd.profiler._set_is_profiler_enabled"
+)
 # Copies tensors to as many others, in one call.
 copy_all: Callable[[list[Any], list[Any]], None] = _TORCH.symbol("torch._foreach_copy_")
 # Nested structures of any kind that torch or a library has registered, such as the outputs of models.

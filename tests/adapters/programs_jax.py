@@ -70,6 +70,17 @@ def crowded_gpus() -> None:
     assert jax._src.xla_bridge.CUDA_VISIBLE_DEVICES.value == str(hvd.local_rank() % 2)
 
 
+def profiled() -> None:
+    """JAX's profiler shows an eager operation by its span, and one of a compiled program by itself."""
+    traced = FOLDER / "profile"
+    with jax.profiler.trace(str(traced)):
+        hvd.allreduce(jnp.ones(4), name="eager")
+        jax.block_until_ready(jax.jit(total)(jnp.ones(5)))
+    shown = b"".join(file.read_bytes() for file in traced.rglob("*.xplane.pb"))
+    assert b"sirtaki:all_reduce, 16 bytes, process set 0" in shown
+    assert b"sirtaki_allreduce" in shown
+
+
 hvd.init()
 globals()[sys.argv[1]]()
 print(f"rank {hvd.rank()} is done")

@@ -43,6 +43,11 @@ def test_a_lost_rank_fails_the_others_programs(tmp_path: Path) -> None:
     assert "rank 1" in seen
 
 
+def test_the_profiler_shows_operations(tmp_path: Path) -> None:
+    finished = run(sys.executable, PROGRAMS, "profiled", tmp_path)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
 def test_several_devices_are_refused(tmp_path: Path) -> None:
     finished = run("env", TWO_DEVICES, sys.executable, PROGRAMS, "several_devices", tmp_path)
     assert finished.returncode == 0, finished.stdout + finished.stderr

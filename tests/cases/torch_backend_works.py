@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from datetime import timedelta
 
@@ -200,3 +201,31 @@ def again_after_its_end() -> None:
     assert hvd.is_initialized()
     with pytest.raises(ValueError, match="the default group consists of all ranks"):
         dist.init_process_group("sirtaki", store=dist.HashStore(), rank=0, world_size=hvd.size() + 1)
+
+
+@case(least=2)
+@in_group
+def the_profiler_shows_operations() -> None:
+    """Those of the backend, of Horovod's calls and of an optimizer, with bytes and ranks; then none."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+    pair = dist.new_group([0, 1])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(250))
+        if rank() < 2:
+            dist.broadcast(torch.ones(3), 0, group=pair, async_op=True).wait()
+        hvd.allgather(torch.ones(2, dtype=torch.float64), name="profiled")
+        hvd.synchronize(hvd.grouped_allreduce_async([torch.ones(4), torch.ones(5)], name="both"))
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    dist.all_reduce(torch.ones(251))
+    shown = [event.name for event in profile.events() if event.name.startswith("sirtaki:")]
+    assert "sirtaki:all_reduce, 1000 bytes, process set 0" in shown
+    assert "sirtaki:all_gather, 16 bytes, process set 0" in shown
+    assert "sirtaki:all_reduce, 36 bytes of 2 tensors, process set 0" in shown
+    assert "sirtaki:all_reduce, 36 bytes of 2 tensors, process set 0, wait" in shown
+    if rank() < 2:
+        assert any(re.fullmatch(r"sirtaki:broadcast, 12 bytes, process set \d+, wait", one) for one in shown)
+    steps = [name for name in shown if re.search("all_reduce.* (8|24|32) bytes", name)]
+    assert any(name.endswith("wait") for name in steps)
+    assert not [name for name in shown if "1004 bytes" in name]

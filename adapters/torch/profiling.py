@@ -1,0 +1,28 @@
+"""The profiler of torch, in which the operations of a rank are shown."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from torch.autograd import profiler
+
+from sirtaki.bindings import profiling
+from sirtaki.torch import _private
+
+
+class TorchProfiler:
+    """`torch.profiler.profile` and `torch.autograd.profiler.profile`, as a `Profiler`."""
+
+    def is_running(self) -> bool:
+        """Returns whether a profiler of any thread records: torch keeps a variable for such checks."""
+        return profiler._is_profiler_enabled
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """Returns a span of `torch.profiler.record_function`."""
+        return profiler.record_function(name)
+
+
+def register() -> None:
+    """Shows operations in torch's profiler, if this torch has the variable."""
+    if _private.set_profiler_flag is not None:
+        profiling.register(TorchProfiler())
