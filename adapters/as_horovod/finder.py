@@ -50,7 +50,8 @@ def fill(module: ModuleType) -> None:
         whole = f"{name}.{wanted}"
         if whole in MODULES:
             return import_module(whole)
-        source = next((one for one in sources if not wanted.startswith("_") and hasattr(one, wanted)), None)
+        is_public = not wanted.startswith("_") or wanted in names
+        source = next((one for one in sources if is_public and hasattr(one, wanted)), None)
         if source is None:
             raise AttributeError(explain(whole))
         return getattr(source, wanted)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -10,10 +14,13 @@ from typing import Any, TypeVar
 from sirtaki.common import basics
 
 __all__ = ["ccl_built", "check_extension", "cuda_built", "ddl_built", "extension_available", "gloo_built"]
+__all__ += ["_cache", "env", "is_version_greater_equal_than"]
 __all__ += ["is_iterable", "mpi_built", "nccl_built", "num_rank_is_power_2", "rocm_built", "split_list"]
 
 _FRAMEWORKS = ("keras", "tensorflow", "torch")
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(\.?(?:a|b|rc|dev)\d*)?")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -84,3 +91,37 @@ def split_list(items: Sequence[_Item], n: int) -> list[Sequence[_Item]]:
     length, longer = divmod(len(items), n)
     starts = [index * length + min(index, longer) for index in range(n + 1)]
     return [items[start:end] for start, end in pairwise(starts)]
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Returns whether a version such as "2.13.0" or "2.13.0+cpu" is another one, or newer.
+
+    Raises:
+        ValueError: one of the two has not the form major.minor.patch.
+    """
+    versions = [_VERSION.match(text) if isinstance(text, str) else None for text in (ver, target)]
+    numbers = [(*map(int, found.groups()[:3]), not found[4]) for found in versions if found is not None]
+    if len(numbers) < 2:
+        raise ValueError(f"versions have the form major.minor.patch, unlike {ver!r} or {target!r}")
+    return numbers[0] >= numbers[1]
+
+
+@contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Sets environment variables, except those that are None, until the context ends."""
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _cache(f: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Returns a function that calls `f` once for the same hashable arguments."""
+    return functools.cache(f)

@@ -84,6 +84,50 @@ assert not util.extension_available("mxnet") and not util.mpi_built(verbose=True
     python(code)
 
 
+def test_helpers_that_programs_import() -> None:
+    code = """
+import sirtaki.as_horovod
+import os
+from horovod.common.util import _cache, env, is_version_greater_equal_than as is_newer
+from horovod.runner.util.threads import in_thread
+assert is_newer("2.13.0", "2.9.1") and is_newer("2.4.0+cpu", "2.4.0") and is_newer("2.4.0", "2.4.0rc1")
+assert not is_newer("2.4.0rc1", "2.4.0") and not is_newer("1.15.0", "2.0.0")
+try:
+    is_newer("2.4", "2.4.0")
+except ValueError as error:
+    assert "major.minor.patch" in str(error)
+calls = []
+assert _cache(calls.append)(3) is None and calls == [3]
+os.environ["SET"] = "before"
+with env(SET="inside", UNSET="inside", LEFT_OUT=None):
+    assert (os.environ["SET"], os.environ["UNSET"]) == ("inside", "inside") and "LEFT_OUT" not in os.environ
+assert os.environ["SET"] == "before" and "UNSET" not in os.environ
+in_thread(calls.append, (4,), name="helper").join()
+in_thread(max, silent=True).join()
+assert calls == [3, 4]
+"""
+    assert python(code).stderr == ""
+
+
+def test_helpers_of_tensorflow() -> None:
+    pytest.importorskip("tensorflow")
+    code = """
+import sirtaki.as_horovod
+import tensorflow as tf
+from horovod.tensorflow import util
+from horovod.tensorflow.util import _cache, _executing_eagerly, _make_subgraph
+assert _executing_eagerly() and not tf.function(lambda: tf.constant(_executing_eagerly()))()
+variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
+found = util.refs_to_vars(util.vars_to_refs(variables))
+assert found[0] is variables[0] and found[1][0] is variables[1][0]
+calls = []
+remember = _cache(calls.append)
+remember(1), remember(1), _make_subgraph(lambda: remember(1))()
+assert calls == [1, 1]
+"""
+    python(code)
+
+
 def test_child_processes_see_it(tmp_path: Path) -> None:
     """Covers a spawned process, and another program, which does not import sirtaki."""
     script = tmp_path / "script.py"
