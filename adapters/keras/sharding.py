@@ -104,10 +104,15 @@ class _ShardOfSamples(Share):
 
     def __getitem__(self, index: int) -> Any:
         rows = self._units(index)
-        x, y, weight = (_mapped(part, lambda array: array[rows]) for part in self._parts)
+        x, y, weight = (_mapped(part, lambda array: _in_floatx(array[rows])) for part in self._parts)
         if weight is not None:
             return x, y, weight
         return (x,) if y is None else (x, y)
+
+
+def _in_floatx(array: Any) -> Any:
+    """Returns an array with floats in Keras' dtype, as `fit` has them in batches of arrays."""
+    return array.astype(keras.config.floatx(), copy=False) if array.dtype.kind == "f" else array
 
 
 class _ShardOfBatches(Share):
