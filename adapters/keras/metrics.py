@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,17 +20,17 @@ class Results(NamedTuple):
     """The results of a model's metrics.
 
     Attributes:
-        own: over the data of this rank.
+        own: over the data of this rank: numbers, and arrays for metrics that have a value for each class.
         total: over the data of all ranks.
         samples: the number that this rank has seen.
     """
 
-    own: dict[str, float]
-    total: dict[str, float]
+    own: dict[str, Any]
+    total: dict[str, Any]
     samples: float
 
 
-def reduce_metrics(model: Any, process_set: ProcessSet = global_process_set) -> dict[str, float]:
+def reduce_metrics(model: Any, process_set: ProcessSet = global_process_set) -> dict[str, Any]:
     """Returns a model's metrics over the data of all ranks. All ranks of the set must call it.
 
     Call it after `model.evaluate()`, or when an epoch has ended: metrics keep their state until the next one
@@ -43,7 +43,8 @@ def reduce_metrics(model: Any, process_set: ProcessSet = global_process_set) -> 
         process_set: the ranks that take part.
 
     Returns:
-        The results by name, the same on all ranks.
+        The results by name, the same on all ranks: numbers, and arrays of numpy for metrics that have a value
+        for each class.
 
     Raises:
         MismatchError: the ranks' metrics differ.
@@ -70,31 +71,30 @@ def combine(model: Any, process_set: ProcessSet = global_process_set) -> Results
 
 def combine_logs(
     logs: Mapping[str, Any], results: Results, process_set: ProcessSet = global_process_set
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Returns the logs over the data of all ranks: from the metrics if they come from these; else averaged by
     value.
 
     Averages are weighted with the number of samples; values that only some ranks have are averaged among
-    those.
+    those. Left out are values that are no numbers, and arrays of different shapes.
     """
     mine = {
-        name: (float(value), _is_same(float(value), results.own.get(name)), results.samples)
-        for name, value in logs.items()
-        if _is_number(value)
+        name: (value, _is_same(value, results.own.get(name)), results.samples)
+        for name, value in _numbers(logs).items()
     }
     gathered = allgather_object(mine, process_set=process_set)
     combined = {}
     for name in mine:
         entries = [theirs[name] for theirs in gathered if name in theirs]
+        values = [value for value, _, _ in entries]
         if all(is_own for _, is_own, _ in entries):
             combined[name] = results.total[name]
-        elif len({value for value, _, _ in entries}) == 1:
-            combined[name] = entries[0][0]
-        else:
+        elif all(np.array_equal(value, values[0]) for value in values):
+            combined[name] = values[0]
+        elif len({np.shape(value) for value in values}) == 1:
             weights = [samples for _, _, samples in entries]
             weights = weights if sum(weights) > 0 else [1.0] * len(entries)
-            weighted = sum(value * weight for (value, _, _), weight in zip(entries, weights, strict=True))
-            combined[name] = weighted / sum(weights)
+            combined[name] = sum(map(operator.mul, values, weights)) / sum(weights)
     return combined
 
 
@@ -112,8 +112,18 @@ def _adds_up(variable: Any) -> bool:
     return getattr(variable, "aggregation", "sum") == "sum"
 
 
-def _results(model: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in model.get_metrics_result().items() if _is_number(value)}
+def _results(model: Any) -> dict[str, Any]:
+    return _numbers(model.get_metrics_result())
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that are numbers, as floats, and those that are arrays or tensors, as arrays."""
+    return {name: _number(value) for name, value in values.items() if _is_number(value)}
+
+
+def _number(value: Any) -> Any:
+    array = np.asarray(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value)
+    return array if array.shape else float(array)
 
 
 def _samples(model: Any) -> float:
@@ -125,10 +135,11 @@ def _samples(model: Any) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) or getattr(value, "shape", None) == ()
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    return isinstance(value, int | float | np.number) or keras.ops.is_tensor(value)
 
 
-def _is_same(value: float, other: float | None) -> bool:
-    if other is None:
-        return False
-    return math.isclose(value, other, rel_tol=1e-6) or (math.isnan(value) and math.isnan(other))
+def _is_same(value: Any, other: Any) -> bool:
+    is_alike = other is not None and np.shape(value) == np.shape(other)
+    return is_alike and np.allclose(value, other, rtol=1e-6, atol=0, equal_nan=True)

@@ -120,6 +120,66 @@ def metrics_after_an_evaluation() -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
 
 
+def mean_distance(expected: Any, predicted: Any) -> Any:
+    """A function as a metric, which needs both of one dtype on TensorFlow."""
+    return keras.ops.mean(keras.ops.abs(expected - predicted), -1)
+
+
+METRICS: dict[str, tuple[str, Any]] = {  # metrics whose results are not just sums over samples, by targets
+    **{
+        name: ("binary", getattr(keras.metrics, name))
+        for name in ("AUC", "Precision", "Recall", "RootMeanSquaredError")
+    },
+    **{
+        name: ("binary", lambda name=name: getattr(keras.metrics, name)(0.5))
+        for name in ("SensitivityAtSpecificity", "PrecisionAtRecall")
+    },
+    "BinaryIoU": ("binary", lambda: keras.metrics.BinaryIoU([0, 1])),
+    "F1Score with a threshold": ("binary", lambda: keras.metrics.F1Score(threshold=0.5)),
+    "F1Score": ("one hot", keras.metrics.F1Score),
+    "F1Score, weighted": ("one hot", lambda: keras.metrics.F1Score("weighted")),
+    "FBetaScore": ("one hot", lambda: keras.metrics.FBetaScore("macro", beta=2.0)),
+    "R2Score": ("one hot", lambda: keras.metrics.R2Score(None)),
+    "OneHotMeanIoU": ("one hot", lambda: keras.metrics.OneHotMeanIoU(3)),
+    "AUC of each label": ("one hot", lambda: keras.metrics.AUC(multi_label=True, num_labels=3)),
+    "TopKCategoricalAccuracy": ("one hot", lambda: keras.metrics.TopKCategoricalAccuracy(2)),
+    "CosineSimilarity": ("one hot", keras.metrics.CosineSimilarity),
+    "KLDivergence": ("one hot", keras.metrics.KLDivergence),
+    "SparseTopKCategoricalAccuracy": ("classes", lambda: keras.metrics.SparseTopKCategoricalAccuracy(2)),
+    "a function": ("one hot", lambda: mean_distance),
+}
+
+
+@case(targets=["binary", "one hot", "classes"])
+def metrics_of_all_kinds(targets: str) -> None:
+    """Each equals that of one process, in training and in validation, also if it is an array."""
+    generator = np.random.default_rng(0)
+    x, classes = generator.normal(size=(20, 3)), generator.integers(0, 3, size=(20, 1))
+    y = {"binary": (classes > 1) * 1.0, "one hot": np.eye(3)[classes[:, 0]], "classes": classes}[targets]
+    made = {name: make() for name, (kind, make) in METRICS.items() if kind == targets}
+    model = (
+        make_model(dtype="float32")
+        if targets == "binary"
+        else keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax")])
+    )
+    loss = {"binary": "mse", "one hot": "categorical_crossentropy"}.get(
+        targets, "sparse_categorical_crossentropy"
+    )
+    hvd.broadcast_model(model)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), loss, metrics=list(made.values()))
+    history = model.fit(
+        hvd.shard_arrays(x, y, batch_size=5),
+        validation_data=hvd.shard_arrays(x, y, batch_size=5, uneven="keep"),
+        verbose=0,
+        callbacks=[hvd.callbacks.MetricAverageCallback()],
+    ).history
+    expected = model.evaluate(x, y, batch_size=20, return_dict=True, verbose=0)
+    assert len(expected) == 1 + len(made)
+    for name, value in expected.items():
+        for found in (history[name][0], history[f"val_{name}"][0]):
+            np.testing.assert_allclose(found, value, rtol=1e-5, err_msg=name)
+
+
 class Extra(keras.callbacks.Callback):
     """A callback that adds logs of its own, some on one rank only."""
 
