@@ -16,6 +16,7 @@ _KERAS = Framework("keras", keras.__version__, "3.15")
 _KERAS.symbol("keras.optimizers.Optimizer._clip_gradients")  # wrapping.Distributed extends it
 _KERAS.symbol("keras.optimizers.Optimizer._untrack_variable")
 _KERAS.symbol("keras.layers.Layer._flatten_layers")
+_TAKING_DATA = ("fit", "train_on_batch", "evaluate", "test_on_batch", "predict", "predict_on_batch")
 
 
 def layers_of(model: Any) -> Sequence[Any]:
@@ -95,13 +96,23 @@ def keep_order_of(kind: type[Any]) -> None:
 
 def is_evaluation() -> bool:
     """Returns whether Keras' `evaluate` or `predict` has called this, and not `fit` outside of validation."""
-    frame: FrameType | None = sys._getframe(1)
+    return _running() in ("evaluate", "predict")
+
+
+def is_training() -> bool:
+    """Returns whether Keras' `fit` or `train_on_batch` has called this, outside of validation."""
+    return _running() in ("fit", "train_on_batch")
+
+
+def _running() -> str | None:
+    """Returns the innermost of Keras' functions that take data and have called this; None: there is none."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__", ""))
-        if name in ("evaluate", "predict", "fit") and module.startswith("keras."):
-            return name != "fit"
+        if name in _TAKING_DATA and module.startswith("keras."):
+            return name
         frame = frame.f_back
-    return False
+    return None
 
 
 def convert_to_sliceable(arrays: Any) -> Any:

@@ -143,6 +143,11 @@ class Exchange:
         """Returns whether the gradients that are being applied belong to a part of a batch."""
         return self._rows is not None
 
+    @property
+    def is_split(self) -> bool:
+        """Returns whether a step is one of a batch that is split over the ranks, or a trial of one."""
+        return self._rows is not None or self._recorded is not None
+
     def weighted(self, gradients: Sequence[Any]) -> list[Any]:
         """Returns the gradients as they count in the average over the ranks."""
         if self._rows is None:
@@ -200,7 +205,7 @@ class Exchange:
         if not self.is_compiled:
             current().steps.end(by=self._stepper)
         results = self.reduce_stored(gradients, variables)
-        if ranks := self._ranks():
+        if ranks := self.ranks:
             self._reduce_among(ranks, results, variables, scales_losses)
             results = self.backend.joined(results) if is_elastic() else results
         if self.factor != 1.0:
@@ -217,12 +222,25 @@ class Exchange:
         """
         results, own = list(gradients), self.local.numbers()
         stored = [place for place, one in enumerate(variables) if is_stored(one) and id(one) not in own]
-        if stored and self._ranks():
+        if stored and self.ranks:
             how = Combination(Max, process_set=self.how.process_set)
             self._reduce_group("stored", stored, results, variables, how)
         return results
 
-    def _ranks(self) -> int:
+    def mean(self, name: str, value: Any) -> Any:
+        """Returns the mean of a number over the ranks, as a constant. All ranks of the set must call it."""
+        name = f"{self.prefix}.{name}"
+        own = [Gradient(name, keras.ops.copy(keras.ops.stop_gradient(value)))]
+        if self.first_name is None:
+            self.first_name = self.backend.first_name(name, own)
+        return self.backend.allreduce(name, own, Combination(process_set=self.how.process_set))[0]
+
+    def divided(self, value: Any) -> Any:
+        """Returns a value divided by the number of ranks if gradients are averaged, and not added up."""
+        return self.backend.divided(value, self.ranks) if self.how.op == Average else value
+
+    @property
+    def ranks(self) -> int:
         """Returns the number of ranks that exchange gradients with this one; 0 if it exchanges none."""
         members = self.how.process_set.members(current())
         takes_part = current().rank in members and (len(members) > 1 or is_elastic())

@@ -16,6 +16,7 @@ from sirtaki.keras.compression import Compression, Compressor
 from sirtaki.keras.distributed_optimizer import Distributed, make_distributed
 from sirtaki.keras.gradient_reducer import KIND, Exchange, LocalVariables, combination
 from sirtaki.keras.loss_scale import patch_loss_scale_optimizer
+from sirtaki.keras.losses import patch_losses
 from sirtaki.keras.sharded.kinds import check_shard
 from sirtaki.numpy.worlds import add_survivor
 
@@ -99,6 +100,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     )
     add_survivor(exchange)
     patch_loss_scale_optimizer()
+    patch_losses()
     return make_distributed(optimizer, exchange, is_sharded=shard is not None and current().size > 1)
 
 

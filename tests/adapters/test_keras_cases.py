@@ -36,6 +36,9 @@ ON_JAX = (
     "keras_sharding.a_file_and_back",
     "keras_steps.",
     "keras_training.compiled_fit",
+    "keras_training.losses_that_are_no_means_over_rows[sum]",
+    "keras_training.losses_that_are_no_means_over_rows[mean by weights under a mask]",
+    "keras_training.losses_that_are_no_means_over_rows[mean under a mask]",
 )
 
 

@@ -186,3 +186,49 @@ def some_of_the_ranks() -> None:
             np.testing.assert_array_equal(found, expected)
     finally:
         hvd.remove_process_set(first)
+
+
+def tagged(loss: Any, masks: bool) -> Any:
+    """Returns a model of two outputs for each of four words, of which it leaves out words 0 if it `masks`."""
+    words = keras.Input((4,), dtype="int32")
+    hidden = keras.layers.Embedding(9, 3, mask_zero=masks)(words)
+    model = keras.Model(words, [keras.layers.Dense(1, name=name)(hidden) for name in ("first", "second")])
+    model.set_weights([np.linspace(-1, 1, one.size).reshape(one.shape) for one in model.get_weights()])
+    model.compile(*loss)
+    return model
+
+
+LOSSES: dict[str, tuple[dict[str, Any], bool, bool]] = {  # arguments, whether words are masked or weighted
+    "sum": ({"reduction": "sum"}, False, True),
+    "mean by weights under a mask": ({"reduction": "mean_with_sample_weight"}, True, True),
+    "mean under a mask": ({}, True, False),
+    "weighted mean under a mask": ({}, True, True),
+}
+
+
+@case(how=list(LOSSES), least=2)
+def losses_that_are_no_means_over_rows(how: str) -> None:
+    """Ranks have different numbers of words and sums of weights; the last rank may have none in a batch."""
+    arguments, masks, weighs = LOSSES[how]
+    generator = np.random.default_rng(0)
+    rows, size = BATCH * hvd.size(), hvd.size()
+    words = generator.integers(0, 9, (STEPS * rows, 4)) * (generator.random((STEPS * rows, 4)) < 0.5)
+    words[rows - BATCH : rows] = 0
+    y, weights = generator.normal(size=(2, *words.shape, 1)), generator.random((2, *words.shape))
+    data = words, list(y), list(weights) if weighs else None
+    mine = np.arange(STEPS * rows).reshape(STEPS, size, BATCH)[:, hvd.rank()].ravel()
+
+    def trained(optimizer: Any, chosen: Any, batch_size: int) -> tuple[Any, float]:
+        loss = [keras.losses.MeanSquaredError(**arguments), keras.losses.MeanAbsoluteError(**arguments)]
+        model = tagged((optimizer, loss), masks)
+        x, targets, given = keras.tree.map_structure(lambda one: None if one is None else one[chosen], data)
+        average = [hvd.callbacks.MetricAverageCallback()] if batch_size == BATCH else []
+        options = {"shuffle": False, "verbose": 0, "callbacks": average}
+        history = model.fit(x, targets, batch_size, sample_weight=given, **options).history
+        model.evaluate(x[:BATCH], [one[:BATCH] for one in targets], verbose=0)  # exchanges nothing
+        return model, history["loss"][0]
+
+    alone, loss = trained(keras.optimizers.SGD(0.05), np.arange(STEPS * rows), rows)
+    together, found = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), mine, BATCH)
+    assert_close(together, alone)
+    np.testing.assert_allclose(found, loss, rtol=1e-5)
