@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from sirtaki.common.public import *  # noqa: F403
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 _LATER = {"sync_batch_norm": ("SyncBatchNormalization",)}
 
 _library()
+
+if getattr(sys.modules.get("keras"), "__version__", "").startswith("3."):  # as after TensorFlow from 2.16 on
+    import_module("sirtaki.tensorflow.sync_batch_norm")  # for layers of Keras that are synchronized
 
 
 __all__ = [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from sirtaki.bindings.default_context import find
 from sirtaki.common.ops import Sum
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.numpy.worlds import require_all_ranks
+from sirtaki.numpy.worlds import is_elastic, require_all_ranks
 from sirtaki.tensorflow._private import require_moments
 from sirtaki.tensorflow.collectives import allreduce
 
@@ -51,30 +53,58 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         self.process_set = process_set
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """Returns mean and variance of each channel over all ranks, in the dtype of the inputs.
+        return _over_ranks(self, super()._moments(inputs, mask), inputs, mask, self.process_set)
 
-        Each rank's own are computed as in Keras; the values added up over the ranks are sums in float64,
-        which is precise enough to subtract the squared mean.
-        """
-        mean, variance = (tf.cast(one, tf.float64) for one in super()._moments(inputs, mask))
-        count = self._count(inputs, mask)
-        squares = variance + tf.square(mean)
-        own = tf.stack([mean, squares]) * count
-        own = tf.where(count > 0, own, tf.zeros_like(own))  # a rank without data has no mean
-        sums = allreduce(
-            tf.concat([tf.reshape(count, [1]), tf.reshape(own, [-1])], 0),
-            op=Sum,
-            process_set=self.process_set,
-        )
-        means = tf.reshape(sums[1:] / sums[0], tf.shape(own))
-        over_all = means[0], tf.maximum(means[1] - tf.square(means[0]), 0.0)
-        return tuple(tf.cast(one, inputs.dtype) for one in over_all)
 
-    def _count(self, inputs: Any, mask: Any) -> tf.Tensor:
-        """Returns the number of unmasked values per channel; a float64 scalar."""
-        values, channels = tf.size(inputs, tf.int64), tf.shape(inputs, tf.int64)[self.axis]
-        count = tf.cast(values // tf.maximum(channels, 1), tf.float64)
-        if mask is None:
-            return count
-        used = tf.reduce_sum(tf.cast(mask, tf.float64))
-        return count * used / tf.maximum(tf.cast(tf.size(mask), tf.float64), 1.0)
+def _serve_synchronized() -> None:
+    """Makes `keras.layers.BatchNormalization(synchronized=True)` exchange, too, once there are several ranks.
+
+    Keras computes its moments over the replicas of tf.distribute: without them, over one rank's batch.
+    """
+    kind: Any = keras.layers.BatchNormalization
+    plain = kind._moments
+
+    @functools.wraps(plain)
+    def moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        own, context = plain(self, inputs, mask), find()
+        is_alone = context is None or (context.size == 1 and not is_elastic())
+        if is_alone or not self.synchronized or isinstance(self, SyncBatchNormalization):
+            return own
+        return _over_ranks(self, own, inputs, mask, global_process_set)
+
+    kind._moments = moments
+
+
+def _over_ranks(
+    layer: Any, moments: tuple[Any, Any], inputs: Any, mask: Any, process_set: ProcessSet
+) -> tuple[Any, Any]:
+    """Returns mean and variance of each channel over all ranks, in the dtype of the inputs.
+
+    Each rank's own are computed as in Keras; the values added up over the ranks are sums in float64, which is
+    precise enough to subtract the squared mean.
+    """
+    mean, variance = (tf.cast(one, tf.float64) for one in moments)
+    count = _count(layer, inputs, mask)
+    squares = variance + tf.square(mean)
+    own = tf.stack([mean, squares]) * count
+    own = tf.where(count > 0, own, tf.zeros_like(own))  # a rank without data has no mean
+    sums = allreduce(
+        tf.concat([tf.reshape(count, [1]), tf.reshape(own, [-1])], 0), op=Sum, process_set=process_set
+    )
+    means = tf.reshape(sums[1:] / sums[0], tf.shape(own))
+    over_all = means[0], tf.maximum(means[1] - tf.square(means[0]), 0.0)
+    mean, variance = (tf.cast(one, inputs.dtype) for one in over_all)
+    return mean, variance
+
+
+def _count(layer: Any, inputs: Any, mask: Any) -> tf.Tensor:
+    """Returns the number of unmasked values per channel; a float64 scalar."""
+    values, channels = tf.size(inputs, tf.int64), tf.shape(inputs, tf.int64)[layer.axis]
+    count = tf.cast(values // tf.maximum(channels, 1), tf.float64)
+    if mask is None:
+        return count
+    used = tf.reduce_sum(tf.cast(mask, tf.float64))
+    return count * used / tf.maximum(tf.cast(tf.size(mask), tf.float64), 1.0)
+
+
+_serve_synchronized()

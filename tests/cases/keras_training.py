@@ -106,6 +106,38 @@ def several_steps_an_execution() -> None:
         assert_trained_as_one(OPTIMIZERS["momentum"], steps_per_execution=2)
 
 
+@case(eagerly=[True, False])
+def synchronized_batch_normalisation(eagerly: bool) -> None:
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras has it on TensorFlow only, and says so")
+
+    def trained(optimizer: Any, data: tuple[Any, Any], batch_size: int) -> Any:
+        first, last = make_model().layers
+        layer = keras.layers.BatchNormalization(synchronized=batch_size == BATCH, dtype="float64")
+        model = keras.Sequential([keras.Input((3,)), first, layer, last])
+        model.compile(optimizer, "mse", run_eagerly=eagerly)
+        model.fit(*data, batch_size=batch_size, shuffle=False, verbose=0)
+        return model
+
+    alone = trained(keras.optimizers.SGD(0.1), data_of_all(), BATCH * hvd.size())
+    together = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), data_of(hvd.rank()), BATCH)
+    assert_close(together, alone)
+
+
+@case(least=2)
+def synchronized_among_more_ranks_than_train_together() -> None:
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras has it on TensorFlow only, and says so")
+    first = hvd.add_process_set([0])
+    layer = keras.layers.BatchNormalization(synchronized=True, name="normal")
+    model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=first), "mse")
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    with pytest.raises(ValueError, match="layer 'normal' has synchronized=True"):
+        model.fit(*data_of(0), verbose=0, callbacks=[callback])
+    hvd.remove_process_set(first)
+
+
 @case(average=[True, False])
 def passes_that_add_up(average: bool) -> None:
     """Their mean equals Keras' own accumulation; their sum multiplies the rate by the number of passes."""

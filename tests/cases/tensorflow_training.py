@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +173,8 @@ def norm_layer(kind: Any) -> Any:
     return layer
 
 
-@case()
-def batch_normalisation() -> None:
+@case(layer=["of sirtaki", "of Keras"])
+def batch_normalisation(layer: str) -> None:
     import keras
 
     if int(keras.__version__.partition(".")[0]) < 3:  # the Keras of TensorFlow up to 2.15
@@ -194,7 +195,9 @@ def batch_normalisation() -> None:
     scale = tf.range(1.0, FEATURES + 1.0, dtype=tf.float64)
     begin = sum(rows[: hvd.rank()])
     mine = whole[begin : begin + rows[hvd.rank()]]
-    own, alone = norm_layer(hvd.SyncBatchNormalization), norm_layer(keras.layers.BatchNormalization)
+    plain = keras.layers.BatchNormalization
+    kinds = {"of sirtaki": hvd.SyncBatchNormalization, "of Keras": partial(plain, synchronized=True)}
+    own, alone = norm_layer(kinds[layer]), norm_layer(plain)
     result, for_inputs, for_gamma, for_beta = run(own, mine, scale)
     wanted, wanted_inputs, wanted_gamma, wanted_beta = run(alone, whole, scale)
     part = slice(begin, begin + rows[hvd.rank()])

@@ -10,6 +10,8 @@ import keras
 from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
 from sirtaki.common.objects import allgather_object
+from sirtaki.common.process_sets import global_process_set
+from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.callbacks.compiled_steps import CompiledSteps
 from sirtaki.keras.callbacks.state import is_averaged, is_built, sync_variables
@@ -48,13 +50,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """Broadcasts, if all ranks have weights.
 
         Raises:
-            ValueError: on all ranks, if they train different numbers of epochs or batches.
+            ValueError: on all ranks, if they train different numbers of epochs or batches, or if a layer is
+                synchronized among other ranks than the optimizer.
         """
         params = self.params or {}
         steps = None if is_averaged(self.model) else params.get("steps")  # else no rank waits in each batch
         gathered = allgather_object(_Plan(is_built(self.model), params.get("epochs"), steps))
         _check_plans(gathered)
         _hint_if_undistributed(self.model)
+        _check_synchronized(self.model)
         self._is_due = not all(plan.is_built for plan in gathered)
         if not self._is_due:
             self._broadcast()
@@ -127,3 +131,16 @@ def _hint_if_undistributed(model: Any) -> None:
             "the model's optimizer is not distributed, so each rank trains a model of its own: "
             "model.compile(hvd.DistributedOptimizer(optimizer), ...)"
         )
+
+
+def _check_synchronized(model: Any) -> None:
+    """Raises ValueError for a layer with statistics of all ranks where only some ranks train together."""
+    optimizer = distributed_of(model.optimizer)
+    if optimizer is None or optimizer._exchange.how.process_set is global_process_set:
+        return
+    for layer in layers_of(model):
+        if getattr(layer, "synchronized", False):
+            raise ValueError(
+                f"layer {layer.name!r} has synchronized=True, which is among all ranks, and the optimizer "
+                "has a process set: use sirtaki.tensorflow.SyncBatchNormalization(process_set=...) instead"
+            )
