@@ -68,6 +68,11 @@ def accumulators_of(optimizer: Any) -> Sequence[Any]:
     return getattr(optimizer, "_accumulated_gradients", ())  # only an optimizer that accumulates has them
 
 
+def is_autocast(variable: Any) -> bool:
+    """Returns whether layers compute with a variable in their own dtype instead of the variable's."""
+    return bool(_KERAS.attribute(variable, "_autocast"))
+
+
 def discard_jax_state(model: Any) -> None:
     """Makes Keras on JAX forget the values of the last step, which a failed step has taken away from it."""
     if getattr(model, "_jax_state", None) is not None:

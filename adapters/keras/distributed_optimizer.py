@@ -68,6 +68,10 @@ class Distributed(keras.optimizers.Optimizer):
         with exchange.done():
             return super().stateless_apply(optimizer_variables, gradients, trainable_variables)
 
+    def scale_loss(self, loss: Any) -> Any:
+        """Works like the optimizer's own, for the loss of one of several ranks."""
+        return super().scale_loss(self._exchange.divide_loss(loss) if self._scales_losses else loss)
+
     @property
     def _postpones(self) -> bool:
         """Returns whether gradients are reduced once accumulated.

@@ -22,6 +22,7 @@ from sirtaki.keras.compression import Compressor, NoneCompressor
 from sirtaki.numpy.worlds import is_elastic, require_all_ranks, reserve_number
 
 KIND = "keras.optimizer.{}"  # the name of the counter of a process set's optimizers
+_HALF_OVERFLOW = 65520.0  # the least number that float16 rounds to infinity
 
 
 @dataclass
@@ -88,6 +89,7 @@ class Exchange:
         has_reduced: whether gradients have been reduced, or a step that reduces them has been compiled.
         first_name: the name of the first operation of each step; None if there has been none.
         is_compiled: whether such a step has been compiled, so that nothing here sees it run.
+        halves: the `id()` of variables of layers that compute in float16; None: not known yet.
     """
 
     backend: Backend
@@ -102,6 +104,8 @@ class Exchange:
     has_reduced: bool = field(default=False, init=False)
     is_compiled: bool = field(default=False, init=False)
     first_name: str | None = field(default=None, init=False)
+    halves: set[int] | None = field(default=None, init=False)
+    _adds_up: bool = field(default=False, init=False)
     _rows: Rows | None = field(default=None, init=False)
     _recorded: list[Any] | None = field(default=None, init=False)
     _is_done: bool = field(default=False, init=False)
@@ -205,8 +209,12 @@ class Exchange:
         if not self.is_compiled:
             current().steps.end(by=self._stepper)
         results = self.reduce_stored(gradients, variables)
-        if ranks := self.ranks:
-            self._reduce_among(ranks, results, variables, scales_losses)
+        if self.ranks:
+            adds_up, self._adds_up = self._adds_up and scales_losses, False
+            how = self.how._replace(op=Sum) if adds_up else self.how
+            self._reduce_among(results, variables, scales_losses, how)
+            if adds_up:
+                self._overflow_as_halves(results, variables)
             results = self.backend.joined(results) if is_elastic() else results
         if self.factor != 1.0:
             for index, variable in enumerate(variables):
@@ -239,6 +247,14 @@ class Exchange:
         """Returns a value divided by the number of ranks if gradients are averaged, and not added up."""
         return self.backend.divided(value, self.ranks) if self.how.op == Average else value
 
+    def divide_loss(self, loss: Any) -> Any:
+        """Returns the loss of a rank that the gradients of all ranks have to be added up for, not averaged.
+
+        In 16 bits, each row's gradients so have the range that they have in one process.
+        """
+        self._adds_up = bool(self.ranks and self.how.op == Average and fixed_divisor(current()) is None)
+        return self.divided(loss) if self._adds_up else loss
+
     @property
     def ranks(self) -> int:
         """Returns the number of ranks that exchange gradients with this one; 0 if it exchanges none."""
@@ -253,23 +269,26 @@ class Exchange:
         return Stepper(self.prefix) if is_tuned else None
 
     def _reduce_among(
-        self, ranks: int, results: list[Any], variables: Sequence[Any], scales_losses: bool
+        self, results: list[Any], variables: Sequence[Any], scales_losses: bool, how: Combination
     ) -> None:
         own = self.local.numbers()
         flags = self._overflows(results, variables, own) if scales_losses else []
-        divisor = fixed_divisor(current()) if self.how.op == Average else None
+        divisor = fixed_divisor(current()) if how.op == Average else None
+        has_divided = how.op != self.how.op  # the losses already
         exchanged: list[int] = []
         for index, variable in enumerate(variables):
             if id(variable) not in own:
                 if not is_stored(variable):
                     exchanged.append(index)
-            elif self.local.scale and results[index] is not None:
+            elif results[index] is not None and self.local.scale != has_divided:
                 local = results[index]
-                if divisor is None:
-                    results[index] = self.backend.divided(local, ranks)
+                if has_divided:
+                    factor = 1.0 / self.divided(keras.ops.ones((), local.dtype))
+                    results[index] = self.backend.scaled(local, factor)
+                elif divisor is None:
+                    results[index] = self.backend.divided(local, self.ranks)
                 else:
                     results[index] = self.backend.scaled(local, 1.0 / divisor)
-        how = self.how
         if divisor is not None:
             how = how._replace(op=Sum)
             for index in exchanged:
@@ -280,6 +299,18 @@ class Exchange:
             extra = flags if place == 0 else []
             found = self._reduce_group(str(place), group, results, variables, how, extra)
             self._add_overflow(found, results)
+
+    def _overflow_as_halves(self, results: list[Any], variables: Sequence[Any]) -> None:
+        """Makes elements infinite that float16 cannot hold, in which one process computes them."""
+        for index, variable in enumerate(variables):
+            value = results[index]
+            if (
+                value is not None
+                and id(variable) in (self.halves or ())
+                and not self.backend.is_sparse(value)
+            ):
+                is_held = keras.ops.abs(value) < _HALF_OVERFLOW
+                results[index] = keras.ops.where(is_held, value, keras.ops.full_like(value, float("inf")))
 
     def _overflows(self, gradients: Sequence[Any], variables: Sequence[Any], own: set[int]) -> list[Gradient]:
         """Returns what to exchange about own gradients: 0, or NaN if one is not finite; [] without own ones.

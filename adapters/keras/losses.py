@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from sirtaki.keras._private import is_training, loss_reductions
+from sirtaki.keras._private import is_autocast, is_training, layers_of, loss_reductions
 from sirtaki.keras.distributed_optimizer import distributed_of
 from sirtaki.keras.gradient_reducer import Exchange
 
@@ -34,6 +34,8 @@ def patch_losses() -> None:
         if optimizer is None or not options.get("training", True) or not is_training():
             return plain(self, *args, **options)
         exchange = optimizer._exchange
+        if exchange.halves is None:
+            exchange.halves = _in_float16(self)
         if exchange.is_split or not exchange.ranks:
             return plain(self, *args, **options)
         with _counting_as_one(exchange):
@@ -43,6 +45,16 @@ def patch_losses() -> None:
         compute_loss = sys.modules["torch"].compiler.disable(compute_loss)
     compute_loss.is_patched = True  # type: ignore[attr-defined]
     owner.compute_loss = compute_loss
+
+
+def _in_float16(model: Any) -> set[int]:
+    """Returns the `id()` of the variables whose gradients are computed in float16."""
+    layers = {id(one): layer for layer in layers_of(model) for one in layer.trainable_variables}  # innermost
+    return {
+        id(one)
+        for one in model.trainable_variables
+        if id(one) in layers and layers[id(one)].compute_dtype == "float16" and is_autocast(one)
+    }
 
 
 @contextmanager

@@ -30,6 +30,7 @@ ON_JAX = (
     "keras_gradients.what_nobody_has",
     "keras_loss_scale.an_overflow_of_a_gradient_that_stays_on_its_rank[by Keras]",
     "keras_loss_scale.an_overflow_on_one_rank[by Keras]",
+    "keras_loss_scale.the_same_steps_are_skipped",
     "keras_periodic.",
     "keras_sharding.same_bits_in_compiled_steps",
     "keras_sharding.same_bits[momentum]",

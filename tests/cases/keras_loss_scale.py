@@ -125,3 +125,47 @@ def scaled_as_in_one_process(passes: int) -> None:
         return keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(optimizer))
 
     assert_trained_as_one(make, distribute, run_eagerly=True)
+
+
+class Scales(keras.callbacks.Callback):
+    """A callback that records the scale, and the number of steps, after each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[float, int]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()
+        scale, steps = values_of([self.model.optimizer.dynamic_scale, self.model.optimizer.iterations])
+        self.seen.append((float(scale), int(steps)))
+
+
+@case(initial=[2.0**18, 2.0**22])
+def the_same_steps_are_skipped(initial: float) -> None:
+    """The scale grows each second step, until a gradient of one process overflows in 16 bits."""
+    generator, rows = np.random.default_rng(1), 8
+    x = generator.normal(size=(8 * rows * hvd.size(), 8)).astype("float32")
+    y = (x.sum(axis=1, keepdims=True) > generator.normal(size=(len(x), 1))).astype("float32")
+    mine = np.arange(len(x)).reshape(8, hvd.size(), rows)[:, hvd.rank()].ravel()
+
+    def trained(optimizer: Any, chosen: Any, batch_size: int) -> tuple[Any, Scales]:
+        layers = [keras.layers.Dense(16, "relu"), keras.layers.Dense(1)]
+        last = keras.layers.Activation("sigmoid", dtype="float32")
+        model, scales = keras.Sequential([keras.Input((8,)), *layers, last]), Scales()
+        starts = np.random.default_rng(2)
+        model.set_weights([starts.normal(size=one.shape) / 3 for one in model.get_weights()])
+        model.compile(optimizer, "binary_crossentropy")
+        options = {"shuffle": False, "verbose": 0, "callbacks": [scales]}
+        model.fit(x[chosen], y[chosen], batch_size, **options)
+        return model, scales
+
+    def make(optimizer: Any) -> Any:
+        return keras.optimizers.LossScaleOptimizer(optimizer, initial, dynamic_growth_steps=2)
+
+    with mixed_precision():
+        alone, expected = trained(make(keras.optimizers.SGD(0.1)), np.arange(len(x)), rows * hvd.size())
+        together, found = trained(make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))), mine, rows)
+    assert found.seen == expected.seen
+    for one, other in zip(together.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3)
