@@ -70,7 +70,12 @@ class Distributed(keras.optimizers.Optimizer):
 
     def scale_loss(self, loss: Any) -> Any:
         """Works like the optimizer's own, for the loss of one of several ranks."""
-        return super().scale_loss(self._exchange.divide_loss(loss) if self._scales_losses else loss)
+        exchange = self._exchange
+        if exchange.ranks and len(
+            loss.shape
+        ):  # not reduced: TensorFlow adds up the gradients of its elements
+            loss = loss / exchange.divided(keras.ops.ones((), loss.dtype))
+        return super().scale_loss(exchange.divide_loss(loss) if self._scales_losses else loss)
 
     @property
     def _postpones(self) -> bool:
