@@ -1,12 +1,13 @@
 """A hint for programs that start several ranks but do not connect them.
 
 It is given once, on rank 0: when optimizers that are not distributed take several steps in a row, and nothing
-is exchanged between the ranks meanwhile, or no more than a loss or a metric.
+is exchanged between the ranks meanwhile, or no more than a loss, a metric, or the gradients of distributed
+optimizers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ from sirtaki.torch.wrapping import Wrapped
 
 _STEPS = 3  # without any exchange, or with losses that were averaged before their backward pass
 _LITTLE_STEPS = 100  # with little exchange; parameters that are averaged by hand may be so every few steps
+_OWN_MODEL = ": each rank trains a model of its own"
 _LITTLE = 1024  # bytes per step, at most; compressed gradients of most models need more
 
 
@@ -34,6 +36,9 @@ class _Record:
         steps: in a row without another operation.
         little_steps: in a row with fewer bytes than the optimizer's parameters have elements.
         loss_steps: those of them with an averaged loss.
+        shared_bytes: of gradients of distributed optimizers since the last step.
+        has_shared: whether a distributed optimizer has taken a step since `little_steps` began.
+        shared: the parameters of distributed optimizers, by id: tensors compare their elements.
     """
 
     operations: int = -1
@@ -42,18 +47,32 @@ class _Record:
     steps: int = 0
     little_steps: int = 0
     loss_steps: int = 0
+    shared_bytes: int = 0
+    has_shared: bool = False
+    shared: set[int] = field(default_factory=set)
     is_reported: bool = False
+
+    def count_shared(self, optimizer: Any) -> None:
+        """Counts a step of a distributed optimizer."""
+        self.has_shared, self.loss_steps = True, 0
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.shared.add(id(parameter))
+                self.shared_bytes += 0 if parameter.grad is None else parameter.grad.nbytes
 
     def count(self, context: Context, optimizer: Any) -> None:
         """Counts a step of an optimizer that is not distributed."""
+        if any(id(one) in self.shared for group in optimizer.param_groups for one in group["params"]):
+            return
         operations, volume = observe.ended_operations_and_bytes(context)
         losses = averaged_losses.get(context, 0)
         self.steps = self.steps + 1 if operations == self.operations else 1
-        if _has_more_elements(optimizer, volume - self.bytes):
+        if _has_more_elements(optimizer, volume - self.bytes - self.shared_bytes):
             self.little_steps += 1
             self.loss_steps += losses > self.losses
         else:
-            self.little_steps = self.loss_steps = 0
+            self.little_steps, self.loss_steps, self.has_shared = 0, 0, False
+        self.shared_bytes = 0
         self.operations, self.bytes, self.losses = operations, volume, losses
 
 
@@ -79,31 +98,37 @@ def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     record = _records.setdefault(context, _Record())
     if record.is_reported:
         return
-    if isinstance(optimizer, Wrapped):  # the plain one beside it may be for parameters that are not shared
-        record.little_steps = record.loss_steps = 0
+    if isinstance(optimizer, Wrapped):
+        record.count_shared(optimizer)
         return
     record.count(context, optimizer)
     what = _mistake(record, type(optimizer).__name__, context.size)
     if what:
         record.is_reported = True
         hint(
-            f"{what}: each rank trains a model of its own. Wrap the optimizer: "
+            f"{what}. Wrap {'this optimizer, too' if record.has_shared else 'the optimizer'}: "
             "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
         )
 
 
 def _mistake(record: _Record, name: str, size: int) -> str | None:
     if record.steps == _STEPS:
-        return f"{_STEPS} steps of {name} without any exchange between the {size} ranks"
+        return f"{_STEPS} steps of {name} without any exchange between the {size} ranks{_OWN_MODEL}"
     if record.loss_steps == _STEPS:
         return (
             f"{_STEPS} steps of {name} in which the {size} ranks have exchanged only the loss or a metric, "
-            "not the gradients, and averaging the loss does not average the gradients"
+            f"not the gradients, and averaging the loss does not average the gradients{_OWN_MODEL}"
+        )
+    if record.little_steps == _LITTLE_STEPS and record.has_shared:
+        return (
+            f"{_LITTLE_STEPS} steps of {name} in which the {size} ranks have exchanged gradients of "
+            "distributed optimizers only, not those of this one: its parameters drift apart, unless each "
+            "rank is to have its own"
         )
     if record.little_steps == _LITTLE_STEPS:
         return (
             f"{_LITTLE_STEPS} steps of {name} in which the {size} ranks have exchanged at most a loss or "
-            "metrics, neither gradients nor parameters"
+            f"metrics, neither gradients nor parameters{_OWN_MODEL}"
         )
     return None
 

@@ -177,17 +177,31 @@ def test_plain_optimizers_beside_others() -> None:
                 hvd.grouped_allreduce_([one.grad for one in model.parameters() if one.grad is not None])
                 optimizer.step()
 
-    def one_for_parameters_of_each_rank() -> None:
-        model, rest = network(), torch.nn.Parameter(torch.zeros(5000))
-        shared, alone = distributed(model), torch.optim.SGD([rest], lr=0.1)
-        for number in range(105):
-            shared.zero_grad()
-            (own_loss(model, number) + rest.sum()).backward()
-            shared.step()
-            alone.step()
+    def one_is_distributed(by_hand: bool, steps: int = 105) -> None:
+        generator, discriminator = network(), network(width=9)
+        shared, alone = distributed(generator), sgd(discriminator)
+        for number in range(steps):
+            for model, optimizer in ((discriminator, alone), (generator, shared)):
+                optimizer.zero_grad()
+                own_loss(model, number).backward()
+                if by_hand and optimizer is alone:
+                    hvd.grouped_allreduce_([one.grad for one in model.parameters() if one.grad is not None])
+                optimizer.step()
+
+    def one_after_the_other() -> None:
+        model = network()
+        train(model, distributed(model), own_loss, steps=3)
+        train(model, sgd(model), own_loss, steps=1)
 
     assert not warnings_of(two_that_are_averaged_by_hand)
-    assert not warnings_of(one_for_parameters_of_each_rank)
+    (text,) = warnings_of(lambda: one_is_distributed(by_hand=False))
+    assert (
+        "100 steps of SGD in which the 2 ranks have exchanged gradients of distributed optimizers only"
+        in text
+    )
+    assert "Wrap this optimizer, too" in text
+    assert not warnings_of(lambda: one_is_distributed(by_hand=True))
+    assert not warnings_of(one_after_the_other)
 
 
 def test_epochs_that_are_all_in_one_order() -> None:
