@@ -82,10 +82,10 @@ def require_key(connection: socket.socket, job: Job) -> None:
 
     Raises RendezvousError in these cases.
     """
-    if connection.family == socket.AF_UNIX or (job.key and not job.key_from_store):
+    if connection.family == socket.AF_UNIX or (job.key and not job.through_store):
         return
     other = unmapped_address(str(connection.getpeername()[0]))
-    if job.key_from_store:
+    if job.through_store:
         raise RendezvousError(
             f"the ranks of this job connect over Unix sockets only, not to {other}: its key passed through a "
             f"store that others may read and write. For TCP, {KEY_ADVICE}"

@@ -58,7 +58,7 @@ class Job:
     key: bytes = field(repr=False)  # secret; empty without authentication
     version: str  # of sirtaki, in this process
     encrypt: bool = False  # whether connections between hosts are encrypted
-    key_from_store: bool = False  # the key passed through a store that others may read: only Unix sockets
+    through_store: bool = False  # the key passed through a store that others may read: only Unix sockets
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class PeerListener:
         `reachable` are addresses of this machine that are known to be reachable. Raises RendezvousError
         without a key of the user's or of the launcher's.
         """
-        if not job.key or job.key_from_store:
+        if not job.key or job.through_store:
             raise RendezvousError(f"ranks of several hosts need a common key: {KEY_ADVICE}")
         listening = listen_everywhere()
         self._listen(listening)

@@ -23,7 +23,7 @@ from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 OURS = "unix:@sirtaki-of-rank-0"
 FOREIGN = ["192.0.2.2:39797", "127.0.0.1:39797", f"{OURS},192.0.2.2:39797", "unix:/tmp/of-another-user", ""]
-LISTENING = Job("store", 2, b"k" * 32, "1.0", key_from_store=True)
+LISTENING = Job("store", 2, b"k" * 32, "1.0", through_store=True)
 
 
 class Store:
@@ -100,7 +100,7 @@ def _host() -> str:
 def test_two_ranks_meet_over_a_unix_socket(meet: Any) -> None:
     first, second = meet(Store())
     assert first.job == second.job
-    assert first.job.key_from_store
+    assert first.job.through_store
     assert second.address == OURS
 
 
@@ -132,7 +132,7 @@ def test_a_users_key_authenticates_whoever_answers(meet: Any, tmp_path: Path) ->
     _, second = meet(forged, {"SIRTAKI_KEY_FILE": str(tmp_path / "key")})
     assert second.address == there
     assert second.job.key == key
-    assert not second.job.key_from_store
+    assert not second.job.through_store
 
 
 def test_a_key_from_a_store_opens_no_tcp_connection() -> None:
@@ -140,7 +140,7 @@ def test_a_key_from_a_store_opens_no_tcp_connection() -> None:
         connection.connect(server.getsockname())
         with pytest.raises(RendezvousError, match=r"Unix sockets only, not to 127\.0\.0\.1"):
             require_key(connection, LISTENING)
-        require_key(connection, replace(LISTENING, key_from_store=False))
+        require_key(connection, replace(LISTENING, through_store=False))
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(RendezvousError, match="Unix sockets only"):
             RendezvousClient.connect(address, LISTENING, Identity(1), 5)

@@ -66,7 +66,7 @@ def world_of(store: KeyValueStore, rank: int, size: int, environment: Mapping[st
     if agreed["refusal"]:
         raise RendezvousError(printable(agreed["refusal"], 1000))
     key = own_key or key_from_store(agreed["key"])
-    job = Job(agreed["job"], size, key, VERSION, key_from_store=not own_key)
+    job = Job(agreed["job"], size, key, VERSION, through_store=not own_key)
 
     def announce(address: str) -> str:
         announced = channel.broadcast_address(address)

@@ -56,7 +56,7 @@ def find(environment: Mapping[str, str]) -> World | None:
         return announced if own_key else local_address(announced)
 
     address = f"unix:@sirtaki-{secrets.token_hex(8)}" if is_one_host else "*:0"
-    job = Job(channel.name, size, key, VERSION, key_from_store=not own_key)
+    job = Job(channel.name, size, key, VERSION, through_store=not own_key)
     return World(rank, job, address, start_timeout(environment), serves=rank == 0, announce=announce)
 
 
