@@ -36,7 +36,7 @@ class _Record:
         steps: in a row without another operation.
         little_steps: in a row with fewer bytes than the optimizer's parameters have elements.
         loss_steps: those of them with an averaged loss.
-        shared_bytes: of gradients of distributed optimizers since the last step.
+        shared_bytes: of gradients of distributed optimizers since the last step, or more.
         has_shared: whether a distributed optimizer has taken a step since `little_steps` began.
         shared: the parameters of distributed optimizers, by id: tensors compare their elements.
     """
@@ -58,7 +58,7 @@ class _Record:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self.shared.add(id(parameter))
-                self.shared_bytes += 0 if parameter.grad is None else parameter.grad.nbytes
+                self.shared_bytes += parameter.numel() * parameter.element_size()
 
     def count(self, context: Context, optimizer: Any) -> None:
         """Counts a step of an optimizer that is not distributed."""
