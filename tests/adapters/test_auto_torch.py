@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from process_world import PATIENCE, hvdrun
+from tiers import exhaustive_unless
 
 SCRIPTS = Path(__file__).with_name("auto_scripts")
 SEVERAL, REFUSED = SCRIPTS / "several.py", SCRIPTS / "refused.py"
@@ -121,12 +122,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     ("loop", "ranks", "loops"),
     [
-        *(pytest.param(loop, ranks, LOOPS, id=f"{loop}-{ranks}") for ranks in (2, 3) for loop in LOOPS),
-        *(pytest.param(loop, 2, TUTORIALS, id=f"{loop}-2") for loop in TUTORIALS),
-        *(
-            pytest.param(loop, 3, TUTORIALS, id=f"{loop}-3", marks=pytest.mark.exhaustive)
-            for loop in TUTORIALS
-        ),
+        pytest.param(loop, ranks, loops, id=f"{loop}-{ranks}", marks=exhaustive_unless(ranks == 2))
+        for ranks in (2, 3)
+        for loops in (LOOPS, TUTORIALS)
+        for loop in loops
     ],
 )
 def test_the_numbers_are_those_of_one_process(
