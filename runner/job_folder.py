@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -26,6 +25,7 @@ class JobFolder:
 
         Raises LaunchError if no folder for temporary files can hold it.
         """
+        self._reaper = reaper
         name, reason = f"sirtaki-{secrets.token_hex(8)}", ""
         for parent in filter(None, (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", os.getcwd())):
             self.path = Path(parent).absolute() / name
@@ -34,7 +34,7 @@ class JobFolder:
             try:
                 self.path.mkdir(0o700)
                 self.key = write_key(self.key_file, key)
-                self._lock = self._locked()
+                reaper.lock_directory(str(self.path))
                 return
             except OSError as error:  # another file system may have room
                 reason = f"cannot write the job's key to {self.key_file}: {error.strerror}"
@@ -48,16 +48,8 @@ class JobFolder:
         """
         if not os.path.lexists(self.path):
             self.path.mkdir(0o700)
-            self._lock = self._locked()
+            self._reaper.lock_directory(str(self.path))
         if not is_private(os.lstat(self.path)):
             raise PermissionError(None, f"{self.path} is not this job's folder any more")
         if not os.path.lexists(self.key_file):
             write_key(self.key_file, self.key)
-
-    def _locked(self) -> int:
-        """Returns a descriptor of the folder that holds a lock, because of which systemd-tmpfiles skips it
-        (https://systemd.io/TEMPORARY_DIRECTORIES).
-        """
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        return descriptor

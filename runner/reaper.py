@@ -10,6 +10,7 @@ an agent ends, because the agent may be stopped, or wait for a file system that 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import select
@@ -34,6 +35,7 @@ class Reaper:
     def __init__(self) -> None:
         self._groups: list[int] = []
         self._directories: list[str] = []
+        self._locks: list[int] = []
         self._lease_end = math.inf
         self._released = False
         self._was_killed = False
@@ -86,6 +88,14 @@ class Reaper:
         self._directories.append(path)
         self._send_order(_DIRECTORY + path)
 
+    def lock_directory(self, path: str) -> None:
+        """Locks a registered directory until it is removed: systemd-tmpfiles skips a locked one
+        (https://systemd.io/TEMPORARY_DIRECTORIES). Raises OSError.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        self._locks.append(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
     def replace_if_killed(self) -> bool:
         """Starts another reaper, with the same orders, if this one has died; returns whether it had."""
         if self._released or not self.ended():
@@ -119,6 +129,8 @@ class Reaper:
             end_groups(self._groups)
         for path in self._directories:
             remove_directory(path)
+        for descriptor in self._locks:
+            os.close(descriptor)
 
     def _send_order(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # it was killed; its replacement gets all orders

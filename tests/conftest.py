@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from process_world import LatestWorld
 from tiers import TABLE, TIERS, FirstTier, name_of, tier_of
 
@@ -17,6 +18,10 @@ os.environ.setdefault(
 )
 # torch looks up the name of each peer of its stores; glibc waits 5 s for a lost answer by default.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
+
+# Machines that do something else take longer. Limits on time belong to benchmarks.
+settings.register_profile("without a deadline", deadline=None)
+settings.load_profile("without a deadline")
 
 RunCase = Callable[[int, str], None]
 # Network namespaces have fixed names: all tests with one of these fixtures run in one process of pytest.
