@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import weakref
 from pathlib import Path
 
 
@@ -18,8 +19,8 @@ def is_private(status: os.stat_result) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
-def held_folder(path: Path) -> Path:
-    """Returns a path that means this private folder for as long as the process runs.
+def held_folder(path: Path, owner: object = None) -> Path:
+    """Returns a path that means this private folder while `owner` exists, by default until the process ends.
 
     The name of a folder for temporary files may mean another user's folder after a program has removed the
     first one. Raises OSError if the folder is not private to this user.
@@ -30,4 +31,6 @@ def held_folder(path: Path) -> Path:
         raise PermissionError(
             errno.EPERM, "the folder belongs to another user, or is open to others", str(path)
         )
+    if owner is not None:
+        weakref.finalize(owner, os.close, descriptor)
     return Path(f"/proc/self/fd/{descriptor}")

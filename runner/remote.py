@@ -133,7 +133,7 @@ class RemoteHost:
         self._launched = len(job.ranks)
         if job.states is not None:
             with contextlib.suppress(OSError):  # a program that cleans temporary files has removed the folder
-                states = held_folder(job.states.parent) / job.states.name
+                states = held_folder(job.states.parent, self) / job.states.name
                 self._states = RemoteStates(self.name, states, self.send)
         self.send(Frame.of_values(Kind.START, values))
 

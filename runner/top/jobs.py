@@ -30,7 +30,7 @@ class Job:
         self.folder = folder
         self._since = time.time()
         try:
-            self._states = held_folder(folder) / FOLDER
+            self._states = held_folder(folder, self) / FOLDER
             os.lstat(folder / "key")
         except PermissionError:
             raise LaunchError(f"the job of {folder} belongs to another user: watch it as that user") from None

@@ -113,3 +113,10 @@ def test_top_leaves_a_folder_of_others_alone(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="cannot be watched"):
         find_job(str(link))
     assert not precious.exists()
+
+
+def test_a_folder_is_held_no_longer_than_its_owner(folder: JobFolder) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        find_job(str(folder.path))
+    assert len(os.listdir("/proc/self/fd")) == before
