@@ -72,9 +72,7 @@ class RemoteStates:
     def end(self) -> None:
         """Stores that no rank runs there any more."""
         for name in list(self._sizes):
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # it was removed, or another process has changed it
+            with contextlib.suppress(OSError, ValueError):  # another process has changed it
                 values = json.loads((self._folder / REMOTE / name).read_text())
                 self._store(name, {**values, "process": None})
 
