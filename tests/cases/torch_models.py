@@ -73,6 +73,13 @@ def whole_loss(model: Callable[[Tensor], Tensor], step: int) -> Tensor:
     return loss_of(model, batch(step))
 
 
+def as_compiled(model: nn.Module, **options: Any) -> Any:
+    """Compiles a model; the limit applies to the whole process, in which the tests of many worlds run."""
+    torch._dynamo.config.recompile_limit = 10_000
+    torch._dynamo.config.accumulated_recompile_limit = 100_000
+    return torch.compile(model, **options)
+
+
 def train(
     model: nn.Module, optimizer: Any, loss: Callable[[nn.Module, int], Tensor], steps: int = 5
 ) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sirtaki.torch as hvd
 from cases import case
-from cases.torch_models import distributed, network, own_loss
+from cases.torch_models import as_compiled, distributed, network, own_loss
 from cases.torch_overlap_models import alike, assert_equal, both, in_flight, plain_step
 from cases.warned import warnings_of_this_rank
 from sirtaki.common.exceptions import HorovodInternalError, MismatchError
@@ -103,7 +103,7 @@ def a_failed_step() -> None:
 @case(is_whole=[True, False])
 def a_compiled_model(is_whole: bool) -> None:
     pairs = both(has_compiled=has_compiled)
-    compiled = {id(model): torch.compile(model, backend="eager", fullgraph=is_whole) for model, _ in pairs}
+    compiled = {id(model): as_compiled(model, backend="eager", fullgraph=is_whole) for model, _ in pairs}
 
     def step(model: nn.Module, optimizer: Any, number: int) -> None:
         optimizer.zero_grad()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import sirtaki.torch as hvd
 from cases import case
-from cases.torch_models import assert_alike, distributed, fill, generator, sgd
+from cases.torch_models import as_compiled, assert_alike, distributed, fill, generator, sgd
 
 PLAIN: dict[int, type[nn.Module]] = {
     2: nn.BatchNorm1d,
@@ -175,7 +175,7 @@ def in_a_compiled_model() -> None:
         return fill(nn.Sequential(nn.Conv2d(CHANNELS, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).double())
 
     ours, plain = hvd.SyncBatchNorm.convert_sync_batchnorm(model()), model()
-    compiled = torch.compile(ours, backend="eager")
+    compiled = as_compiled(ours, backend="eager")
     optimizer, alone = distributed(ours, op=hvd.Sum), sgd(plain)
     for step in range(2):
         mine = parts(step)

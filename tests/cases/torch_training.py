@@ -13,6 +13,7 @@ import sirtaki.torch as hvd
 from cases import case
 from cases.torch_models import (
     OPTIMIZERS,
+    as_compiled,
     assert_alike,
     assert_same_on_all_ranks,
     batch,
@@ -227,11 +228,8 @@ def memory_in_channels_last_order() -> None:
 
 @case(backend=["eager", "aot_eager"])
 def a_compiled_model(backend: str) -> None:
-    # The limit applies to the whole process, in which the tests of many worlds run.
-    torch._dynamo.config.recompile_limit = 10_000
-    torch._dynamo.config.accumulated_recompile_limit = 100_000
     ours, reference = network(), network()
-    compiled = torch.compile(ours, backend=backend, fullgraph=True)
+    compiled = as_compiled(ours, backend=backend, fullgraph=True)
     train(ours, distributed(ours), lambda _, step: own_loss(compiled, step), steps=3)
     train(reference, sgd(reference), whole_loss, steps=3)
     assert_alike(ours, reference)

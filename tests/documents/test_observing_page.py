@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from rank_samples import state_values
 
 from sirtaki.runner.metrics.samples import RankSamples
 
@@ -17,25 +18,15 @@ from .pages import DOCS, output_of, programs_of
 
 EXAMPLES = DOCS.parent / "examples" / "prometheus"
 NAME = re.compile(r"\b(?:sirtaki|process)_[a-z_]+")
-DURATIONS = {"bounds": [0.1], "counts": [1, 0], "total_seconds": 0.05}
-VALUES = {
-    "pid": os.getpid(),
-    "is_member": True,
-    "rank": 0,
-    "size": 1,
-    "generation": 1,
-    "recoveries": {"detect": [0.3]},
-    "by_backend": [
+VALUES = state_values(
+    rank=0,
+    pid=os.getpid(),
+    by_backend=[
         {"kind": "all-reduce", "backend": "links", "operations": 1, "failed": 0, "bytes": 4},
         {"kind": "all-reduce", "backend": "none", "operations": 1, "failed": 1, "bytes": 0},
     ],
-    "sent": [{"peer_host": "hostB", "transport": "tcp", "bytes": 100}],
-    "steps": {"count": 2, "times": DURATIONS, "exposed_seconds": 0.01, "productive_seconds": 0.05},
-    **dict.fromkeys(("wait", "transfer"), DURATIONS),
-    **dict.fromkeys(("operations", "failed", "plans", "bytes", "cache_hits", "cache_misses"), 0),
-    **dict.fromkeys(("waiting_seconds", "moving_seconds", "late_times", "late_seconds"), 0),
-    **dict.fromkeys(("ranks_lost", "stalls"), 0),
-}
+    sent=[{"peer_host": "hostB", "transport": "tcp", "bytes": 100}],
+)
 
 
 def served_names(folder: Path) -> tuple[set[str], set[str]]:

@@ -242,7 +242,8 @@ TEST(a_rank_that_never_submits_is_given_up_by_name) {
   }
 }
 
-// Handles of finished operations are reused, so the order of handles means nothing.
+// Handles of finished operations are reused, so the order of handles means nothing. The ranks wait for each other,
+// which ends the job at the second report.
 TEST(a_stall_report_names_what_a_rank_has_submitted_first) {
   const Descriptor file(::memfd_create("log", MFD_CLOEXEC));
   const auto logged = [&] {
@@ -269,8 +270,10 @@ TEST(a_stall_report_names_what_a_rank_has_submitted_first) {
     context.release(&common, 1);
     if (rank) enqueue("third", 2);
     const Nanoseconds end = now() + seconds(30);
-    while (logged().find("it waits for 'second'") == std::string::npos && now() < end)
-      CHECK_EQUAL(context.wait(&own, 1, milliseconds(20)).code(), SRT_IN_PROGRESS);
+    while (logged().find("it waits for 'second'") == std::string::npos && now() < end) {
+      const srt_status code = context.wait(&own, 1, milliseconds(20)).code();
+      CHECK(code == SRT_IN_PROGRESS || code == SRT_TIMEOUT);
+    }
   });
   CHECK(logged().find("it waits for 'second'") != std::string::npos);
   CHECK(logged().find("it waits for 'third'") == std::string::npos);
