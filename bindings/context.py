@@ -69,6 +69,7 @@ class Context:
         self.refused_batches = 0  # number that could not be queued
         self.compression = CompressionCounters()
         self.member_sets: dict[tuple[int, ...], Any] = {}  # process sets that only their ranks have added
+        self.joins: dict[int, Any] = {}  # by the number of the process set
         self.epochs: dict[int, Any] = {}  # by thread: epoch and index of the last batch, number read
         self._numbers: Counter[str] = Counter()
         self._progress_callbacks: deque[Callable[[], bool]] = deque()

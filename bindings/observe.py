@@ -298,6 +298,15 @@ def ended_operations_and_bytes(context: Context) -> tuple[int, int]:
     return int(counted.operations), int(counted.bytes)
 
 
+def tensors_of_others(context: Context) -> int:
+    """Returns how many tensors of plans this rank did not submit, because it had joined.
+
+    It is too small by the operations of this rank that were refused, and too large by those in flight.
+    """
+    counted = _counted(context, ffi.NULL)
+    return int(counted.planned_tensors - counted.operations)
+
+
 def failed_operations(context: Context) -> int:
     """Returns how many operations have ended with an error, or could not be queued, since the context was
     started; those that could not be queued together count once.

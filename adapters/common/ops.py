@@ -31,7 +31,6 @@ _REDUCE_OPS = {
 }
 
 
-_JOINS = "join.{}"  # the name of the counter of a process set's joins
 _NAMES_BEFORE_WRAP = 1024  # so that the names of one step recur in the next ones, and are cached
 
 
@@ -231,36 +230,3 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     number = process_set.number(context)
     batch.set_request(0, core.BARRIER, DTYPE_CODES["uint8"], (0,), name=name, process_set=number)
     run_without_tensors(context, batch)
-
-
-def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> int:
-    """Signals that this rank has no more data, and waits until all ranks of the set have done so.
-
-    Until then the rank takes part in the others' operations with neutral elements: zeros in sums, infinities
-    in minima and maxima, ones in products, no rows in what is gathered. It cannot be the root of a broadcast,
-    nor send or receive. An average still divides by the number of all ranks, or, with the setting
-    join_average=contributors, by those that have not joined. All ranks of the set must call it in the end.
-
-    Args:
-        device: the GPU on which this rank takes part, if the others' tensors are on GPUs; -1: the one that
-            its own tensors have been on.
-        process_set: the set in which this rank has no more data.
-
-    Returns:
-        The rank that joined last, the same on all ranks.
-
-    Raises:
-        ValueError: this rank does not belong to the set, or has joined it already.
-        PeerLostError: a rank died.
-    """
-    context, batch = current(), pooled_batch()
-    number = process_set.number(context)
-    batch.set_request(0, core.JOIN, DTYPE_CODES["uint8"], (), process_set=number, device=device)
-    last = run_without_tensors(context, batch)
-    context.next_number(_JOINS.format(number))
-    return last
-
-
-def join_count(context: Context, process_set: int) -> int:
-    """Returns how often all ranks of a set, given by its number, have joined."""
-    return context.count_of(_JOINS.format(process_set))

@@ -19,7 +19,7 @@ from sirtaki.common.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.consistency import Finding, Options, Scope, Tensors, checksum_of_tensors, find_difference
 from sirtaki.common.epochs import EpochCheck
 from sirtaki.common.hints import hint
-from sirtaki.common.ops import join_count
+from sirtaki.common.joining import join_count
 from sirtaki.common.process_sets import global_process_set
 from sirtaki.common.round_position import RoundPosition
 from sirtaki.common.semantics import are_horovods

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from sirtaki.common import ops
+from sirtaki.common import joining, ops
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow import operations
 from sirtaki.tensorflow.autograph import as_written
@@ -42,5 +42,5 @@ def join(*, process_set: ProcessSet = global_process_set) -> tf.Tensor:
         PeerLostError, tf.errors.AbortedError: a rank died (eagerly, in a function).
     """
     if tf.executing_eagerly():
-        return tf.constant(ops.join(process_set=process_set), tf.int32)
+        return tf.constant(joining.join(process_set=process_set), tf.int32)
     return operations.join(call("join", None, set_number(process_set)))

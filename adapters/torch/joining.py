@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sirtaki.common import ops
+from sirtaki.common import joining
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
 
@@ -42,7 +42,7 @@ def join(
         ValueError: this rank does not belong to the set, or has joined it already.
         PeerLostError: a rank died.
     """
-    last = ops.join(device, process_set=process_set)
+    last = joining.join(device, process_set=process_set)
     if model is not None:
         broadcast_parameters([*model.named_parameters(), *model.named_buffers()], last, process_set)
     if optimizer is not None:

@@ -40,6 +40,14 @@ constexpr int connecting_factor = 10;
 
 long long whole_seconds(Nanoseconds time) { return static_cast<long long>(time / seconds(1)); }
 
+// Adds when a wait ends the job, by which setting.
+std::string with_end(const std::string& text, const char* setting, Nanoseconds deadline, long long waited_seconds) {
+  const char* pause = text.ends_with('?') ? " " : ". ";
+  if (!deadline) return text + format("%sNothing ends this wait: %s is 0", pause, setting);
+  return text + format("%sIf nothing changes, the job ends in %lld s (%s)", pause,
+                       std::max(whole_seconds(deadline) - waited_seconds, 0LL), setting);
+}
+
 }  // namespace
 
 DeadlineMonitor::DeadlineMonitor(const DeadlineMonitorParts& parts, const Config& config)
@@ -67,8 +75,9 @@ std::string DeadlineMonitor::name_all(const std::vector<int32_t>& ranks) const {
 void DeadlineMonitor::report(const Stall& stall) const {
   if (!logs_for_host(stall.missing)) return;
   if (stall.is_over) return parts_.log.line(describe_stall(stall, parts_.names));
-  parts_.log.line(
-      format("after %lld s, %s", static_cast<long long>(stall.seconds), describe_stall(stall, parts_.names).c_str()));
+  const auto waited = static_cast<long long>(stall.seconds);
+  const std::string text = format("after %lld s, %s", waited, describe_stall(stall, parts_.names).c_str());
+  parts_.log.line(with_end(text, "stall_deadline", stall_deadline_, waited));
   if (!report_file_.empty()) append_to_file(stall);
 }
 
@@ -130,7 +139,7 @@ std::optional<AbortNotice> DeadlineMonitor::check_progress(Nanoseconds now, cons
   const std::string text =
       describe_stuck(*stuck, late, execution.tensor_of(stuck->plan), executor.is_connecting(), silent);
   if (silent >= deadline) return AbortNotice{{SRT_TIMEOUT, text}, late.empty() ? parts_.rank : late.front()};
-  if (logs_for_host(late)) parts_.log.line(text);
+  if (logs_for_host(late)) parts_.log.line(with_end(text, "progress_deadline", deadline, whole_seconds(silent)));
   next_progress_line_ = 2 * std::max(silent, stall_report_);
   return std::nullopt;
 }
@@ -191,7 +200,8 @@ std::optional<AbortNotice> DeadlineMonitor::check_coordinator(Nanoseconds now, c
                        coordinator_rank};
   if (logs_for_host({coordinator_rank, parent})) {
     has_logged_silence_ = true;
-    parts_.log.line(text + (has_leader ? ". Is one of those processes stopped?" : is_stopped));
+    parts_.log.line(with_end(text + (has_leader ? ". Is one of those processes stopped?" : is_stopped),
+                             "stall_deadline", stall_deadline_, whole_seconds(silent)));
   }
   return std::nullopt;
 }

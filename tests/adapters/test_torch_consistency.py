@@ -65,6 +65,34 @@ def test_a_rank_whose_others_have_joined_has_nobody_to_be_equal_to() -> None:
     assert not warnings_of(body)
 
 
+@pytest.mark.parametrize("way", ["nothing", "all join equally", "join broadcasts", "the program broadcasts"])
+def test_ranks_that_differ_after_a_join_and_end(way: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Saves after it differ, and no step follows in which the ranks would find out."""
+
+    def body() -> None:
+        model = network()
+        optimizer = distributed(model)
+        train(model, optimizer, own_loss, steps=3)
+        hvd.join()
+        train(model, optimizer, own_loss, steps=2 if way == "all join equally" else 2 + hvd.rank())
+        if way == "join broadcasts":
+            hvd.join(model=model, optimizer=optimizer)
+        else:
+            last = hvd.join()
+        if way == "the program broadcasts":
+            hvd.broadcast_parameters(model.state_dict(), last)
+        hvd.allreduce(torch.ones(1))  # a metric
+
+    assert not warnings_of(body)
+    written = capfd.readouterr().err
+    if way != "nothing":
+        assert not written
+        return
+    assert written.startswith("sirtaki: rank 0 called hvd.join() in body() at test_torch_consistency.py:")
+    assert "while other ranks still took steps, and nothing was broadcast afterwards" in written
+    assert len(written.splitlines()) == 1
+
+
 def test_equal_batches_where_they_are_no_mistake() -> None:
     def nothing_to_learn(model: torch.nn.Module, number: int) -> torch.Tensor:
         return 0.0 * whole_loss(model, number)

@@ -154,6 +154,8 @@ def test_a_stopped_rank_is_named(tmp_path: Path, stopped: int) -> None:
     other = [line for line in said if line.startswith(f"[{1 - stopped}] ") and "DeadlineError" in line]
     assert len(other) == 1
     assert f"rank {stopped} (pid " in other[0]
+    ends = r"Is that process stopped\? If nothing changes, the job ends in \d s \(stall_deadline\)"
+    assert any(re.search(ends, line) for line in said), said
 
 
 def test_a_stopped_coordinator_is_named_while_the_others_go_on_submitting(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.checksums import Comparison, checksum_of_text
-from sirtaki.common.ops import Call, Reduction, join_count
+from sirtaki.common.joining import join_count
+from sirtaki.common.ops import Call, Reduction
 from sirtaki.common.stateful_compression import Fp8, Int8, OneBit, PowerSGD, StatefulCompression, TopK
 from sirtaki.torch import device
 from sirtaki.torch.autograd import CollectiveScope

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import ABSENT, ALLREDUCE, Batch
-from sirtaki.common.ops import Reduction, join_count
+from sirtaki.common.joining import join_count
+from sirtaki.common.ops import Reduction
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compressor
 from sirtaki.torch.parameters import NamedParameter
