@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from rank_samples import state_values
+from rank_samples import state_values, stepped
 
 from sirtaki.runner.metrics.samples import RankSamples
 
@@ -25,6 +25,7 @@ VALUES = state_values(
         {"kind": "all-reduce", "backend": "links", "operations": 1, "failed": 0, "bytes": 4},
         {"kind": "all-reduce", "backend": "none", "operations": 1, "failed": 1, "bytes": 0},
     ],
+    steps=stepped(2, 0.05, exposed_seconds=0.01),
     sent=[{"peer_host": "hostB", "transport": "tcp", "bytes": 100}],
 )
 
