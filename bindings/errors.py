@@ -76,6 +76,10 @@ class DeviceError(HorovodInternalError):
     """A GPU, or NCCL, failed; the text quotes CUDA or NCCL."""
 
 
+class NotFiniteError(FloatingPointError):
+    """A rank was about to add an infinity or a NaN to a sum over the ranks (setting non_finite=stop)."""
+
+
 class InternalError(HorovodInternalError):
     """A bug in sirtaki itself."""
 
@@ -128,6 +132,7 @@ CLASSES: dict[str, type[Exception]] = {
     "forked": ForkedError,
     "internal": InternalError,
     "device": DeviceError,
+    "not_finite": NotFiniteError,
 }
 
 

@@ -45,7 +45,8 @@ inline AbslCode absl_code(srt_status status) {
   switch (status) {
     case SRT_OK: return AbslCode::ok;
     case SRT_INVALID_ARGUMENT:
-    case SRT_MISMATCH: return AbslCode::invalid_argument;
+    case SRT_MISMATCH:
+    case SRT_NOT_FINITE: return AbslCode::invalid_argument;
     case SRT_UNSUPPORTED: return AbslCode::unimplemented;
     case SRT_TIMEOUT: return AbslCode::deadline_exceeded;
     case SRT_OUT_OF_MEMORY: return AbslCode::resource_exhausted;

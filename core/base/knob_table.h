@@ -70,6 +70,9 @@
        "fail if a running operation has not moved a byte for this long; ten times as long while NCCL connects GPUs")   \
   KNOB(heartbeat, "seconds", "15", "", agreed, 0, 10'000,                                                              \
        "fail if another host's network stack has not answered for this long; 0: never")                                \
+  KNOB(non_finite, "choice", "say", "say|stop|off", agreed, 0, 0,                                                 \
+       "when a rank first adds an infinity or a NaN to a sum over ranks, in the CPU's memory: say which rank, tensor "  \
+       "and line, stop the job before other ranks receive it, or off")                                                 \
   KNOB(log_descriptor, "integer", "2", "", own, -1, 1e6,                                                               \
        "file descriptor of the log; -1: no log")                                                                       \
   KNOB(recorder_operations, "integer", "4096", "", own, 1, 1e6,                                                        \

@@ -26,6 +26,7 @@ constexpr srt_status_entry statuses[] = {
     {SRT_FORKED, "forked", 0},
     {SRT_INTERNAL, "internal", 1},
     {SRT_DEVICE, "device", 1},
+    {SRT_NOT_FINITE, "not_finite", 1},
 };
 
 constexpr bool codes_are_positions() {

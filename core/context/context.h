@@ -150,6 +150,7 @@ class Context {
   std::vector<std::unique_ptr<Backend>> extra_backends_;
   GpuBackend* gpu_backend_ = nullptr;  // nullptr if another backend was added for GPUs
   std::unique_ptr<Negotiation> negotiation_;
+  std::unique_ptr<FiniteCheck> finite_check_;
   std::unique_ptr<Execution> execution_;
   std::unique_ptr<EventWaiter> event_waiter_;
   ProgramStack program_stack_;

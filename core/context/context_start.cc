@@ -120,8 +120,11 @@ Status Context::start() {
       return {SRT_INVALID_ARGUMENT, format("the link to rank %d is missing", peer)};
   negotiation_ = std::make_unique<Negotiation>(
       NegotiationParts{rank_, names_, std::move(tree), links_, local_peers_.get()}, config_);
-  execution_ = std::make_unique<Execution>(rank_, state_, negotiation_->negotiator(), timeline_, gpu_,
-                                           config_.text(Knob::join_average) == "contributors");
+  const OwnRank own{rank_, names_, local_peers_.get()};
+  finite_check_ = std::make_unique<FiniteCheck>(FiniteCheckParts{own, kernels_, state_, program_stack_, log_}, config_);
+  execution_ = std::make_unique<Execution>(
+      ExecutionParts{rank_, state_, negotiation_->negotiator(), timeline_, gpu_, *finite_check_},
+      config_.text(Knob::join_average) == "contributors");
   event_waiter_ = std::make_unique<EventWaiter>(local_peers_.get(), links_);
   SIRTAKI_TRY(event_waiter_->open());
   // After the waiter: the kernel reports bytes to the set that was made last first, so what wakes this rank is also

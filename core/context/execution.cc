@@ -40,25 +40,27 @@ Status Execution::start(const Plan& plan, Nanoseconds now) {
   for (const PlannedTensor& tensor : plan.tensors)
     if (tensor.ticket) record.tickets.push_back(tensor.ticket);
   if (plan.untouched || !moves_tensors(plan.kind)) {
-    note_plan_begun(plan, record.tickets, nullptr, state_, now);
+    note_plan_begun(plan, record.tickets, nullptr, parts_.state, now);
     finish(record, {}, plan.untouched ? SRT_RESULT_UNTOUCHED : 0, now);
     return Status::ok();
   }
   if (plan.tensors.front().signature->deadline) note_contributors(plan, record);
   auto transfer = std::make_shared<Transfer>();
   SIRTAKI_TRY(make_transfer(plan, *transfer));
-  record.bytes = note_plan_begun(plan, record.tickets, transfer.get(), state_, now);
+  record.bytes = note_plan_begun(plan, record.tickets, transfer.get(), parts_.state, now);
   Record& kept = records_.emplace(plan.number, std::move(record)).first->second;
   transfer->times = &kept.times;
-  transfer->times->are_measured = timeline_.is_running();
+  transfer->times->are_measured = parts_.timeline.is_running();
   transfer->wire_bytes = &kept.wire_bytes;
+  if (parts_.finite_check.wants_notes(*transfer)) transfer->not_finite = &kept.not_finite;
+  kept.transfer = transfer;
   executor_.add(std::move(transfer));
   return Status::ok();
 }
 
 void Execution::note_contributors(const Plan& plan, Record& record) const {
   record.contributors = contributors_of(plan);
-  record.is_late = std::binary_search(plan.absentees.begin(), plan.absentees.end(), rank_);
+  record.is_late = std::binary_search(plan.absentees.begin(), plan.absentees.end(), parts_.rank);
   const PlannedTensor& tensor = plan.tensors.front();
   if (tensor.is_kept) record.kept = tensor.signature->name;
 }
@@ -78,7 +80,7 @@ Status Execution::make_transfer(const Plan& plan, Transfer& transfer) {
         averages_contributors_ || first.deadline ? plan.contributors : static_cast<int64_t>(plan.members.size());
   transfer.device = first.device;
   transfer.members = plan.members;
-  transfer.own = index_of(plan.members, rank_);
+  transfer.own = index_of(plan.members, parts_.rank);
   transfer.root = index_of(plan.members, first.root);
   for (const PlannedTensor& tensor : plan.tensors) {
     Status status;
@@ -92,6 +94,7 @@ Status Execution::make_transfer(const Plan& plan, Transfer& transfer) {
     else if (kind.output == Output::whole) add_whole(share, transfer);
     else if (kind.has_splits) SIRTAKI_TRY(add_exchanged(share, transfer));
     else SIRTAKI_TRY(add_gathered(share, transfer));
+    SIRTAKI_TRY(parts_.finite_check.look(transfer, *share.tensor.signature, share.input()));
   }
   return Status::ok();
 }
@@ -99,14 +102,14 @@ Status Execution::make_transfer(const Plan& plan, Transfer& transfer) {
 // Lets this rank take part with neutral elements if it is late, and keeps the result for a request that has yet to
 // come.
 Status Execution::leave_out(const Plan& plan, TensorShare& share) {
-  share.is_late = std::binary_search(plan.absentees.begin(), plan.absentees.end(), rank_);
+  share.is_late = std::binary_search(plan.absentees.begin(), plan.absentees.end(), parts_.rank);
   if (!share.tensor.is_kept) return Status::ok();
   return late_results_.keep(share.tensor.signature, contributors_of(plan), share.kept);
 }
 
 HandleEntry* Execution::take_entry(const PlannedTensor& tensor, Status& status) {
   if (!tensor.ticket) return nullptr;
-  const Access state(state_);
+  const Access state(parts_.state);
   HandleEntry* entry = state->handles.open_entry(tensor.ticket);
   if (entry) entry->state = HandleState::planned;
   else status = {SRT_INTERNAL, format("'%s' was agreed on, but is not in flight", tensor.signature->name.c_str())};
@@ -158,7 +161,7 @@ Status Execution::allocate_memory(HandleEntry& entry) const {
   const size_t bytes = std::max<size_t>(entry.described.bytes, 1);
   if (entry.allocate) {
     entry.described.data = entry.allocate(entry.user, &entry.described);
-  } else if (Gpu* gpu = gpu_.gpu(); gpu && entry.signature->device >= 0) {
+  } else if (Gpu* gpu = parts_.gpu.gpu(); gpu && entry.signature->device >= 0) {
     SIRTAKI_TRY(GpuOutput::allocate(*gpu, bytes, entry.gpu_output));
     entry.described.data = reinterpret_cast<uintptr_t>(entry.gpu_output->data());
   } else {
@@ -245,15 +248,18 @@ Status Execution::advance(Nanoseconds now, bool& moved) {
 
 // Records launch events and wakes waiters: a caller that waits on a stream waits for nothing more.
 void Execution::note_launches() {
-  const Access state(state_);
+  const Access state(parts_.state);
   for (const auto& [plan, event] : changes_.launched)
     for (Ticket ticket : records_.at(plan).tickets) state->handles.set_launched(ticket, event);
   state->handles.wake_waiters();
 }
 
 void Execution::finish(const Record& record, const Way& way, uint32_t result, Nanoseconds moment) {
+  if (record.not_finite.is_there)
+    parts_.finite_check.report(record.not_finite, tensor_at(record, record.not_finite.position), *record.transfer);
+  if (record.transfer) parts_.finite_check.look_at_sum(*record.transfer);
   {
-    const Access state(state_);
+    const Access state(parts_.state);
     Observer& observer = state->observer;
     observer.set_moment(moment);
     for (Ticket ticket : record.tickets) {
@@ -271,7 +277,18 @@ void Execution::finish(const Record& record, const Way& way, uint32_t result, Na
     observer.plan_ended(record.wire_bytes);
   }
   if (!record.kept.empty()) late_results_.finished(record.kept);
-  negotiator_.plan_finished(record.process_set);
+  parts_.negotiator.plan_finished(record.process_set);
+}
+
+// Returns the name of the tensor at a position in what this rank receives, in bytes.
+std::string Execution::tensor_at(const Record& record, int64_t position) const {
+  const Access state(parts_.state);
+  for (Ticket ticket : record.tickets) {
+    const HandleEntry* entry = state->handles.open_entry(ticket);
+    if (entry) position -= static_cast<int64_t>(entry->described.bytes);
+    if (entry && position < 0) return entry->signature->name;
+  }
+  return record.first_name;
 }
 
 std::string Execution::tensor_of(uint64_t plan) const {

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "context/caller_state.h"
+#include "context/finite_check.h"
 #include "context/late_results.h"
 #include "control/negotiator.h"
 #include "data/executor.h"
@@ -13,13 +14,20 @@
 
 namespace sirtaki {
 
+struct ExecutionParts {
+  int32_t rank;
+  SharedCallerState& state;
+  Negotiator& negotiator;
+  const Timeline& timeline;
+  const GpuChoice& gpu;
+  FiniteCheck& finite_check;
+};
+
 class Execution {
  public:
   // `averages_contributors`: an average divides by the members that have not joined, not by all of the process set.
-  Execution(int32_t rank, SharedCallerState& state, Negotiator& negotiator, const Timeline& timeline,
-            const GpuChoice& gpu, bool averages_contributors)
-      : rank_(rank), state_(state), negotiator_(negotiator), timeline_(timeline), gpu_(gpu),
-        averages_contributors_(averages_contributors), late_results_(state) {}
+  Execution(const ExecutionParts& parts, bool averages_contributors)
+      : parts_(parts), averages_contributors_(averages_contributors), late_results_(parts.state) {}
 
   Executor& executor() { return executor_; }
   LateResults& late_results() { return late_results_; }
@@ -43,6 +51,8 @@ class Execution {
     std::string kept = {};  // the round whose result is kept
     TransferTimes times = {};
     WireBytes wire_bytes = {};
+    NotFinite not_finite = {};
+    TransferPtr transfer = nullptr;  // of a plan that moves tensors
   };
 
   // The backend that has moved a plan's bytes, and its algorithm.
@@ -77,13 +87,10 @@ class Execution {
   Status allocate_memory(HandleEntry& entry) const;
 
   void note_launches();
+  std::string tensor_at(const Record& record, int64_t position) const;
   void finish(const Record& record, const Way& way, uint32_t result, Nanoseconds moment);
 
-  int32_t rank_;
-  SharedCallerState& state_;
-  Negotiator& negotiator_;
-  const Timeline& timeline_;
-  const GpuChoice& gpu_;
+  ExecutionParts parts_;
   bool averages_contributors_;  // else an average divides by all members of the set, joined or not
   LateResults late_results_;
   Executor executor_;

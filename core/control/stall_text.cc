@@ -30,19 +30,6 @@ std::string name_waiting(const std::vector<int32_t>& ranks, const RankNames& nam
   return ranks.size() > most ? text + format(" and %zu more", ranks.size() - most) : text;
 }
 
-std::string name_place(const StackFrame& frame) {
-  const std::string file = frame.file.substr(frame.file.rfind('/') + 1);
-  const std::string at = format("at %s:%d", file.c_str(), frame.line);
-  return frame.function == "<module>" ? at : "in " + frame.function + "() " + at;
-}
-
-// Names the innermost function of the user's own, or else the innermost of all.
-std::string name_place(const std::vector<StackFrame>& frames) {
-  const auto is_users = [](const StackFrame& frame) { return !is_library(frame.file); };
-  const auto own = std::find_if(frames.begin(), frames.end(), is_users);
-  return name_place(own == frames.end() ? frames.front() : *own);
-}
-
 // Returns the continuation of "rank 1 has not submitted it …".
 std::string describe(const StalledRankReport& wait_report, bool are_several, const RankNames& names) {
   if (!wait_report.answers) {

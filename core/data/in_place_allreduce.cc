@@ -95,20 +95,19 @@ class InPlaceAllreduce final : public MemoryOperation {
     }
     const Slice own = slice_of(transfer().buffer.bytes(), member_count(), transfer().own);
     const int64_t end = own.begin + own.bytes, begin = own.begin + index * chunk_bytes();
-    if (begin < end) reduce(begin, std::min(begin + chunk_bytes(), end));
+    if (begin < end) reduce_part(begin, std::min(begin + chunk_bytes(), end));
     local_peers().end_writing();
     return true;
   }
 
   // Reduces into this rank's tensors, and copies from there while the result is in the first-level cache.
-  void reduce(int64_t begin, int64_t end) {
+  void reduce_part(int64_t begin, int64_t end) {
     constexpr int64_t in_cache = 16 << 10;
-    const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
     const size_t own = transfer().own;
     tensors_.visit(begin, end, in_cache, [&](const std::vector<uint8_t*>& parts, int64_t bytes) {
       std::ranges::copy(parts, sources_.begin());
-      kernel(parts[own], sources_.data(), static_cast<int>(member_count()),
-             static_cast<size_t>(bytes) / transfer().element_bytes(), transfer().postscale);
+      reduce(parts[own], sources_, bytes, begin);
+      begin += bytes;
       for (size_t member = 0; member < parts.size(); ++member)
         if (member != own) std::memcpy(parts[member], parts[own], static_cast<size_t>(bytes));
     });

@@ -1,6 +1,7 @@
 #include "data/memory_operation.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "data/adasum.h"
 
@@ -73,6 +74,42 @@ void MemoryOperation::lend(int64_t round, int64_t until_past_index) {
   lease.readers.clear();
   for (size_t member = 0; member < slots_.size(); ++member)
     if (member != transfer_->own) lease.readers.push_back(slots_[member]);
+}
+
+void MemoryOperation::reduce(uint8_t* out, const std::vector<const void*>& sources, int64_t bytes,
+                             int64_t position) const {
+  const auto kernel = arithmetic_->reduce[static_cast<int>(transfer_->reduce_op)];
+  const size_t elements = static_cast<size_t>(bytes) / transfer_->element_bytes();
+  const bool is_finite = kernel(out, sources.data(), static_cast<int>(member_count()), elements, transfer_->postscale);
+  NotFinite* first = transfer_->not_finite;
+  if (!is_finite && first && !first->is_there) *first = find_not_finite(out, sources, elements, position);
+}
+
+// The result may have replaced this rank's own value. That one is to blame if no other rank's is an infinity or a NaN,
+// nor are all the others so large that twice their sum is.
+NotFinite MemoryOperation::find_not_finite(const uint8_t* out, const std::vector<const void*>& sources, size_t elements,
+                                           int64_t position) const {
+  const size_t size = transfer_->element_bytes();
+  size_t index = 0;
+  while (index + 1 < elements && arithmetic_->are_finite(out + index * size, 1)) ++index;
+  double value = std::nan("");
+  if (arithmetic_->to_double) arithmetic_->to_double(&value, out + index * size, 1);
+  NotFinite found{true, std::isnan(value), reduces_all(), -1, position + static_cast<int64_t>(index * size)};
+  std::vector<const void*> others;
+  for (size_t member = 0; member < member_count(); ++member) {
+    const uint8_t* theirs = static_cast<const uint8_t*>(sources[member]) + index * size;
+    if (theirs == out + index * size) continue;
+    if (!arithmetic_->are_finite(theirs, 1)) {
+      found.rank = transfer_->members[member];
+      return found;
+    }
+    others.insert(others.end(), 2, theirs);
+  }
+  uint8_t twice[16];  // the largest element
+  const auto kernel = arithmetic_->reduce[static_cast<int>(transfer_->reduce_op)];
+  if (kernel(twice, others.data(), static_cast<int>(others.size()), 1, {}))
+    found.rank = transfer_->members[transfer_->own];
+  return found;
 }
 
 void MemoryOperation::pack_chunk(const ScatterList& list, int64_t begin, int64_t end, int64_t round, int64_t offset) {

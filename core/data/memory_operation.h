@@ -45,6 +45,8 @@ class MemoryOperation : public Operation {
   virtual bool step(int64_t index) = 0;
   // Returns whether a member waits for the milestone after a step.
   virtual bool is_awaited(int64_t) const { return true; }
+  // Returns whether every rank reduces everything, and not only a part.
+  virtual bool reduces_all() const { return false; }
   // Set by the constructor of the algorithm. Steps and rounds count from 0.
   int64_t steps = 0;
   int64_t rounds = 0;
@@ -78,6 +80,10 @@ class MemoryOperation : public Operation {
   bool may_write(int64_t round);
   void lend(int64_t round, int64_t until_past_index);
 
+  // Reduces bytes of all members, by member in `sources`, into `out`: those from `position` on of what this rank
+  // receives. The first value of a sum that is not finite is noted with its rank.
+  void reduce(uint8_t* out, const std::vector<const void*>& sources, int64_t bytes, int64_t position) const;
+
   // Packs a list's prescaled bytes [begin, end) into this rank's chunk of a round, at an offset.
   void pack_chunk(const ScatterList& list, int64_t begin, int64_t end, int64_t round, int64_t offset = 0);
 
@@ -85,6 +91,8 @@ class MemoryOperation : public Operation {
   static int64_t rounds_for(int64_t bytes, int64_t each) { return (bytes + each - 1) / each; }
 
  private:
+  NotFinite find_not_finite(const uint8_t* out, const std::vector<const void*>& sources, size_t elements,
+                            int64_t position) const;
   bool measures() const { return transfer_->times && transfer_->times->are_measured; }
 
   MemorySetting setting_;

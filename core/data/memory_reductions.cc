@@ -29,6 +29,8 @@ class WholeAllreduce final : public MemoryOperation {
   const char* algorithm() const override { return "whole"; }
 
  private:
+  bool reduces_all() const override { return true; }
+
   bool step(int64_t index) override {
     const int64_t round = index / 2, begin = round * chunk_bytes();
     const int64_t end = std::min(begin + chunk_bytes(), transfer().buffer.bytes());
@@ -39,21 +41,18 @@ class WholeAllreduce final : public MemoryOperation {
       return true;
     }
     if (!all_past(index - 1)) return false;
-    reduce(begin, end, round);
+    reduce_round(begin, end, round);
     return true;
   }
 
-  void reduce(int64_t begin, int64_t end, int64_t round) {
-    const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
-    const size_t element = transfer().element_bytes();
+  void reduce_round(int64_t begin, int64_t end, int64_t round) {
     const bool raw = transfer().prescale.is_one();
     transfer().buffer.visit(begin, end, [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
       if (!output) return;
       for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + offset;
       // This rank's chunk contains its prescaled input, rounded exactly as for the other ranks.
       if (raw && input) sources_[transfer().own] = input;
-      kernel(output, sources_.data(), static_cast<int>(member_count()), static_cast<size_t>(bytes) / element,
-             transfer().postscale);
+      reduce(output, sources_, bytes, begin + offset);
     });
   }
 
@@ -101,12 +100,10 @@ class SlicedAllreduce final : public MemoryOperation {
     if (!is_round(round)) return true;
     if (!all_past(index - 2)) return false;
     const Slice part = slice(transfer().own, round);
-    const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
     for (size_t member = 0; member < member_count(); ++member) sources_[member] = chunk(member, round) + part.begin;
     // Reduces into this rank's own slot, whose slice no other rank reads before it is reduced.
     uint8_t* reduced = chunk(transfer().own, round) + part.begin;
-    kernel(reduced, sources_.data(), static_cast<int>(member_count()),
-           static_cast<size_t>(part.bytes) / transfer().element_bytes(), transfer().postscale);
+    reduce(reduced, sources_, part.bytes, round * chunk_bytes() + part.begin);
     unpack_slice(part, transfer().own, round);
     return true;
   }
@@ -167,16 +164,14 @@ class MemoryReducescatter final : public MemoryOperation {
   bool reduce_round(int64_t round, int64_t index) {
     if (!all_past(index - 1)) return false;
     const size_t own = transfer().own;
-    const auto kernel = arithmetic().reduce[static_cast<int>(transfer().reduce_op)];
     const auto [begin, end] = range(own, round);
-    transfer().outgoing[own].visit(begin, end,
-                                   [&](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
+    transfer().outgoing[own].visit(
+        begin, end, [&, begin = begin](const uint8_t* input, uint8_t* output, int64_t offset, int64_t bytes) {
       if (!output) return;
       for (size_t member = 0; member < member_count(); ++member)
         sources_[member] = chunk(member, round) + place_of(own) + offset;
       if (is_read_in_place_) sources_[own] = input;
-      kernel(output, sources_.data(), static_cast<int>(member_count()),
-             static_cast<size_t>(bytes) / transfer().element_bytes(), transfer().postscale);
+      reduce(output, sources_, bytes, begin + offset);
     });
     return true;
   }

@@ -18,6 +18,14 @@
 
 namespace sirtaki {
 
+// The first value of a plan's sums that is an infinity or a NaN.
+struct NotFinite {
+  bool is_there = false, is_nan = false;
+  bool is_seen_by_all = false;  // by each rank, in the same place; else by the rank whose part of the sum it is
+  int32_t rank = -1;     // whose value it is; -1: all ranks' are finite, and their sum is too large
+  int64_t position = 0;  // in bytes, in what this rank receives
+};
+
 // A Plan with this rank's memory filled in, or one phase of it, if an algorithm consists of several transfers.
 struct Transfer {
   uint64_t plan = 0;
@@ -38,6 +46,7 @@ struct Transfer {
   ScatterList buffer;                // all-reduce, broadcast: the tensors. All-gather: this rank's input
   TransferTimes* times = nullptr;    // filled in while the transfer runs; nullptr: not wanted
   WireBytes* wire_bytes = nullptr;   // likewise
+  NotFinite* not_finite = nullptr;   // likewise: sums through the memory of one host
   std::vector<ScatterList> outgoing; // data for each member, where each gets its own. If the output is a
                                       // member's rows (plan/kind.h), this rank's own part has the output too
   std::vector<ScatterList> incoming;  // all-gather, all-to-all: memory for the data from each member. This rank's own

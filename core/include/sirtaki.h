@@ -42,7 +42,8 @@ enum {
   SRT_SYSTEM = 12,            /* the operating system refused something */
   SRT_FORKED = 13,            /* called in a forked child */
   SRT_INTERNAL = 14,          /* a bug in sirtaki */
-  SRT_DEVICE = 15             /* a GPU, or NCCL, failed; the context is dead */
+  SRT_DEVICE = 15,            /* a GPU, or NCCL, failed; the context is dead */
+  SRT_NOT_FINITE = 16         /* a rank would have added an infinity or a NaN to a sum; the context is dead */
 };
 
 enum {

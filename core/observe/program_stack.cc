@@ -88,6 +88,15 @@ bool is_library(std::string_view file) {
   return std::any_of(std::begin(folders), std::end(folders), has);
 }
 
+std::string name_place(const std::vector<StackFrame>& frames) {
+  const auto is_users = [](const StackFrame& frame) { return !is_library(frame.file); };
+  const auto own = std::find_if(frames.begin(), frames.end(), is_users);
+  const StackFrame& frame = own == frames.end() ? frames.front() : *own;
+  const std::string file = frame.file.substr(frame.file.rfind('/') + 1);
+  const std::string at = format("at %s:%d", file.c_str(), frame.line);
+  return frame.function == "<module>" ? at : "in " + frame.function + "() " + at;
+}
+
 void put_stack(JsonWriter& json, const std::vector<StackFrame>& frames) {
   json.begin_array();
   for (const StackFrame& frame : frames)

@@ -41,6 +41,9 @@ std::vector<StackFrame> parse_stack(std::string_view dump, uint64_t thread);
 // program.
 bool is_library(std::string_view file);
 
+// Returns the innermost function of the user's own, or else the innermost of all: "in step() at train.py:88".
+std::string name_place(const std::vector<StackFrame>& frames);
+
 // Writes frames as a list of {"function", "file", "line", "library"}.
 void put_stack(JsonWriter& json, const std::vector<StackFrame>& frames);
 

@@ -135,6 +135,31 @@ def test_a_late_rank_is_named_with_what_it_does_instead(tmp_path: Path, way: str
     )
 
 
+@pytest.mark.parametrize("reaction", ["say", "stop"])
+def test_a_value_that_is_not_finite_is_named_with_the_line(tmp_path: Path, reaction: str) -> None:
+    _, said = run(
+        tmp_path,
+        """
+        def step(number):
+            value = float("nan") if rank == 1 and number == 2 else 1.0
+            return hvd.allreduce(np.full(3, value), name="loss")
+
+        for number in range(5):
+            step(number)
+        raise SystemExit(3)
+        """,
+        SIRTAKI_NON_FINITE=reaction,
+    )
+    named = r"rank 1 \(pid \d+ on .+\) adds a NaN to the sum of 'loss' over 2 ranks, .+ at train\.py:\d+"
+    if reaction == "stop":
+        assert re.search(named + r"\. The job ends before another rank receives it", said[-1]), said
+    else:  # hvdrun may repeat the last lines of a rank that has failed
+        told = {line for line in said if " adds " in line}
+        assert len(told) == 1
+        assert re.match(rf"\[1\] sirtaki: {named}\. The sum carries it", told.pop())
+        assert "exit code 3" in said[-1]
+
+
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_rank_is_named(tmp_path: Path, stopped: int) -> None:
     """This includes the coordinator, although no rank can query its position."""

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -91,6 +92,27 @@ template <typename T, typename A>
   else std::copy_n(in, count, out);
 }
 
+// Adds one unit of the exponent to a float's magnitude, as bits: the top bit is then set for infinities and NaNs, whose
+// exponents are all ones, and for no other value. Such loops are vectorised with any instruction set.
+inline uint32_t with_next_exponent(float value) { return (std::bit_cast<uint32_t>(value) & ~0U >> 1) + (1U << 23); }
+inline uint64_t with_next_exponent(double value) {
+  return (std::bit_cast<uint64_t>(value) & ~0ULL >> 1) + (1ULL << 52);
+}
+
+// Gathers what a loop writes, to find out whether all of it is finite. Integers are.
+template <typename A>
+struct FiniteBits {
+  decltype(with_next_exponent(A{})) bits = 0;
+  void add(A value) { bits |= with_next_exponent(value); }
+  bool are_finite() const { return !(bits >> (8 * sizeof(A) - 1)); }
+};
+template <typename A>
+  requires std::is_integral_v<A>
+struct FiniteBits<A> {
+  void add(A) {}
+  bool are_finite() const { return true; }
+};
+
 constexpr int few = 4;  // ranks
 
 // Finds where the elements of each source from `at` on begin.
@@ -99,23 +121,33 @@ inline void find_sources(const T** out, const void* const* sources, int count, s
   for (int s = 0; s < count; ++s) out[s] = static_cast<const T*>(sources[s]) + at;
 }
 
-// Reduces two to four ranks in one pass over memory. The destination may be the same memory as one of the sources.
+// Reduces two to four ranks in one pass over memory, and returns whether all results are finite: to look at a result
+// that is in a register anyway costs next to nothing. The destination may be the same memory as one of the sources.
 template <ReduceOp op, typename T>
-[[gnu::noinline]] void reduce_few(T* out, const T* const* sources, int count, size_t n) {
+[[gnu::noinline]] bool reduce_few(T* out, const T* const* sources, int count, size_t n) {
   const T* a = sources[0];
   const T* b = sources[1];
   const T* c = count > 2 ? sources[2] : nullptr;
   const T* d = count > 3 ? sources[3] : nullptr;
+  FiniteBits<T> results;
   if (count == 2) {
 #pragma GCC ivdep
-    for (size_t i = 0; i < n; ++i) out[i] = combine<op>(a[i], b[i]);
+    for (size_t i = 0; i < n; ++i) results.add(out[i] = combine<op>(a[i], b[i]));
   } else if (count == 3) {
 #pragma GCC ivdep
-    for (size_t i = 0; i < n; ++i) out[i] = combine<op>(combine<op>(a[i], b[i]), c[i]);
+    for (size_t i = 0; i < n; ++i) results.add(out[i] = combine<op>(combine<op>(a[i], b[i]), c[i]));
   } else {
 #pragma GCC ivdep
-    for (size_t i = 0; i < n; ++i) out[i] = combine<op>(combine<op>(combine<op>(a[i], b[i]), c[i]), d[i]);
+    for (size_t i = 0; i < n; ++i) results.add(out[i] = combine<op>(combine<op>(combine<op>(a[i], b[i]), c[i]), d[i]));
   }
+  return results.are_finite();
+}
+
+template <typename T>
+[[gnu::noinline]] bool are_finite_block(const T* values, size_t count) {
+  FiniteBits<T> all;
+  for (size_t i = 0; i < count; ++i) all.add(values[i]);
+  return all.are_finite();
 }
 
 template <typename T>
@@ -129,11 +161,29 @@ void scale_copy(void* destination, const void* source, size_t elements, Scale sc
   }
 }
 
+template <typename T>
+bool are_finite(const void* source, size_t elements) {
+  using A = Accumulator<T>;
+  for (size_t at = 0; at < elements; at += block) {
+    const size_t n = std::min(block, elements - at);
+    const T* in = static_cast<const T*>(source) + at;
+    if constexpr (std::is_same_v<T, A>) {
+      if (!are_finite_block(in, n)) return false;
+    } else {
+      A values[block];
+      load_block(values, in, n);
+      if (!are_finite_block(values, n)) return false;
+    }
+  }
+  return true;
+}
+
 // Reduces any number of ranks whose elements must be converted, block by block.
 template <ReduceOp op, typename T>
-void reduce_converted(T* out, const void* const* sources, int count, size_t elements, Scale scale) {
+bool reduce_converted(T* out, const void* const* sources, int count, size_t elements, Scale scale) {
   using A = Accumulator<T>;
   A sum[block], next[block];
+  bool is_finite = true;
   for (size_t at = 0; at < elements; at += block) {
     const size_t n = std::min(block, elements - at);
     load_block(sum, static_cast<const T*>(sources[0]) + at, n);
@@ -141,16 +191,19 @@ void reduce_converted(T* out, const void* const* sources, int count, size_t elem
       load_block(next, static_cast<const T*>(sources[s]) + at, n);
       for (size_t i = 0; i < n; ++i) sum[i] = combine<op>(sum[i], next[i]);
     }
+    is_finite &= are_finite_block(sum, n);
     if (!scale.is_one()) scale_block(sum, n, scale);
     store_block(out + at, sum, n);
   }
+  return is_finite;
 }
 
 // Reduces more than a few ranks, block by block: the first few, then the sum so far and some more at a time. The last
 // pass writes the destination, which may be the same memory as any source.
 template <ReduceOp op, typename T>
-void reduce_many(T* out, const void* const* sources, int count, size_t elements, Scale scale) {
+bool reduce_many(T* out, const void* const* sources, int count, size_t elements, Scale scale) {
   T sum[block];
+  bool is_finite = true;
   for (size_t at = 0; at < elements; at += block) {
     const size_t n = std::min(block, elements - at);
     const T* parts[few];
@@ -160,29 +213,35 @@ void reduce_many(T* out, const void* const* sources, int count, size_t elements,
       const int more = std::min(few - 1, count - next);
       parts[0] = sum;
       find_sources(parts + 1, sources + next, more, at);
-      reduce_few<op>(next + more == count ? out + at : sum, parts, 1 + more, n);
+      is_finite &= reduce_few<op>(next + more == count ? out + at : sum, parts, 1 + more, n);
     }
     if (!scale.is_one()) scale_block(out + at, n, scale);
   }
+  return is_finite;
 }
 
 template <ReduceOp op, typename T>
-void reduce(void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
+bool reduce(void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
   auto* out = static_cast<T*>(destination);
-  if (count == 1) return scale_copy<T>(out, sources[0], elements, scale);
+  if (count == 1) {
+    scale_copy<T>(out, sources[0], elements, scale);
+    return true;
+  }
   if constexpr (!std::is_same_v<T, Accumulator<T>>) {
-    reduce_converted<op>(out, sources, count, elements, scale);
+    return reduce_converted<op>(out, sources, count, elements, scale);
   } else if (count > few) {
-    reduce_many<op>(out, sources, count, elements, scale);
+    return reduce_many<op>(out, sources, count, elements, scale);
   } else {
     const size_t stride = scale.is_one() ? elements : block;  // blocks, so that scaling finds them in the cache
+    bool is_finite = true;
     for (size_t at = 0; at < elements; at += stride) {
       const size_t n = std::min(stride, elements - at);
       const T* parts[few];
       find_sources(parts, sources, count, at);
-      reduce_few<op>(out + at, parts, count, n);
+      is_finite &= reduce_few<op>(out + at, parts, count, n);
       if (!scale.is_one()) scale_block(out + at, n, scale);
     }
+    return is_finite;
   }
 }
 
@@ -221,13 +280,20 @@ void from_double(void* destination, const double* source, size_t elements) {
 }
 
 template <typename T>
+constexpr FiniteKernel finite_check_for() {
+  if constexpr (std::is_integral_v<T>) return nullptr;
+  else return are_finite<T>;
+}
+
+template <typename T>
 constexpr DTypeKernels kernels_for() {
   using enum ReduceOp;
   return {{reduce<sum, T>, reduce<sum, T>, reduce<min, T>, reduce<max, T>, reduce<product, T>},
           {fill<sum, T>, fill<sum, T>, fill<min, T>, fill<max, T>, fill<product, T>},
           scale_copy<T>,
           std::is_integral_v<T> ? nullptr : to_double<T>,
-          std::is_integral_v<T> ? nullptr : from_double<T>};
+          std::is_integral_v<T> ? nullptr : from_double<T>,
+          finite_check_for<T>()};
 }
 
 template <typename Part>
@@ -237,7 +303,7 @@ struct Complex;
 template <typename Part>
 constexpr DTypeKernels complex_kernels_for() {
   constexpr auto sum = [](void* destination, const void* const* sources, int count, size_t elements, Scale scale) {
-    reduce<ReduceOp::sum, Part>(destination, sources, count, 2 * elements, scale);
+    return reduce<ReduceOp::sum, Part>(destination, sources, count, 2 * elements, scale);
   };
   constexpr auto zeros = [](void* destination, size_t elements) {
     fill<ReduceOp::sum, Part>(destination, 2 * elements);
@@ -245,7 +311,8 @@ constexpr DTypeKernels complex_kernels_for() {
   constexpr auto scaled = [](void* destination, const void* source, size_t elements, Scale scale) {
     scale_copy<Part>(destination, source, 2 * elements, scale);
   };
-  return {{sum, sum}, {zeros, zeros}, scaled};
+  constexpr auto finite = [](const void* source, size_t elements) { return are_finite<Part>(source, 2 * elements); };
+  return {{sum, sum}, {zeros, zeros}, scaled, nullptr, nullptr, finite};
 }
 
 // The kernels of a row of dtype_table.h.

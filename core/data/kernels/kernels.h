@@ -21,12 +21,16 @@ struct Scale {
 };
 
 // destination[i] = op over sources[0..count)[i] in that order, scaled. 16-bit floats are accumulated in 32 bits and
-// rounded once. The destination may be one of the sources.
-using ReduceKernel = void (*)(void* destination, const void* const* sources, int count, size_t elements, Scale scale);
+// rounded once. The destination may be one of the sources. Returns whether all results of several sources are finite
+// before they are scaled.
+using ReduceKernel = bool (*)(void* destination, const void* const* sources, int count, size_t elements, Scale scale);
 // destination[i] = source[i] scaled
 using ScaleKernel = void (*)(void* destination, const void* source, size_t elements, Scale scale);
 // destination[i] = the op's neutral element
 using FillKernel = void (*)(void* destination, size_t elements);
+
+// Returns whether no element is an infinity or a NaN.
+using FiniteKernel = bool (*)(const void* source, size_t elements);
 
 struct DTypeKernels {
   ReduceKernel reduce[5] = {};  // by ReduceOp, up to product; average is sum; nullptr: not supported
@@ -34,6 +38,7 @@ struct DTypeKernels {
   ScaleKernel scale = nullptr;
   void (*to_double)(double* destination, const void* source, size_t elements) = nullptr;    // floating dtypes only
   void (*from_double)(void* destination, const double* source, size_t elements) = nullptr;  // rounds once, or twice
+  FiniteKernel are_finite = nullptr;  // floating and complex dtypes only
 };
 
 // The kernels of a wire format that has blocks, for tensors or parts of them that begin with a block. `elements` are

@@ -140,6 +140,38 @@ TEST(a_nan_wins_in_min_and_max) {
     }
 }
 
+// Lengths lie around the vectors' widths and the block, and the value lies anywhere.
+template <typename T>
+void check_finding(DType dtype, const std::vector<double>& largest_finite) {
+  const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const Kernels* table : tables())
+    for (size_t count : {1, 7, 8, 33, 1023, 1025, 3000}) {
+      for (double value : largest_finite) {
+        std::vector<T> values(count, from_double<T>(value));
+        CHECK(table->of(dtype)->are_finite(values.data(), count));
+      }
+      for (double value : {infinity, -infinity, nan})
+        for (size_t at : {size_t{0}, count / 2, count - 1})
+          for (int ranks = 2; ranks <= 6; ++ranks) {
+            std::vector<T> good(count, from_double<T>(1)), bad(good), out(count);
+            bad[at] = from_double<T>(value);
+            std::vector<const void*> sources(static_cast<size_t>(ranks), good.data());
+            const auto reduce = table->of(dtype)->reduce[SRT_SUM];
+            CHECK(reduce(out.data(), sources.data(), ranks, count, {}));
+            sources[at % sources.size()] = bad.data();
+            CHECK(!reduce(out.data(), sources.data(), ranks, count, {0.5, 3}));
+            CHECK(!table->of(dtype)->are_finite(bad.data(), count));
+          }
+    }
+}
+
+TEST(infinities_and_nans_are_found) {
+  check_finding<float>(DType::float32, {0, -3.4028234e38, 1e-45});
+  check_finding<double>(DType::float64, {0, -1.7976931348623157e308, 5e-324});
+  check_finding<Float16>(DType::float16, {0, -65504, 6e-8});
+  check_finding<BFloat16>(DType::bfloat16, {0, -3.3895314e38, 1e-40});
+}
+
 TEST(many_ranks_are_reduced_in_their_order) {
   const auto fold = [](int op, float a, float b) {
     if (op == SRT_MIN) return a < b || a != a ? a : b;
