@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from process_world import LatestWorld
-from tiers import TABLE, TIERS, FirstTier, name_of, tier_of
+from tiers import TABLE, THIRD_TABLE, TIERS, Table, name_of, tier_of
 
 # XLA's compiler takes a third of the time of JAX's tests. Its passes over machine code change no exchange.
 os.environ.setdefault(
@@ -29,7 +29,7 @@ ON_HOSTS = {"network", "fragile"}
 ENGINES = {"spark", "ray_cluster"}  # each needs a GB of memory: one session of each at a time
 
 
-FIRST_TIER = FirstTier.load()
+FIRST_TIER, THIRD_TIER = Table.load(TABLE), Table.load(THIRD_TABLE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,20 +47,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if tier := config.getoption("--tier"):
         if tier == "first":
-            check_entries(items)
-        tiers = {item: tier_of(item, FIRST_TIER) for item in items}
+            check_entries(items, FIRST_TIER, TABLE.name)
+        elif config.args_source == pytest.Config.ArgsSource.TESTPATHS:
+            check_entries(items, THIRD_TIER, THIRD_TABLE.name)
+        tiers = {item: tier_of(item, FIRST_TIER, THIRD_TIER) for item in items}
         config.hook.pytest_deselected(items=[item for item in items if tiers[item] != tier])
         items[:] = [item for item in items if tiers[item] == tier]
     if config.pluginmanager.hasplugin("xdist"):
         group(items)
 
 
-def check_entries(items: list[pytest.Item]) -> None:
-    """Raises if an entry of the table matches no test. Processes of xdist do not: they hide the error."""
+def check_entries(items: list[pytest.Item], table: Table, name: str) -> None:
+    """Raises if an entry of a table matches no test. Processes of xdist do not: they hide the error."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
-    if unmatched := FIRST_TIER.unmatched({name_of(item.nodeid) for item in items}):
-        raise pytest.UsageError(f"no test matches these entries of {TABLE.name}: {', '.join(unmatched)}")
+    if unmatched := table.unmatched({name_of(item.nodeid) for item in items}):
+        raise pytest.UsageError(f"no test matches these entries of {name}: {', '.join(unmatched)}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -70,9 +72,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if config.getoption("--tier") != "first" or config.option.collectonly or not is_whole or reporter is None:
         return
     shown = FIRST_TIER.fulfilled(name_of(report.nodeid) for report in reporter.getreports("passed"))
-    missing = [promise for promise in FIRST_TIER.promises if promise not in shown]
+    missing = [promise for promise in FIRST_TIER.reasons if promise not in shown]
     reporter.write_line(
-        f"sirtaki: {len(shown)} of {len(FIRST_TIER.promises)} rows of README's tables are shown to work"
+        f"sirtaki: {len(shown)} of {len(FIRST_TIER.reasons)} rows of README's tables are shown to work"
         + (f"; not shown: {', '.join(missing)}" if missing else "")
         + ". `make test-full` adds other numbers of ranks, transports and backends, several hosts, trainers, "
         "Ray and Spark, elastic jobs with each framework, random faults, the pages of docs, and benchmarks."

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cases import MODULES, Case, cases_for
-from tiers import TABLE, FirstTier, in_worlds, turn_of, with_kinds
+from tiers import TABLE, THIRD_TABLE, Table, in_worlds, turn_of, with_kinds
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -27,15 +27,16 @@ def rows_of_readme() -> list[str]:
 
 
 def test_each_row_of_readme_has_tests_in_the_first_tier() -> None:
-    promises = FirstTier.load().promises
+    promises = Table.load(TABLE).reasons
     rows = rows_of_readme()
     assert len(rows) > 15
     assert [row for row in rows if not row.startswith(tuple(promises))] == []
     assert [promise for promise in promises if not any(row.startswith(promise) for row in rows)] == []
 
 
-def test_the_files_of_the_first_tier_exist() -> None:
-    for start in FirstTier.load().starts:
+@pytest.mark.parametrize("table", [TABLE, THIRD_TABLE])
+def test_the_files_of_a_table_exist(table: Path) -> None:
+    for start in Table.load(table).starts:
         assert (TABLE.parent / start.partition("::")[0]).exists(), start
 
 
@@ -47,19 +48,19 @@ def test_each_entry_of_the_first_tier_matches_a_test() -> None:
 
 
 def test_an_entry_that_matches_no_test_of_its_file_is_found() -> None:
-    table = FirstTier({"a": ("x.py::test_a", "x.py::test_b", "y.py::test_c")})
+    table = Table({"a": ("x.py::test_a", "x.py::test_b", "y.py::test_c")})
     assert table.unmatched(["x.py::test_a[1]", "x.py::test_d"]) == ["x.py::test_b"]
 
 
 def test_a_promise_is_fulfilled_by_tests_of_all_its_entries() -> None:
-    table = FirstTier({"a": ("x.py::test_a", "x.py::test_b"), "b": ("y.py",)})
+    table = Table({"a": ("x.py::test_a", "x.py::test_b"), "b": ("y.py",)})
     assert table.fulfilled(["x.py::test_a[1]", "y.py::test_c"]) == ["b"]
     assert table.fulfilled(["x.py::test_a[1]", "x.py::test_b"]) == ["a"]
 
 
 def test_files_and_folders_with_tests_of_the_first_tier_are_collected() -> None:
     tests = TABLE.parent
-    table = FirstTier({"a": ("adapters/test_torch_cases.py::test_as_threads",), "b": ("core/test_core.py",)})
+    table = Table({"a": ("adapters/test_torch_cases.py::test_as_threads",), "b": ("core/test_core.py",)})
     for name in ("adapters", "adapters/test_torch_cases.py", "core", "core/test_core.py"):
         assert table.has_tests_in(tests / name), name
     for name in ("adapters/test_torch_calls.py", "runner", "cases"):

@@ -1,8 +1,9 @@
 """The tiers: `make test` runs the first, `make test-full` the second, `make test-exhaustive` the third.
 
 The first tier is the table `first_tier.yaml`: for each row of README's tables, the tests that show it. It
-takes minutes, so a test belongs there if no other test of the table shows the same. A test with the marker
-`exhaustive` is in the third tier, and every other test is in the second.
+takes minutes, so a test belongs there if no other test of the table shows the same. The third has the tests
+of the table `third_tier.yaml`, which takes hours by what the earlier tiers run in their place, and those with
+the marker `exhaustive`. Every other test is in the second.
 
 A case of `tests/cases` runs in each of a test's main worlds before the third tier. Of the further worlds of
 a test in which it is meaningful (other sizes, transports, backends), the second tier takes one: the cases of
@@ -29,31 +30,32 @@ from cases import MODULES, Case, cases_for
 
 TIERS = ("first", "second", "third")
 TABLE = Path(__file__).with_name("first_tier.yaml")
+THIRD_TABLE = TABLE.with_name("third_tier.yaml")
 World = tuple[int, str]  # its size, and how it is connected, or what else distinguishes it
 Marks = Collection[pytest.MarkDecorator]
 
 
 @dataclass(frozen=True)
-class FirstTier:
-    """The first tier: for each promise of README, how the ids of its tests start, after `tests/`."""
+class Table:
+    """Tests by the reason for which they are in a tier: how their ids start, after `tests/`."""
 
-    promises: dict[str, tuple[str, ...]]
+    reasons: dict[str, tuple[str, ...]]
 
     @classmethod
-    def load(cls) -> FirstTier:
-        table = yaml.safe_load(TABLE.read_text())
-        return cls({promise: tuple(starts) for promise, starts in table.items()})
+    def load(cls, path: Path) -> Table:
+        table = yaml.safe_load(path.read_text())
+        return cls({reason: tuple(starts) for reason, starts in table.items()})
 
     @cached_property
     def starts(self) -> tuple[str, ...]:
-        return tuple(start for starts in self.promises.values() for start in starts)
+        return tuple(start for starts in self.reasons.values() for start in starts)
 
     @cached_property
     def _files(self) -> set[str]:
         return {start.partition("::")[0] for start in self.starts}
 
     def has_tests_in(self, path: Path) -> bool:
-        """Returns whether the first tier has tests of this file, or in this folder."""
+        """Returns whether the table has tests of this file, or in this folder."""
         name = path.relative_to(TABLE.parent).as_posix()
         return path == TABLE.parent or any(
             file == name or file.startswith(f"{name}/") for file in self._files
@@ -69,11 +71,11 @@ class FirstTier:
         ]
 
     def fulfilled(self, ids: Iterable[str]) -> list[str]:
-        """Returns the promises of which these tests show each entry."""
+        """Returns the reasons, here promises of README, of which these tests show each entry."""
         ids = list(ids)
         return [
-            promise
-            for promise, starts in self.promises.items()
+            reason
+            for reason, starts in self.reasons.items()
             if all(any(name.startswith(start) for name in ids) for start in starts)
         ]
 
@@ -83,10 +85,13 @@ def name_of(nodeid: str) -> str:
     return nodeid.partition("tests/")[2] or nodeid
 
 
-def tier_of(item: pytest.Item, first: FirstTier) -> str:
+def tier_of(item: pytest.Item, first: Table, third: Table) -> str:
+    name = name_of(item.nodeid)
     if item.get_closest_marker("exhaustive"):
         return "third"
-    return "first" if name_of(item.nodeid).startswith(first.starts) else "second"
+    if name.startswith(first.starts):
+        return "first"
+    return "third" if name.startswith(third.starts) else "second"
 
 
 def exhaustive_unless(is_second: bool) -> Marks:
