@@ -25,6 +25,7 @@ from sirtaki.torch.compressed.arguments import plain_and_memory
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.deadlines import LateRule, refuse_options, with_deadline
+from sirtaki.torch.idle_steps import IdleSteps
 from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.loss_scale import calling_scaler
 from sirtaki.torch.optimizer_arguments import (
@@ -193,6 +194,7 @@ class _Distributed(Survivor, Wrapped):
     _finalizer: Any
     _has_stepped: bool
     _listed: ListedParameters  # as they were in the last step
+    _idle_steps: IdleSteps | None = None  # None if gradients or updates are elsewhere after a step
 
     def _adopt(self, settings: ReducerSettings, reducer: GradientReducer) -> None:
         self._settings, self._reducer = settings, reducer
@@ -350,6 +352,8 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
     overlaps = settings.exchange_options.overlaps_forward
     distributed = wrap(optimizer, _OverlappedDistributed if overlaps else kind)
     distributed._adopt(settings, reducer)
+    if partition is None and not overlaps:
+        distributed._idle_steps = IdleSteps()
     if partition is not None:
         distributed._adopt_slices(partition, scope, settings.names)
     if scope.process_set is global_process_set:
@@ -398,3 +402,5 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     assert isinstance(optimizer, _Distributed)
     optimizer._end_update()
     optimizer._reducer.stepped()
+    if optimizer._idle_steps is not None:
+        optimizer._idle_steps.count(optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,32 @@ def test_equal_batches_where_they_are_no_mistake() -> None:
     assert not warnings_of(training(one_equal_batch))
     assert not warnings_of(in_a_process_set, 3)
     assert not warnings_of(one_rank_has_data)
+
+
+class Idle(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        """Updates something else than its parameters."""
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
+def test_steps_that_train_nothing(options: dict[str, bool]) -> None:
+    def training(kind: type[torch.optim.Optimizer], *, is_replaced: bool) -> None:
+        model = network()
+        optimizer = distributed(model, kind(model.parameters(), lr=0.01, **options))
+        trained = copy.deepcopy(model) if is_replaced else model
+        for number in range(5):
+            trained.zero_grad()
+            own_loss(trained, number).backward()
+            optimizer.step()
+
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        (text,) = warnings_of(lambda kind=kind: training(kind, is_replaced=True))
+        assert (
+            f"3 steps of {kind.__name__} in which none of its 6 parameters had a gradient: the ranks" in text
+        )
+        assert not warnings_of(lambda kind=kind: training(kind, is_replaced=False))
+    (text,) = warnings_of(lambda: training(Idle, is_replaced=False))
+    assert "3 steps of Idle that changed none of its 6 parameters: the ranks train nothing" in text
 
 
 def test_ranks_that_are_not_connected() -> None:
