@@ -1,4 +1,4 @@
-"""The epochs from which ranks read their data: in different epochs their samples overlap."""
+"""The data sets and epochs from which ranks read: in different ones their samples overlap."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ _ADVICE = (
 )
 
 
+_DATA_ADVICE = (
+    "sirtaki divides one data set that is the same on all ranks. Give random_split, or what else chooses or "
+    "shuffles samples, the same seed on all ranks: "
+    "random_split(data, lengths, generator=torch.Generator().manual_seed(0)). A rank that has loaded no more "
+    "than its own part needs torch's DataLoader"
+)
+
+
 class Epoch(NamedTuple):
     """An epoch of shuffled data; equal ones have the same order.
 
@@ -24,11 +32,13 @@ class Epoch(NamedTuple):
         number: the epoch's number, from 0.
         seed: determines the order, together with the number.
         samples: the number of samples of all ranks.
+        data: a checksum of what is cheap to know of the samples, such as the indices of a subset; 0: nothing.
     """
 
     number: int
     seed: int
     samples: int
+    data: int = 0
 
     def __str__(self) -> str:
         return f"epoch {self.number} of {self.samples} samples (seed {self.seed})"
@@ -87,7 +97,7 @@ class EpochCheck:
         self._count = count
         is_new = epoch != self._epoch or self._suspected is not None
         if epoch != self._epoch:
-            self._epoch, self._epoch_checksum = epoch, checksum_of_text(str(epoch))
+            self._epoch, self._epoch_checksum = epoch, checksum_of_text(repr(epoch))
         self.checksum = self._epoch_checksum
         return is_new
 
@@ -118,14 +128,23 @@ class EpochCheck:
 def _difference(scope: Scope, own: _Report) -> str:
     """Names two ranks in different epochs; returns an empty text if there are none. All ranks call it."""
     reports: list[_Report] = gather_objects(scope.context, own, f"{scope.name}.epochs", scope.process_set)
-    firsts: dict[tuple[int, int], _Report] = {}  # by the samples of the epoch, and the index of the batch
-    for one in reports:
-        if one.epoch is None:
+    firsts: dict[
+        tuple[int, int], tuple[int, Epoch]
+    ] = {}  # by the samples of the epoch, and the batch's index
+    for rank, epoch, batch in reports:
+        if epoch is None:
             continue
-        first = firsts.setdefault((one.epoch.samples, one.batch), one)
-        if one.epoch != first.epoch:
+        first_rank, first = firsts.setdefault((epoch.samples, batch), (rank, epoch))
+        one, other = scope.label(first_rank), scope.label(rank)
+        if epoch.data != first.data:
             return (
-                f"ranks train on different epochs of their data: {scope.label(first.rank)} on {first.epoch}, "
-                f"and {scope.label(one.rank)} on {one.epoch}, so {_ADVICE}"
+                f"ranks have different data sets of {epoch.samples} samples: {one} and {other} have other "
+                "samples, or other labels, under the same numbers, so together they read some samples twice "
+                f"and others, such as those kept for validation, although they should not. {_DATA_ADVICE}"
+            )
+        if epoch != first:
+            return (
+                f"ranks train on different epochs of their data: {one} on {first}, and {other} on {epoch}, "
+                f"so {_ADVICE}"
             )
     return ""

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils import data
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find
+from sirtaki.common.checksums import checksum_of_text, combined
 from sirtaki.common.epochs import Epoch, note_batch
 from sirtaki.common.hints import hint
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.torch.consistency import checksum_of
 from sirtaki.torch.survivor import Survivor
+
+_SAMPLED_BYTES = 1 << 20
 
 
 class DistributedSampler(Survivor, TorchSampler[Any]):
@@ -105,7 +110,9 @@ class DataLoader(data.DataLoader[Any]):
     All ranks have the same number of batches. Each epoch has a different order, if `shuffle` is on;
     `set_epoch` sets the epoch to continue with after a restart. Each iteration begins the next epoch, so
     iterate on all ranks or on none: a DistributedOptimizer raises ValueError if the last batches that ranks
-    have read are of different epochs, the same ones before two steps in succession, and have the same index.
+    have read are of different epochs, the same ones before two steps in succession, and have the same index;
+    or of subsets with other indices, as `random_split` without a seed makes them, or with other integers in
+    them.
 
     Args:
         dataset: as for `DistributedSampler`.
@@ -137,7 +144,8 @@ class DataLoader(data.DataLoader[Any]):
         )
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, **options)
         self._own = sampler
-        self._is_noted = shuffle and process_set is global_process_set
+        self._is_noted = process_set is global_process_set
+        self._identity: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the next epoch; without it, epochs are counted from 0.
@@ -151,14 +159,18 @@ class DataLoader(data.DataLoader[Any]):
             self._own._first_epoch = epoch
 
     def __iter__(self) -> Any:
-        epoch = Epoch(self._own._next_epoch, self._own.seed, len(self._own.dataset))  # type: ignore[arg-type]
-        self._own.set_epoch(epoch.number)
-        self._own._next_epoch += 1
-        batches, context = super().__iter__(), find()
-        if not self._own.shuffle:
-            return batches
+        sampler, context = self._own, find()
         is_noted = self._is_noted and context is not None and context.size > 1
-        return _EpochBatches(batches, epoch, self._own, context if is_noted else None)
+        if is_noted and self._identity is None:
+            self._identity = _identity_of(sampler.dataset)
+        number, seed = (sampler._next_epoch, sampler.seed) if sampler.shuffle else (0, 0)  # equal orders
+        epoch = Epoch(number, seed, len(sampler.dataset), self._identity or 0)  # type: ignore[arg-type]
+        sampler.set_epoch(sampler._next_epoch)
+        sampler._next_epoch += 1
+        batches = super().__iter__()
+        if not (sampler.shuffle or (is_noted and epoch.data)):
+            return batches
+        return _EpochBatches(batches, epoch, sampler, context if is_noted else None)
 
 
 class _EpochBatches:
@@ -191,6 +203,29 @@ class _EpochBatches:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
+
+
+def _identity_of(dataset: Any) -> int:
+    """Returns a checksum of what is cheap to know of a data set; 0 if that is nothing.
+
+    Of tensors only integers count: ranks may have computed their floats differently.
+    """
+    if isinstance(dataset, Subset):
+        return combined([_identity_of(dataset.dataset), checksum_of_text(repr(list(dataset.indices)))])
+    if isinstance(dataset, ConcatDataset):
+        parts = [_identity_of(part) for part in dataset.datasets]
+        return combined(parts) if any(parts) else 0
+    if not isinstance(dataset, TensorDataset):
+        return 0
+    exact = [one for one in dataset.tensors if not one.is_floating_point() and not one.is_complex()]
+    sums = [checksum_of(_sample_of(one)) for one in exact if one.device.type == "cpu"]
+    return combined(sums) if sums else 0
+
+
+def _sample_of(rows: torch.Tensor) -> torch.Tensor:
+    """Returns evenly spaced rows of a tensor, about a MiB of them at most."""
+    size = rows.numel() * rows.element_size()
+    return rows[:: max(1, size // _SAMPLED_BYTES)].contiguous() if rows.dim() else rows
 
 
 def _check_follows_changes(num_replicas: int | None, rank: int | None, process_set: ProcessSet) -> None:

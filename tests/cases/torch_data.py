@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset, random_split
 from torch.utils.data.distributed import DistributedSampler
 
 import sirtaki.torch as hvd
 from cases import case
-from cases.torch_models import distributed, network
+from cases.torch_models import distributed, generator, network
 
 SAMPLES = 25
 
@@ -200,6 +200,35 @@ def epochs_of_different_seeds() -> None:
     _, epoch = batches_to_train_on(seed=hvd.rank())
     with pytest.raises(ValueError, match=r"\(seed 0\), and rank 1 .*\(seed 1\)"):
         epoch()
+
+
+def epoch_of(data: Any, *, shuffle: bool) -> None:
+    step = training_step()
+    for batch, _ in hvd.DataLoader(data, batch_size=2, shuffle=shuffle):
+        step(batch)
+
+
+def labelled(seed: int) -> TensorDataset:
+    """Returns samples that are equal up to rounding, with labels of a seed."""
+    values = torch.ones(SAMPLES, 4, dtype=torch.float64) + 1e-15 * hvd.rank()
+    return TensorDataset(values, torch.randint(10, (SAMPLES,), generator=generator(seed)))
+
+
+@case(least=2, shuffle=(False, True))
+def data_that_each_rank_has_split_for_itself(shuffle: bool) -> None:
+    """Validation samples of one rank would be training samples of another."""
+    sizes = [SAMPLES - 5, 5]
+    split = random_split(labelled(0), sizes, generator=generator(hvd.rank()))
+    with pytest.raises(ValueError, match=f"different data sets of {SAMPLES - 5} samples: .*random_split"):
+        epoch_of(split[0], shuffle=shuffle)
+    epoch_of(random_split(labelled(0), sizes, generator=generator(1))[0], shuffle=shuffle)
+
+
+@case(least=2)
+def data_with_other_labels_on_each_rank() -> None:
+    with pytest.raises(ValueError, match="have different data sets"):
+        epoch_of(ConcatDataset([labelled(0), labelled(hvd.rank())]), shuffle=True)
+    epoch_of(ConcatDataset([labelled(0), labelled(1)]), shuffle=True)
 
 
 class Stream(IterableDataset[int]):
