@@ -85,11 +85,11 @@ std::string FiniteCheck::describe(const NotFinite& found, const std::string& ten
     const Access state(parts_.state);
     steps = state->observer.steps().number();
   }
+  std::string text = format("%s adds %s to the sum of '%s' over %zu ranks", parts_.own.name_of(found.rank).c_str(),
+                            found.is_nan ? "a NaN" : "an infinite value", tensor.c_str(), members);
+  if (steps) text += format(", after %lld training steps", static_cast<long long>(steps));  // else none is counted
   const StackSample stack = parts_.program_stack.sample();
-  const std::string place = stack.frames.empty() ? "" : ", " + name_place(stack.frames);
-  return format("%s adds %s to the sum of '%s' over %zu ranks, after %lld training steps%s",
-                parts_.own.name_of(found.rank).c_str(), found.is_nan ? "a NaN" : "an infinite value", tensor.c_str(),
-                members, static_cast<long long>(steps), place.c_str());
+  return stack.frames.empty() ? text : text + ", " + name_place(stack.frames);
 }
 
 }  // namespace sirtaki
