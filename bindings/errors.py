@@ -7,12 +7,19 @@ a lost peer (PeerLostError).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _PUBLIC_MODULE = "sirtaki.common.exceptions"  # shown in tracebacks and pickles: users import from there
 
 
-class HorovodInternalError(RuntimeError):
+class _Pickled(Exception):
+    """Makes errors of several base classes loadable where tblib has changed how exceptions are pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args
+
+
+class HorovodInternalError(_Pickled, RuntimeError):
     """An operation between the ranks failed."""
 
 
@@ -24,7 +31,7 @@ class NotInitializedError(HorovodInternalError, ValueError):
     """init() has not been called in this process, or shutdown() has."""
 
 
-class UnsupportedError(ValueError, NotImplementedError):
+class UnsupportedError(_Pickled, ValueError, NotImplementedError):
     """This build does not support such a dtype, layout or machine. Horovod raises a RuntimeError."""
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 
 from sirtaki.bindings import errors
 from sirtaki.common import exceptions
 
-KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+KINDS = [
+    kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, Exception) and not name.startswith("_")
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -22,3 +28,18 @@ def test_an_exception_is_named_and_pickled_as_users_import_it(kind: type[Excepti
         return
     copied = pickle.loads(pickle.dumps(kind("ranks disagree")))
     assert (type(copied), str(copied)) == (kind, "ranks disagree")
+
+
+def test_exceptions_are_pickled_beside_tblib() -> None:
+    """Other libraries install it for the whole process."""
+    pytest.importorskip("tblib")
+    program = """
+import pickle
+import tblib.pickling_support
+from sirtaki.bindings import errors
+tblib.pickling_support.install()
+for kind in errors.CLASSES.values():
+    copied = pickle.loads(pickle.dumps(kind("ranks disagree")))
+    assert (type(copied), str(copied)) == (kind, "ranks disagree"), kind
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
