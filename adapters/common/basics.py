@@ -14,6 +14,7 @@ from sirtaki.bindings.errors import (
     PeerLostError,
 )
 from sirtaki.common.autotune import tuner_of
+from sirtaki.common.isolation import watch
 from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sirtaki.common.repeated_init import compatible, is_list_of_ranks, require_all_ranks
 from sirtaki.common.root import is_root, on_root
@@ -88,6 +89,7 @@ def init(
     lifecycle.store_arguments(arguments)
     for act in process.after_init:
         act(current())
+    watch(current())
     tuner_of(current())  # on rank 0 of a job with autotune, it also reports that there was nothing to tune
     if lists_ranks:
         require_all_ranks(comm)
