@@ -2,8 +2,8 @@
 
 The first tier is the table `first_tier.yaml`: for each row of README's tables, the tests that show it. It
 takes minutes, so a test belongs there if no other test of the table shows the same. The third has the tests
-of the table `third_tier.yaml`, which takes hours by what the earlier tiers run in their place, and those with
-the marker `exhaustive`. Every other test is in the second.
+of the table `third_tier.yaml`, by what the earlier tiers run in their place, and tests with the marker
+`exhaustive`. Every other test is in the second.
 
 A case of `tests/cases` runs in each of a test's main worlds before the third tier. Of the further worlds of
 a test in which it is meaningful (other sizes, transports, backends), the second tier takes one: the cases of

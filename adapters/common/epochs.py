@@ -1,4 +1,4 @@
-"""The data sets and epochs from which ranks read: in different ones their samples overlap."""
+"""The data sets and epochs from which ranks read: if these differ, the samples of ranks overlap."""
 
 from __future__ import annotations
 
@@ -128,9 +128,8 @@ class EpochCheck:
 def _difference(scope: Scope, own: _Report) -> str:
     """Names two ranks in different epochs; returns an empty text if there are none. All ranks call it."""
     reports: list[_Report] = gather_objects(scope.context, own, f"{scope.name}.epochs", scope.process_set)
-    firsts: dict[
-        tuple[int, int], tuple[int, Epoch]
-    ] = {}  # by the samples of the epoch, and the batch's index
+    # By the samples of the epoch, and the index of the batch.
+    firsts: dict[tuple[int, int], tuple[int, Epoch]] = {}
     for rank, epoch, batch in reports:
         if epoch is None:
             continue

@@ -25,12 +25,7 @@ from sirtaki.bindings.errors import (
 )
 
 __all__ = ["AbortedError", "DeadlineError", "DeviceError", "ForkedError", "HorovodInternalError"]
-__all__ += [
-    "HostsUpdatedInterrupt",
-    "InitializationError",
-    "InternalError",
-    "MismatchError",
-    "NotFiniteError",
-]
+__all__ += ["HostsUpdatedInterrupt", "InitializationError", "InternalError", "MismatchError"]
+__all__ += ["NotFiniteError"]
 __all__ += ["NotInitializedError", "OutOfMemoryError", "ParametersDifferError", "PeerFinishedError"]
 __all__ += ["PeerLostError", "ProtocolError", "ShutDownError", "SystemRefusedError", "UnsupportedError"]

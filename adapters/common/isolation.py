@@ -1,4 +1,4 @@
-"""A warning for jobs whose ranks have trained without exchanging anything: each has a model of its own.
+"""A warning for jobs that have exchanged nothing while they trained: each rank has a model of its own.
 
 torch's optimizers are watched step by step (`sirtaki.torch.plain_optimizers`). Keras and JAX have no hook
 for optimizers that are not distributed, so the whole job is looked at when it ends.

@@ -39,8 +39,8 @@ void FiniteCheck::report(const NotFinite& found, const std::string& tensor, cons
                   "silent");
 }
 
-// Returns whether this rank is the one that reports a value. What all ranks see, its own rank reports; else the rank
-// whose part of the sum has the plan's first one.
+// Returns whether this rank has to report a value. The culprit reports what all ranks see; else the rank does whose
+// part of the sum has the first such value of the plan.
 bool FiniteCheck::is_first(const NotFinite& found, const Transfer& transfer) const {
   if (found.is_seen_by_all || found.rank < 0) return found.rank == parts_.own.rank;
   if (traits(transfer.kind).output != Output::whole) return true;  // this rank does not get the rest
