@@ -329,6 +329,8 @@ class Context:
             self._detached.clear()
             for callback in self.end_callbacks:
                 callback()
+            self.shutdown_callbacks.clear()  # callbacks that refer to this context would keep it alive
+            self.end_callbacks.clear()
 
     def set_process_context(self) -> None:
         """Makes this the context for operations inside programs that a framework has compiled."""

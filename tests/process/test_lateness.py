@@ -147,6 +147,7 @@ def test_nothing_is_left_of_a_world(tmp_path: Path) -> None:
         for _ in range(5):
             hvd.init()
             hvd.allreduce(np.ones(1000), name="x")
+            hvd.join()
             hvd.shutdown()
         assert facts() == before, (before, facts())
         """,
