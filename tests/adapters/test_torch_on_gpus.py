@@ -25,11 +25,9 @@ ALL_KINDS = (
 )
 WORLDS = [(1, "nccl"), (2, "nccl"), (3, "nccl"), (2, "staged"), (2, "processes")]
 MAIN = {(2, "nccl")}
-# These modules take the longest: each case runs in a single world.
-LONG = ("torch_matrix", "torch_parameter_server", "torch_staleness")
-# Cases that say less of GPUs: the second tier runs a sample.
-OTHERS = tuple(name for name in TORCH_MODULES if name not in ALL_KINDS + LONG)
-CASES = in_worlds(WORLDS, MAIN, ALL_KINDS) + in_worlds(MAIN, (), OTHERS, every=4) + in_worlds(MAIN, (), LONG)
+# Cases that say less of GPUs: a single world, of which the second tier runs a sample.
+OTHERS = tuple(name for name in TORCH_MODULES if name not in ALL_KINDS)
+CASES = in_worlds(WORLDS, MAIN, ALL_KINDS) + in_worlds(MAIN, (), OTHERS, every=6)
 
 
 @pytest.mark.parametrize(("size", "backend", "case"), with_kinds(CASES, "nccl", "staged"))
