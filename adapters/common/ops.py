@@ -181,6 +181,7 @@ def describe(
     root: int = 0,
     destination: int = 0,
     splits: Sequence[int] | None = None,
+    priority: int = 0,
 ) -> None:
     """Makes request `index` a collective of the core's kind `kind`.
 
@@ -197,6 +198,7 @@ def describe(
         root: the rank of the world that sends: of a broadcast or a send.
         destination: the rank of the world that receives a send.
         splits: an all-to-all's rows for each member; None: equal parts.
+        priority: higher is sent first; above 0, in parts.
     """
     batch.set_request(
         index,
@@ -215,6 +217,7 @@ def describe(
         prescale=how.prescale,
         postscale=how.postscale,
         wire_format=how.wire_format,
+        priority=priority,
     )
     batch.set_buffers(index, view.pointer, target)
 

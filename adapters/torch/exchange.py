@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.request import ABSENT, ALLREDUCE, CPU, Batch
-from sirtaki.common.ops import Call, describe
+from sirtaki.bindings.request import ABSENT, ALLREDUCE, CPU
+from sirtaki.common.ops import Call
 from sirtaki.common.round_checks import RoundChecks
 from sirtaki.common.tensor import ROW_MAJOR
+from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
 from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.consistency import note_gradients
@@ -54,17 +55,13 @@ class GradientExchange:
         self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._sizes = [parameter.numel() for parameter in self._parameters]
         self._devices = [device.ordinal(parameter) for parameter in self._parameters]
-        self._gpu = CPU  # the GPU of the gradients, once one was on a GPU
         self._how = exchange_options.how
         self._compression = exchange_options.compression
         self._sparse = SparseGradients(exchange_options, named)
         self.special = exchange_options.special_exchange(named)
         self._checks = checks
         count = len(named)
-        self._described = Batch(count or 1)  # by parameter
-        self._batch = Batch(count or 1)  # in the order of submission
-        self._order = [-1] * count  # the parameter whose gradient each of its requests describes
-        self._filled = 0
+        self._requests = PreparedRequests(self._context, count, device)  # by parameter
         self._signatures: list[Any] = [None] * count
         self._converted = set(range(count))  # whose gradients are not sent unchanged, row by row
         # Those whose gradients may be conjugates or negatives of their memory: autograd keeps such views.
@@ -79,7 +76,7 @@ class GradientExchange:
     def is_open(self) -> bool:
         """Returns whether a round has begun and not ended."""
         is_special = self.special is not None and self.special.is_open
-        return self._filled > 0 or self._sparse.is_open or self._checks.is_open or is_special
+        return self._requests.filled > 0 or self._sparse.is_open or self._checks.is_open or is_special
 
     def close(self) -> None:
         """Releases the parameters."""
@@ -132,7 +129,8 @@ class GradientExchange:
         targets = list(map(Tensor.data_ptr, tensors))
         absent_slots = {result.slot for result in results if result.gradient is None}
         sources = [
-            0 if self._filled + offset in absent_slots else address for offset, address in enumerate(targets)
+            0 if slot in absent_slots else address
+            for slot, address in enumerate(targets, self._requests.filled)
         ]
         self._enqueue(indices, tensors, targets, sources, ABSENT)
         self._results += results
@@ -146,7 +144,7 @@ class GradientExchange:
         """
         if not self.is_open:
             return
-        if self._gpu == CPU:
+        if self._requests.gpu == CPU:
             with self._context.steps.exposed:
                 self._finish()
         else:  # the GPU waits, and the program does not
@@ -154,7 +152,7 @@ class GradientExchange:
 
     def _finish(self) -> None:
         try:
-            self._wait()
+            self._requests.wait(made=[result.tensor for result in self._results])
             self._sparse.apply_updates()
             self._checks.finish()
             count_write(self._in_place)
@@ -171,23 +169,12 @@ class GradientExchange:
             raise
         self._discard_round()
 
-    def _wait(self) -> None:
-        if self._filled and self._gpu == CPU:
-            self._context.wait(self._batch, 0, self._filled)
-        elif self._filled:
-            stream = device.current_stream(self._gpu)
-            self._context.wait_in_stream(self._batch, stream, 0, self._filled)
-            device.record_stream(self._gpu, [result.tensor for result in self._results])
-
     def _discard_round(self) -> None:
-        if self._filled:
-            discard = self._context.release if self._gpu == CPU else self._context.detach
-            discard(self._batch, 0, self._filled)
+        self._requests.end()
         self._sparse.discard()
         self._checks.discard()
         if self.special is not None:
             self.special.discard()
-        self._filled = 0
         self._in_place = []
         self._results = []
 
@@ -203,14 +190,14 @@ class GradientExchange:
         )
 
     def _are_on_described_devices(self, indices: list[int], gradients: Sequence[Any]) -> bool:
-        if self._gpu == CPU:
+        if self._requests.gpu == CPU:
             return all(map(_is_cpu, gradients))
         return [device.ordinal(one) for one in gradients] == [self._devices[index] for index in indices]
 
     def _prepare(self, indices: list[int], absent: bool) -> tuple[list[Tensor], list[_Result]]:
         """Returns the described tensors to exchange for these gradients, and the results to put in place."""
         tensors, results = [], []
-        for slot, index in enumerate(indices, self._filled):
+        for slot, index in enumerate(indices, self._requests.filled):
             parameter = self._parameters[index]
             gradient = parameter.grad
             source = gradient
@@ -231,13 +218,11 @@ class GradientExchange:
         signature = (view.dtype, tuple(view.shape), view.layout, view.device)
         if signature != self._signatures[index]:
             call = Call(self._names[index], self._set_number, self._groups[index])
-            describe(self._described, ALLREDUCE, view, 0, call, index, how=self._how)
+            self._requests.describe(index, ALLREDUCE, view, call, self._how)
             self._signatures[index] = signature
-            self._order = [-1] * len(self._order)
             parameter = self._parameters[index]
             self._dtypes[index], self._sizes[index] = parameter.dtype, parameter.numel()
             self._devices[index] = device.ordinal(parameter)
-            self._gpu = max(self._gpu, view.device)
             direct = (CODES.get(parameter.dtype), tuple(parameter.shape), ROW_MAJOR, self._devices[index])
             (self._lazy.add if _may_be_lazy(parameter) else self._lazy.discard)(index)
             (self._converted.discard if signature == direct else self._converted.add)(index)
@@ -251,31 +236,18 @@ class GradientExchange:
         sources: list[int] | None = None,
         flags: int = 0,
     ) -> None:
-        start, count, batch = self._filled, len(indices), self._batch
-        if self._order[start : start + count] != indices:
-            for slot, index in enumerate(indices, start):
-                batch.copy(slot, self._described, index)
-            self._order[start : start + count] = indices
-        batch.set_all_buffers(targets if sources is None else sources, targets, start)
-        batch.set_all_flags([flags] * count, start)
-        batch.keepalive[start : start + count] = tensors
-        if self._gpu != CPU:
-            device.refuse_capture()
-            batch.set_all_streams([device.current_stream(self._gpu)] * count, start)
         try:
-            self._context.enqueue(batch, start, count)
-        except ValueError:
-            self._refuse_shared_gradients(start + count)  # the core knows the operations, not the parameters
+            self._requests.submit(indices, targets if sources is None else sources, targets, tensors, flags)
+        except ValueError:  # the core knows the operations, and not the parameters
+            contents = self._requests.contents(len(indices))
+            refuse_shared_gradients(
+                (self._names[index].removeprefix(self._prefix), tensor) for index, tensor in contents
+            )
             raise
-        self._filled = start + count
-
-    def _refuse_shared_gradients(self, count: int) -> None:
-        names = [self._names[index].removeprefix(self._prefix) for index in self._order[:count]]
-        refuse_shared_gradients(zip(names, self._batch.keepalive[:count], strict=True))
 
     def _store_result(self, result: _Result) -> bool:
         """Puts a result in place. Returns whether there is one: not if all ranks' gradients are absent."""
-        if result.absent and self._context.untouched(self._batch, result.slot):
+        if result.absent and self._requests.is_untouched(result.slot):
             return False
         gradient, dimensions = result.gradient, self._sparse.dimensions(result.parameter_index)
         if gradient is not None and gradient.layout is torch.strided:

@@ -246,7 +246,7 @@ def large_parameters_leave_in_parts(leaves_early: bool) -> None:
     alike(pairs, plain_step, steps=4)
     flight = pairs[0][1]._reducer.flight
     if flight is not None:  # 5.12 MB, of which a part has up to 1 MiB
-        assert [len(slots) for slots in flight._gradients._slots] == [1, 1, 5, 1, 1, 1]
+        assert [len(parts) for parts in flight._gradients._parts] == [1, 1, 5, 1, 1, 1]
 
 
 @case(is_idle=[True, False])

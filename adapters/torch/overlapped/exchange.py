@@ -7,16 +7,19 @@ are computed later, but are needed earlier, overtake the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.bindings.request import ABSENT, ALLREDUCE, Batch
+from sirtaki.bindings.request import ABSENT, ALLREDUCE
 from sirtaki.common.joining import join_count
-from sirtaki.common.ops import Reduction
+from sirtaki.common.ops import Call, Reduction
+from sirtaki.common.tensor import ROW_MAJOR, TensorView
+from sirtaki.common.training.prepared import PreparedRequests
+from sirtaki.torch import device
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compressor
 from sirtaki.torch.parameters import NamedParameter
@@ -54,16 +57,18 @@ class UrgentGradients:
         self._part_bytes = self._context.setting_integer("partition_bytes")
         empty = (torch.empty(0, dtype=one.dtype) for one in self._parameters)
         self._samples = [compression.compress(one)[0] for one in empty]  # of the dtypes that are exchanged
-        self._slots: list[range] = []  # by parameter, those of its parts
+        self._parts: list[range] = []  # by parameter, the requests of its parts
         self._elements: list[int] = []  # of a part
-        self._batch = self._make_batch()
+        self._requests = PreparedRequests(self._context, self._divide(), device)
         self._uses: dict[int, None] = {}  # parameters in the order in which a forward pass has used them
         self._round = 0  # since the last join: ranks that had joined have missed some
         self._joins = join_count(self._context, self._set_number)
         self._submitted: dict[int, _Submitted] = {}
+        self._slots: dict[int, range] = {}  # by parameter in flight, the requests of this round
         self._describe_all(range(len(named)), by_use=False)
 
-    def _make_batch(self) -> Batch:
+    def _divide(self) -> int:
+        """Divides the parameters into parts. Returns the number of all parts."""
         first = 0
         for parameter, sample in zip(self._parameters, self._samples, strict=True):
             elements = max(1, self._part_bytes // sample.element_size())
@@ -71,10 +76,10 @@ class UrgentGradients:
                 row = max(1, parameter.numel() // max(1, parameter.shape[0]))
                 elements = max(elements // row * row, min(elements, row))
             count = max(1, -(-parameter.numel() // elements))
-            self._slots.append(range(first, first + count))
+            self._parts.append(range(first, first + count))
             self._elements.append(elements)
             first += count
-        return Batch(first)
+        return first
 
     def _describe_all(self, order: Sequence[int], by_use: bool) -> None:
         """Describes all parts; the parameters that come first in `order` are the most urgent.
@@ -84,26 +89,19 @@ class UrgentGradients:
         """
         self._order = list(order)
         for place, number in enumerate(self._order):
-            slots, shapes = self._slots[number], self._shapes(number)
-            for part, (slot, shape) in enumerate(zip(slots, shapes, strict=True)):
-                position = f"part {part + 1}" if len(slots) > 1 else ""
-                remarks = ", ".join(one for one in (position, "by use" if by_use else "") if one)
-                self._batch.set_request(
-                    slot,
-                    ALLREDUCE,
-                    code_of(self._samples[number], self._names[number]),
-                    shape,
-                    name=f"{self._names[number]} ({remarks})" if remarks else self._names[number],
-                    reduce_op=self._how.op,
-                    prescale=self._how.prescale,
-                    postscale=self._how.postscale,
-                    process_set=self._set_number,
-                    priority=len(self._order) - place,
-                )
+            parts, shapes = self._parts[number], self._shapes(number)
+            dtype = code_of(self._samples[number], self._names[number])
+            for part, (index, shape) in enumerate(zip(parts, shapes, strict=True)):
+                position = f"part {part + 1}" if len(parts) > 1 else ""
+                remarks = ", ".join(remark for remark in (position, "by use" if by_use else "") if remark)
+                name = f"{self._names[number]} ({remarks})" if remarks else self._names[number]
+                view = TensorView(0, shape, dtype, ROW_MAJOR, None)
+                call = Call(name, self._set_number)
+                self._requests.describe(index, ALLREDUCE, view, call, self._how, len(self._order) - place)
 
     def _shapes(self, number: int) -> list[tuple[int, ...]]:
         """Returns the shapes of a parameter's parts: rows of it, or elements if a row is no part."""
-        shape, count = tuple(self._parameters[number].shape), len(self._slots[number])
+        shape, count = tuple(self._parameters[number].shape), len(self._parts[number])
         if count == 1:
             return [shape]
         step, total = self._elements[number], self._parameters[number].numel()
@@ -137,11 +135,10 @@ class UrgentGradients:
         """Submits these gradients, as new ones or not."""
         if numbers and not self._submitted:
             self._begin_round()
-        numbers = sorted(numbers)
         with torch.no_grad():
             prepared = {number: self._prepare(number, absent) for number in numbers}
-        for run in _runs(numbers):
-            self._enqueue(run, prepared, absent)
+        if prepared:
+            self._submit(prepared, absent)
 
     def _begin_round(self) -> None:
         joins = join_count(self._context, self._set_number)
@@ -169,27 +166,31 @@ class UrgentGradients:
         exchanged = compressed.resolve_conj().resolve_neg().contiguous()
         return _Submitted(gradient, exchanged, undo, absent)
 
-    def _enqueue(self, numbers: Sequence[int], prepared: dict[int, _Submitted], absent: bool) -> None:
-        """Submits parameters with consecutive numbers, whose parts are consecutive in the batch."""
-        begin, end = self._slots[numbers[0]].start, self._slots[numbers[-1]].stop
-        targets, sources, kept = [], [], []
-        for number in numbers:
-            one = prepared[number]
-            step = self._elements[number] * one.exchanged.element_size()
-            addresses = [one.exchanged.data_ptr() + step * part for part in range(len(self._slots[number]))]
+    def _submit(self, prepared: dict[int, _Submitted], absent: bool) -> None:
+        indices: list[int] = []
+        targets: list[int] = []
+        sources: list[int] = []
+        kept: list[Tensor] = []
+        for number, gradient in prepared.items():
+            parts, exchanged = self._parts[number], gradient.exchanged
+            step = self._elements[number] * exchanged.element_size()
+            addresses = [exchanged.data_ptr() + step * part for part in range(len(parts))]
+            indices += parts
             targets += addresses
-            sources += [0] * len(addresses) if absent and one.gradient is None else addresses
-            kept += [one.exchanged] * len(addresses)
-        self._batch.set_all_buffers(sources, targets, begin)
-        self._batch.set_all_flags([ABSENT if absent else 0] * len(targets), begin)
-        self._batch.keepalive[begin:end] = kept
+            sources += [0] * len(parts) if absent and gradient.gradient is None else addresses
+            kept += [exchanged] * len(parts)
         try:
-            self._context.enqueue(self._batch, begin, end - begin)
+            slots = self._requests.submit(indices, sources, targets, kept, ABSENT if absent else 0)
         except ValueError:
             pairs = (self._submitted | prepared).items()
-            refuse_shared_gradients((self._names[number], one.exchanged) for number, one in pairs)
+            refuse_shared_gradients((self._names[number], gradient.exchanged) for number, gradient in pairs)
             raise
-        self._submitted.update((number, prepared[number]) for number in numbers)
+        begin = slots.start
+        for number in prepared:
+            end = begin + len(self._parts[number])
+            self._slots[number] = range(begin, end)
+            begin = end
+        self._submitted |= prepared
 
     # ---- Its end ---------------------------------------------------------------------------------------
 
@@ -201,7 +202,7 @@ class UrgentGradients:
         found = []
         for number in self._order:
             if number in self._submitted and number != used:
-                if not all(self._context.poll(self._batch, slot) for slot in self._slots[number]):
+                if not self._requests.has_ended(self._slots[number]):
                     break
                 found.append(number)
         return found
@@ -213,20 +214,23 @@ class UrgentGradients:
             HorovodInternalError: its exchange failed.
             KeyboardInterrupt: the wait was interrupted; it is still in flight.
         """
-        slots = self._slots[number]
+        gradient, slots = self._submitted[number], self._slots[number]
         try:
             with self._context.steps.exposed:
-                self._context.wait(self._batch, slots.start, len(slots))
+                self._requests.wait(slots)
         except KeyboardInterrupt:
             raise
         except BaseException:
-            del self._submitted[number]
+            self._end(number)
             raise
-        one = self._submitted.pop(number)
-        if not (one.is_absent and self._context.untouched(self._batch, slots.start)):
+        if not (gradient.is_absent and self._requests.is_untouched(slots.start)):
             with torch.no_grad():
-                self._store(number, one)
-        self._context.release(self._batch, slots.start, len(slots))
+                self._store(number, gradient)
+        self._end(number)
+
+    def _end(self, number: int, *, is_in_flight: bool = False) -> None:
+        del self._submitted[number]
+        self._requests.end(self._slots.pop(number), are_in_flight=is_in_flight)
 
     def _store(self, number: int, one: _Submitted) -> None:
         restored = self._compression.decompress(one.exchanged, one.undo)
@@ -240,18 +244,4 @@ class UrgentGradients:
     def discard(self) -> None:
         """Ends a round that has failed."""
         for number in self.in_flight:
-            slots = self._slots[number]
-            self._context.detach(self._batch, slots.start, len(slots))
-            del self._submitted[number]
-
-
-def _runs(numbers: Sequence[int]) -> Iterable[list[int]]:
-    """Yields the longest runs of consecutive numbers in an ascending sequence."""
-    run: list[int] = []
-    for number in numbers:
-        if run and number != run[-1] + 1:
-            yield run
-            run = []
-        run.append(number)
-    if run:
-        yield run
+            self._end(number, is_in_flight=True)

@@ -1,0 +1,1 @@
+"""The training engine: what the optimizers of all frameworks share."""
