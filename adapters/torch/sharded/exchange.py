@@ -10,26 +10,31 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.bindings.request import CPU, MAX, REDUCESCATTER, Batch
-from sirtaki.common.handles import Handle, start
-from sirtaki.common.ops import Call, Reduction, describe
-from sirtaki.common.requests import ALLREDUCE_IN_PLACE
+from sirtaki.bindings.request import ABSENT, REDUCESCATTER
+from sirtaki.common.ops import Call, Reduction
 from sirtaki.common.tensor import ROW_MAJOR, TensorView
+from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
-from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compressor
 from sirtaki.torch.parameters import NamedParameter, trainable
 from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sharded.slices import BLOCK, Partition, Slice, flat, in_order_of
 from sirtaki.torch.tensors import code_of
 
-_NOTHING: Any = None
-
 
 class _Result(NamedTuple):
-    """A slice in flight: the number of its parameter, its elements, and how to undo their compression."""
+    """A slice in flight.
 
-    number: int
+    Attributes:
+        parameter_index: that of its parameter.
+        slot: that of its request in this round.
+        elements: the memory of its elements, which may be compressed.
+        undo: what their decompression needs.
+    """
+
+    parameter_index: int
+    slot: int
     elements: Tensor
     undo: Any
 
@@ -49,17 +54,13 @@ class ScatteredGradients:
         compression: type[Compressor],
         named: Sequence[NamedParameter],
     ) -> None:
-        self._context, self._scope, self._compression = scope.context, scope, compression
+        self._scope, self._compression = scope, compression
         self._names = [one.name for one in named]
         self._parameters = [one.parameter for one in named]
         self._slices: list[Slice] = [partition.slice_of(one) for one in self._parameters]
         self._how, self._set_number = how, scope.process_set.number(scope.context)
-        count = len(named)
-        self._described, self._described_as = Batch(count), [_NOTHING] * count  # by parameter
-        self._batch, self._order = Batch(count), [-1] * count  # in the order of submission
-        self._marks_scope = scope.derived("(marks of new slices)")
-        self._marks: Handle[Tensor] | None = None
-        self._new: set[int] = set()  # on this rank, in this round
+        self._requests = PreparedRequests(scope.context, len(named), device)  # by parameter
+        self._described_as: list[Any] = [None] * len(named)
         self._results: list[_Result] = []
         self._stand_ins: dict[int, ShardedGradient] = {}
         self._earlier: dict[int, Tensor] = {}  # slices to which the next ones are added
@@ -71,7 +72,7 @@ class ScatteredGradients:
     @property
     def is_open(self) -> bool:
         """Returns whether a round has begun and not ended."""
-        return bool(self._results) or self._marks is not None
+        return bool(self._results)
 
     def close(self) -> None:
         """Releases the parameters."""
@@ -99,52 +100,35 @@ class ScatteredGradients:
 
     def start(self, numbers: list[int], absent: bool) -> list[int]:
         """Submits these gradients, as new ones or not. Returns those that it leaves to others: none."""
-        sent = [at for at in numbers if self._takes_part(at)] if absent else numbers
+        sent = [index for index in numbers if self._takes_part(index)] if absent else numbers
         if not sent:
             return []
         with torch.no_grad():
-            pairs = [self._compression.compress(self._elements(at)) for at in sent]
-            results = [
-                _Result(at, self._room(at, one), undo) for at, (one, undo) in zip(sent, pairs, strict=True)
-            ]
-        self._enqueue(sent, [one for one, _ in pairs], [result.elements for result in results])
-        self._results += results
-        if not absent:
-            self._new.update(sent)
+            pairs = [self._compression.compress(self._elements(index)) for index in sent]
+            targets = [self._room(index, source) for index, (source, _) in zip(sent, pairs, strict=True)]
+        for index, (source, _) in zip(sent, pairs, strict=True):
+            if self._described_as[index] != (source.dtype, device.ordinal(source)):
+                self._describe(index, source)
+        sources = [source for source, _ in pairs]
+        read, written = (list(map(Tensor.data_ptr, tensors)) for tensors in (sources, targets))
+        kept = list(zip(sources, targets, strict=True))
+        slots = self._requests.submit(sent, read, written, kept, ABSENT if absent else 0)
+        self._results += [
+            _Result(index, slot, elements, undo)
+            for index, slot, elements, (_, undo) in zip(sent, slots, targets, pairs, strict=True)
+        ]
         return []
 
-    def _enqueue(self, sent: list[int], sources: list[Tensor], targets: list[Tensor]) -> None:
-        batch, begin, count = self._batch, len(self._results), len(sent)
-        for at, source in zip(sent, sources, strict=True):
-            if self._described_as[at] != (source.dtype, device.ordinal(source)):
-                self._describe(at, source)
-        if self._order[begin : begin + count] != sent:
-            for slot, at in enumerate(sent, begin):
-                batch.copy(slot, self._described, at)
-            self._order[begin : begin + count] = sent
-        addresses = [list(map(Tensor.data_ptr, tensors)) for tensors in (sources, targets)]
-        batch.set_all_buffers(addresses[0], addresses[1], begin)
-        batch.keepalive[begin : begin + count] = zip(sources, targets, strict=True)
-        if batch.gpu != CPU:
-            device.refuse_capture()
-            batch.set_all_streams([device.current_stream(batch.gpu)] * count, begin)
-        self._context.enqueue(batch, begin, count)
-
-    def _describe(self, at: int, source: Tensor) -> None:
+    def _describe(self, index: int, source: Tensor) -> None:
         """Describes the reduce-scatter of a gradient whose elements lie in memory like these."""
-        blocks = -(-self._parameters[at].numel() // BLOCK)
+        blocks = -(-self._parameters[index].numel() // BLOCK)
         kind = TensorView(0, (blocks, BLOCK), code_of(source), ROW_MAJOR, None, device.ordinal(source))
-        call = Call(f"{self._names[at]} (slices)", self._set_number)
-        describe(self._described, REDUCESCATTER, kind, 0, call, at, how=self._how)
-        self._described_as[at] = source.dtype, device.ordinal(source)
-        self._order = [-1] * len(self._order)
+        call = Call(f"{self._names[index]} (slices)", self._set_number)
+        self._requests.describe(index, REDUCESCATTER, kind, call, self._how)
+        self._described_as[index] = source.dtype, device.ordinal(source)
 
     def start_phases(self) -> None:
-        """Tells the other ranks which gradients are new here: all of this round have been submitted."""
-        if self._marks is None and self._parameters:
-            context, options = self._scope.context, self._marks_scope.options(Reduction(MAX))
-            marks = torch.tensor([at in self._new for at in range(len(self._parameters))], dtype=torch.uint8)
-            self._marks = start(context, COLLECTIVES.single(context, ALLREDUCE_IN_PLACE, marks, options))
+        """Does nothing: each gradient is exchanged by itself."""
 
     def finish(self, exact: Iterable[Tensor]) -> None:
         """Waits for the slices, and puts a `ShardedGradient` in the place of each gradient.
@@ -152,26 +136,17 @@ class ScatteredGradients:
         Raises:
             HorovodInternalError: an exchange failed.
         """
-        if self._results and self._batch.gpu == CPU:
-            self._context.wait(self._batch, 0, len(self._results))
-        elif self._results:
-            stream = device.current_stream(self._batch.gpu)
-            self._context.wait_in_stream(self._batch, stream, 0, len(self._results))
-            device.record_stream(self._batch.gpu, self._batch.keepalive[: len(self._results)])
-        if self._marks is not None:
-            is_new = self._marks.wait().tolist()
-            with torch.no_grad():
-                for at, elements, undo in self._results:
-                    self._store(at, self._compression.decompress(elements, undo), bool(is_new[at]))
+        self._requests.wait(made=[kept for _, kept in self._requests.contents()])
+        with torch.no_grad():
+            for index, slot, elements, undo in self._results:
+                is_new = not self._requests.is_untouched(slot)
+                self._store(index, self._compression.decompress(elements, undo), is_new)
         self.discard()
 
     def discard(self) -> None:
         """Ends the round, whether it has succeeded or not."""
-        if count := len(self._results):
-            discard = self._context.release if self._batch.gpu == CPU else self._context.detach
-            discard(self._batch, 0, count)
-            self._batch.keepalive[:count] = [None] * count  # whole gradients
-        self._results, self._marks, self._new = [], None, set()
+        self._requests.end()
+        self._results = []
 
     def _takes_part(self, at: int) -> bool:
         """Returns whether a gradient that is not new here is exchanged: ranks have frozen the same ones."""
