@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.ops import Min, Sum
+from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.jax.collectives import allreduce, broadcast
 from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.consistency import is_traced
@@ -207,11 +208,8 @@ class _LocalSteps:
         _require_transformation(optimizer)
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every is {every!r}, but it has to be a number of steps, 1 or more")
-        if current().survivors is not None:
-            raise ValueError(
-                "local_sgd and diloco are not available in an elastic job, whose commits need equal states "
-                "on all ranks: use DistributedOptimizer, or start hvdrun without --min-np"
-            )
+        is_elastic = current().survivors is not None
+        refuse_combinations({"local_steps": "local_sgd or diloco", "elastic": is_elastic})
         self._optimizer = optax.with_extra_args_support(optimizer)
         self._every, self._rule, self._exchange = every, rule, exchange
         self._moved = optax.apply_updates

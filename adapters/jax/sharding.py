@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.ops import Average, Sum
+from sirtaki.common.ops import Adasum, Average, Sum
 from sirtaki.common.process_sets import global_process_set
+from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.jax.collectives import allgather, reducescatter
 from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.consistency import BROADCAST, around, is_key
@@ -60,13 +61,14 @@ def shard(
 
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
         raise TypeError(f"shard takes a transformation of optax, such as optax.adam(1e-3), not {optimizer!r}")
-    if op not in (Average, Sum):
-        raise ValueError("shard needs op=hvd.Average or op=hvd.Sum")
-    if current().survivors is not None:
-        raise ValueError(
-            "shard is not available in an elastic job, where the state of a lost rank would exist nowhere "
-            "else: use DistributedOptimizer, or start hvdrun without --min-np"
-        )
+    refuse_combinations(
+        {
+            "jax_shard": "shard",
+            "adasum": op == Adasum,
+            "extreme": op not in (Average, Sum, Adasum),
+            "elastic": current().survivors is not None,
+        }
+    )
     inner = optax.with_extra_args_support(optimizer)
     checks = EagerChecks(f"check of {name}", BROADCAST)
 

@@ -17,18 +17,15 @@ from torch import Tensor
 
 from sirtaki.bindings.context import Context
 from sirtaki.common.deadlines import Deadline
-from sirtaki.common.groups import Groups
-from sirtaki.common.ops import Average, Sum, gradient_reduction
+from sirtaki.common.ops import gradient_reduction
 from sirtaki.common.process_sets import global_process_set
 from sirtaki.common.shares import current_share
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
-from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.loss_scale import ResidualScale, unscaling_scaler
 from sirtaki.torch.parameters import all_named
 from sirtaki.torch.reducer import Nesting
-from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.wrapping import Optimizer, Wrapped, wrap
 
 
@@ -264,21 +261,6 @@ class DeadlineOptimizer(Wrapped):
         raise ValueError("add the parameters before DistributedOptimizer gives the optimizer a deadline")
 
 
-def refuse_options(exchange_options: ExchangeOptions, groups: Groups) -> None:
-    """Raises ValueError for another argument that has no meaning with a deadline."""
-    compression, memory = exchange_options.compression, exchange_options.memory
-    refused = {
-        "compression": compression is not NoneCompressor or memory is not None,
-        "gradient_predivide_factor": exchange_options.how.prescale != 1.0,
-        "groups": bool(groups),
-        "sparse_as_dense": exchange_options.sparse_as_dense,
-        "process_set": exchange_options.scope.process_set is not global_process_set,
-    }
-    used = [name for name, is_used in refused.items() if is_used]
-    if used:
-        raise ValueError(f"a deadline cannot be combined with {' and '.join(used)}")
-
-
 def with_deadline(
     optimizer: Optimizer, names: dict[Tensor, str], context: Context, rule: LateRule, op: int
 ) -> Any:
@@ -288,7 +270,7 @@ def with_deadline(
         ValueError: deadlines are not available for these parameters, in this job, or for this combination.
     """
     named = dict(all_named(optimizer, names))
-    _refuse_job(context, op)
+    _refuse_share()
     _refuse_parameters(named)
     scope = CollectiveScope.numbered(context, "step", global_process_set)
     wrapped = wrap(optimizer, DeadlineOptimizer)
@@ -301,17 +283,6 @@ def with_deadline(
     ]
     context.steps.may_be_late = True
     return wrapped
-
-
-def _refuse_job(context: Context, op: int) -> None:
-    if op not in (Average, Sum):
-        raise ValueError("a deadline needs op=Average or op=Sum, because others cannot leave out a rank")
-    if context.survivors is not None:
-        raise ValueError(
-            "a deadline is not available in an elastic job, whose commits need equal states on all ranks: "
-            "late ranks keep gradients of their own; use hvdrun without --min-np"
-        )
-    _refuse_share()
 
 
 def _refuse_share() -> None:

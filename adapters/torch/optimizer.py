@@ -24,30 +24,25 @@ from sirtaki.torch.closures import ReducedClosure, closure_of
 from sirtaki.torch.compressed.arguments import plain_and_memory
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.deadlines import LateRule, refuse_options, with_deadline
+from sirtaki.torch.deadlines import LateRule, with_deadline
 from sirtaki.torch.idle_steps import IdleSteps
 from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.loss_scale import calling_scaler
-from sirtaki.torch.optimizer_arguments import (
-    check_follows_changes,
-    check_passes,
-    check_techniques,
-    in_shared_memory,
-)
 from sirtaki.torch.optimizer_state import parameters_of
 from sirtaki.torch.other_reducers import refuse_other_reducers
-from sirtaki.torch.overlapped.arguments import refuse_model_with_overlap, refuse_with_overlap
+from sirtaki.torch.overlapped.arguments import refuse_model_with_overlap
 from sirtaki.torch.overlapped.optimizer import Overlapped
 from sirtaki.torch.parameters import all_named, check_groups_of, names_of
 from sirtaki.torch.reducer import GradientReducer
 from sirtaki.torch.reducer_settings import ReducerSettings
-from sirtaki.torch.sharded.kinds import GRADIENTS, check_combination, check_shard
+from sirtaki.torch.sharded.kinds import GRADIENTS, check_shard
 from sirtaki.torch.sharded.optimizer import Sharded, partition_for
 from sirtaki.torch.sharded.slices import Partition
 from sirtaki.torch.sparse_gradients import ExchangeOptions
-from sirtaki.torch.stale.arguments import check_staleness, refuse_others
+from sirtaki.torch.stale.arguments import check_staleness
 from sirtaki.torch.stale.optimizer import with_staleness
 from sirtaki.torch.survivor import Survivor
+from sirtaki.torch.training_options import TrainingOptions, check_passes, in_shared_memory
 from sirtaki.torch.wrapping import Optimizer, Wrapped, make_plain, wrap
 
 
@@ -152,29 +147,31 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     groups = num_groups if groups is None else groups
     check_groups_of(optimizer, groups)
     context = current()
-    compression, memory = plain_and_memory(compression, op, groups)
-    check_techniques(
-        shard=shard is not None,
-        staleness=bool(staleness),
-        deadline=deadline is not None,
+    plain, memory = plain_and_memory(compression)
+    TrainingOptions(
+        op=op,
+        compression=compression,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+        passes=backward_passes_per_step,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        staleness=staleness,
+        deadline=deadline,
+        shard=shard,
         overlap_forward=overlap_forward,
         gradients_in_shared_memory=gradients_in_shared_memory,
-    )
-    check_combination(shard, op, groups, memory, context)
-    check_follows_changes(op, process_set, context)
+    ).refuse_combinations(context)
     scope = CollectiveScope.numbered(context, "gradient", process_set)
     refuse_other_reducers(all_named(optimizer, names))
-    exchange_options = ExchangeOptions(scope, how, compression, sparse_as_dense, memory)
+    exchange_options = ExchangeOptions(scope, how, plain, sparse_as_dense, memory)
     if gradients_in_shared_memory:
-        exchange_options = in_shared_memory(exchange_options, op, all_named(optimizer, names))
+        exchange_options = in_shared_memory(exchange_options, all_named(optimizer, names))
     if deadline is not None:
-        refuse_options(exchange_options, groups)
         return with_deadline(optimizer, names, context, LateRule(Deadline(deadline, quorum), late), op)
     if staleness:
-        refuse_others(exchange_options, backward_passes_per_step, groups)
         return with_staleness(optimizer, exchange_options, names, staleness)
     if overlap_forward:
-        refuse_with_overlap(exchange_options, op, groups)
         refuse_model_with_overlap(optimizer, all_named(optimizer, names))
         exchange_options = replace(exchange_options, overlaps_forward=True)
     if op == Adasum:

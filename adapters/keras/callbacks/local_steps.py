@@ -8,6 +8,7 @@ import keras
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.objects import allgather_object
+from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.keras.callbacks.state import is_built, mark_averaged, sync_variables
 from sirtaki.keras.consistency import check_parameters
 from sirtaki.keras.distributed_optimizer import distributed_of
@@ -90,11 +91,8 @@ class LocalSGDCallback(keras.callbacks.Callback):
                 "the model's optimizer has use_ema=True, with which fit ends by giving each rank its own "
                 "averages over time, after the last average over the ranks: leave out use_ema"
             )
-        if current().survivors is not None:
-            raise ValueError(
-                "LocalSGDCallback is not available in an elastic job, whose commits need equal states on all "
-                "ranks: use DistributedOptimizer, or hvdrun without --min-np"
-            )
+        is_elastic = current().survivors is not None
+        refuse_combinations({"local_steps": "LocalSGDCallback", "elastic": is_elastic})
         gathered = allgather_object(is_built(self.model))
         if not all(gathered):
             raise ValueError(

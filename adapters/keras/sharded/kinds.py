@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.numpy.worlds import is_elastic
 
 # Each variable is updated from its own gradient and state alone, which is the same on all ranks at first.
@@ -29,18 +30,14 @@ def check_shard(shard: str | None, optimizer: Any, passes: int, process_set: Pro
         )
     if optimizer.use_ema:
         raise ValueError("use_ema needs the averages of all variables on each rank: leave out shard")
-    if passes > 1 or optimizer.gradient_accumulation_steps:
-        raise ValueError(
-            "gradients of several passes add up in optimizer variables of the size of the model, on each "
-            "rank: leave out shard, or take larger batches instead of several passes"
-        )
-    if process_set is not global_process_set:
-        raise ValueError("shard= divides the state among all ranks: leave out process_set")
-    if is_elastic():
-        raise ValueError(
-            "shard= is not available in an elastic job, where the state of a lost rank would exist nowhere "
-            "else: leave it out, or start hvdrun without --min-np"
-        )
+    refuse_combinations(
+        {
+            "keras_shard": "shard=",
+            "passes": passes > 1 or bool(optimizer.gradient_accumulation_steps),
+            "process_set": process_set is not global_process_set,
+            "elastic": is_elastic(),
+        }
+    )
 
 
 def refuse_local_variables(has_any: bool) -> None:

@@ -1,39 +1,15 @@
-"""The argument `overlap_forward` of an optimizer, and what it cannot be combined with."""
+"""The models that `overlap_forward` is for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sirtaki.common.ops import Adasum
 from sirtaki.torch.overlapped.parameter import land
 from sirtaki.torch.sharded.kinds import updates_parameters_alone
-from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.wrapping import Optimizer
-
-
-def refuse_with_overlap(exchange_options: ExchangeOptions, op: int, groups: Any) -> None:
-    """Raises ValueError for another argument, or a job, that has no meaning with overlap_forward."""
-    if op == Adasum:
-        raise ValueError(
-            "op=Adasum exchanges the changes of parameters after the step, so it has no use for "
-            "overlap_forward: leave it out"
-        )
-    if exchange_options.memory is not None:
-        raise ValueError(
-            f"{exchange_options.memory.compression} exchanges all gradients together, and overlap_forward "
-            "one by one: take Compression.fp16 or Compression.bf16, or leave out overlap_forward"
-        )
-    if groups:
-        raise ValueError("overlap_forward exchanges each gradient by itself: leave out groups and num_groups")
-    if exchange_options.scope.context.survivors is not None:
-        raise ValueError(
-            "overlap_forward is not available in an elastic job, whose commits need parameters that are the "
-            "same on all ranks, and not still in flight: leave it out, or use hvdrun without --min-np"
-        )
 
 
 def refuse_model_with_overlap(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]) -> None:

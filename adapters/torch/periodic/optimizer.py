@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.stateful_compression import Quantised
+from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.consistency import check_parameters
@@ -125,11 +126,7 @@ def _periodic(
 ) -> Any:
     make_plain(optimizer)
     context = current()
-    if context.survivors is not None:
-        raise ValueError(
-            "LocalSGD and DiLoCo are not available in an elastic job, whose commits need equal states on all "
-            "ranks: use DistributedOptimizer, or hvdrun without --min-np"
-        )
+    refuse_combinations({"local_steps": "LocalSGD or DiLoCo", "elastic": context.survivors is not None})
     named = dict(all_named(optimizer, names.of))
     refuse_other_reducers(named.items())
     fragments = with_buffers(fragments_of(list(named.values()), schedule.fragments), names.model)

@@ -1,4 +1,4 @@
-"""The optimizers that can work on slices, and the arguments that do not go with slices."""
+"""The optimizers that can work on slices."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import inspect
 from typing import Any
 
 import torch
-
-from sirtaki.bindings.context import Context
-from sirtaki.common.groups import Groups
-from sirtaki.common.ops import Adasum, Average, Sum
-from sirtaki.torch.compressed.state import CompressionState
 
 STATE, GRADIENTS = "state", "gradients"
 
@@ -55,28 +50,4 @@ def check_shard(shard: str | None, optimizer: torch.optim.Optimizer) -> None:
         raise ValueError(
             f"shard= needs an optimizer that is known to treat each element by itself: "
             f"{', '.join(_ELEMENTWISE)} of torch.optim, or one that inherits its step, and not {name}"
-        )
-
-
-def check_combination(
-    shard: str | None, op: int, groups: Groups, memory: CompressionState | None, context: Context
-) -> None:
-    """Raises ValueError if `shard` does not go with another argument, or with the job."""
-    if shard is None:
-        return
-    if op == Adasum:
-        raise ValueError("op=Adasum needs each rank's own step with whole gradients: leave out shard")
-    if shard == GRADIENTS and op not in (Average, Sum):
-        raise ValueError('shard="gradients" needs op=hvd.Average or op=hvd.Sum')
-    if shard == GRADIENTS and groups:
-        raise ValueError('groups have no meaning with shard="gradients": leave them out')
-    if memory is not None:
-        raise ValueError(
-            f"{memory.compression} keeps what it leaves out of whole gradients, so it does not go with "
-            "shard: take Compression.fp16 or Compression.bf16"
-        )
-    if context.survivors is not None:
-        raise ValueError(
-            "shard= is not available in an elastic job, where the state of a lost rank would exist nowhere "
-            "else: leave it out, or start hvdrun without --min-np"
         )

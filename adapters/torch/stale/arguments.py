@@ -1,4 +1,4 @@
-"""The argument `staleness` of an optimizer, and what it cannot be combined with."""
+"""The argument `staleness` of an optimizer, and the models that it is for."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki.common.ops import Average, gradient_reduction
-from sirtaki.common.process_sets import global_process_set
-from sirtaki.torch.compression import NoneCompressor
-from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.sync_batch_norm import SyncBatchNorm
 
 
@@ -23,32 +19,6 @@ def check_staleness(staleness: int) -> None:
             f"staleness is {staleness!r}, but it has to be a number of updates: 0 to step with the gradients "
             "of the same step, 1 or more to run on meanwhile"
         )
-
-
-def refuse_others(exchange_options: ExchangeOptions, passes: int, groups: Any) -> None:
-    """Raises ValueError for another argument that has no meaning with stale gradients."""
-    scope = exchange_options.scope
-    if scope.context.survivors is not None:
-        raise ValueError(
-            "staleness is not available in an elastic job, whose commits need equal states on all ranks: "
-            "leave it out, or use hvdrun without --min-np"
-        )
-    if scope.process_set is not global_process_set:
-        raise ValueError("staleness needs all ranks of the job: leave out process_set")
-    if exchange_options.how != gradient_reduction(Average, 1.0):
-        raise ValueError(
-            "staleness needs op=hvd.Average without gradient_predivide_factor, because an update is the mean "
-            "of gradients whose number varies"
-        )
-    if exchange_options.compression is not NoneCompressor or exchange_options.memory is not None:
-        raise ValueError("staleness sends gradients as they are: leave out compression")
-    if passes != 1:
-        raise ValueError(
-            "with staleness, the gradients of all backward passes before a step add up: leave out "
-            "backward_passes_per_step"
-        )
-    if groups:
-        raise ValueError("staleness exchanges all gradients together: leave out groups and num_groups")
 
 
 def refuse_model(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]]) -> None:

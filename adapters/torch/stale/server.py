@@ -13,6 +13,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import global_process_set
 from sirtaki.common.tables import world_of_next_table
+from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.stale.arguments import check_staleness, refuse_parameters
@@ -63,11 +64,8 @@ class ParameterServer:
         for name, one in self._named.items():
             reducible_view(one, name)
         context = current()
-        if context.survivors is not None:
-            raise ValueError(
-                "ParameterServer is not available in an elastic job, because a lost rank's part of the table "
-                "exists nowhere else: use DistributedOptimizer, or hvdrun without --min-np"
-            )
+        is_elastic = context.survivors is not None
+        refuse_combinations({"parameter_server": "ParameterServer", "elastic": is_elastic})
         refuse_parameters(self._named.items())
         if context.setting("check_parameters") != "0":
             check_parameters(self._named.items())
