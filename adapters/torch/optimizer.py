@@ -32,14 +32,13 @@ from sirtaki.torch.optimizer_state import parameters_of
 from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.overlapped.arguments import refuse_model_with_overlap
 from sirtaki.torch.overlapped.optimizer import Overlapped
-from sirtaki.torch.parameters import all_named, check_groups_of, names_of
+from sirtaki.torch.parameters import all_named, names_of
 from sirtaki.torch.reducer import GradientReducer
 from sirtaki.torch.reducer_settings import ReducerSettings
-from sirtaki.torch.sharded.kinds import GRADIENTS, check_shard
+from sirtaki.torch.sharded.kinds import GRADIENTS
 from sirtaki.torch.sharded.optimizer import Sharded, partition_for
 from sirtaki.torch.sharded.slices import Partition
 from sirtaki.torch.sparse_gradients import ExchangeOptions
-from sirtaki.torch.stale.arguments import check_staleness
 from sirtaki.torch.stale.optimizer import with_staleness
 from sirtaki.torch.survivor import Survivor
 from sirtaki.torch.training_options import TrainingOptions, check_passes, in_shared_memory
@@ -140,15 +139,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     """
     make_plain(optimizer)
     how = gradient_reduction(op, gradient_predivide_factor)
-    check_passes(backward_passes_per_step)
-    check_staleness(staleness)
-    check_shard(shard, optimizer)
-    names = names_of(optimizer, named_parameters)
     groups = num_groups if groups is None else groups
-    check_groups_of(optimizer, groups)
-    context = current()
-    plain, memory = plain_and_memory(compression)
-    TrainingOptions(
+    options = TrainingOptions(
         op=op,
         compression=compression,
         gradient_predivide_factor=gradient_predivide_factor,
@@ -161,7 +153,12 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         shard=shard,
         overlap_forward=overlap_forward,
         gradients_in_shared_memory=gradients_in_shared_memory,
-    ).refuse_combinations(context)
+    )
+    options.check_each(optimizer)
+    names = names_of(optimizer, named_parameters)
+    plain, memory = plain_and_memory(compression)
+    context = current()
+    options.refuse_combinations(context)
     scope = CollectiveScope.numbered(context, "gradient", process_set)
     refuse_other_reducers(all_named(optimizer, names))
     exchange_options = ExchangeOptions(scope, how, plain, sparse_as_dense, memory)

@@ -15,8 +15,11 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.stateful_compression import StatefulCompression
 from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.torch.compression import NoneCompressor
-from sirtaki.torch.sharded.kinds import GRADIENTS
+from sirtaki.torch.parameters import check_groups_of
+from sirtaki.torch.sharded.kinds import GRADIENTS, check_shard
 from sirtaki.torch.sparse_gradients import ExchangeOptions
+from sirtaki.torch.stale.arguments import check_staleness
+from sirtaki.torch.wrapping import Optimizer
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,13 @@ class TrainingOptions:
     shard: str | None
     overlap_forward: bool
     gradients_in_shared_memory: bool
+
+    def check_each(self, optimizer: Optimizer) -> None:
+        """Raises ValueError for an argument that is wrong by itself, or for this optimizer."""
+        check_passes(self.passes)
+        check_staleness(self.staleness)
+        check_shard(self.shard, optimizer)
+        check_groups_of(optimizer, self.groups)
 
     def refuse_combinations(self, context: Context) -> None:
         """Raises ValueError for arguments that exclude each other, or that the job has no place for."""

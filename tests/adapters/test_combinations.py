@@ -1,4 +1,4 @@
-"""What goes with what: each rule of the table is the answer to a program, and the page has all of them."""
+"""Combinations of techniques: each rule of the table answers a program, and the page has all of them."""
 
 from __future__ import annotations
 
