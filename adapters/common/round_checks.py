@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from sirtaki.bindings.errors import ParametersDifferError
-from sirtaki.common.checksums import Comparison, checksum_of_text, combined
+from sirtaki.common.checksums import Comparison, Outcome, checksum_of_text, combined
 from sirtaki.common.consistency import Finding, Options, Scope, Tensors, checksum_of_tensors, find_difference
 from sirtaki.common.epochs import EpochCheck
 from sirtaki.common.hints import hint
@@ -26,6 +26,7 @@ from sirtaki.common.semantics import are_horovods
 
 # Indices of the numbers that are compared.
 _PARAMETERS, _OPTIONS, _GRADIENTS, _ROUND, _EPOCH, _SCALING, _POSITION = range(7)
+_UNKNOWN = [None] * 7  # differs from nothing
 _FIRST_CHECK = 2  # the round whose comparison includes the parameters
 _ROUNDS_WITH_GRADIENTS = 2
 
@@ -76,6 +77,9 @@ class RoundChecks:
     In each round call: `note_gradient` while `wants_gradients`, `start`, then `finish` once the gradients
     have arrived, and `report` before the optimizer steps.
 
+    The operation that compares also carries marks: small numbers of the adapter, of which all ranks learn the
+    maximum. So a step sends one operation beside its gradients.
+
     Attributes:
         position: the place of rounds in the program, if the adapter counts passes: it is compared when a step
             has more of them than the last one.
@@ -87,13 +91,23 @@ class RoundChecks:
         optimizer: Optimizer,
         first_check: int = _FIRST_CHECK,
         scaling: LossScaling | None = None,
+        marks: int = 0,
     ) -> None:
-        """Creates the checks. `first_check` is the first round that compares parameters, counted from 1."""
+        """Creates the checks.
+
+        Args:
+            scope: the ranks, and the words of messages.
+            optimizer: its parameters, state and hyper-parameters.
+            first_check: the first round that compares parameters, counted from 1.
+            scaling: of losses.
+            marks: number of marks.
+        """
         self._scope, self._optimizer, self._first_check = scope, optimizer, first_check
         self._scaling = scaling
         self._scaling_checksum: int | None = None  # that of the last round
         self._interval = int(scope.context.setting("check_parameters"))  # 0: never; -1: once
-        self._comparison = Comparison(scope.context, scope.call(), 7)
+        self._comparison = Comparison(scope.context, scope.call(), len(_UNKNOWN), marks)
+        self._has_marks = marks > 0
         self._set_number = scope.process_set.number(scope.context)
         self._round = 0
         self._rates: Sequence[float] | None = None  # those of the last round, and their checksum
@@ -125,13 +139,21 @@ class RoundChecks:
     def is_open(self) -> bool:
         return self._comparison.is_open
 
+    def mark(self, index: int, value: int) -> None:
+        """Sets a mark of this rank, which the next round carries."""
+        self._comparison.marks[index] = value
+
     def note_gradient(self, index: int, checksum: int) -> None:
         """Stores the checksum of a gradient that is not zero, before it is exchanged."""
         self._gradients[index] = checksum
 
     def start(self) -> None:
         """Queues this round's comparison, unless it has been queued already."""
-        if self._interval == 0 or self._comparison.is_open:
+        if self._comparison.is_open:
+            return
+        if self._interval == 0:
+            if self._has_marks:
+                self._comparison.start(_UNKNOWN, is_new=False)
             return
         has_gradients = self.wants_gradients
         self._round += 1
@@ -167,13 +189,20 @@ class RoundChecks:
         since = self._round - self._first_check
         return since == 0 or (since > 0 and self._interval > 0 and since % self._interval == 0)
 
-    def finish(self) -> None:
-        """Waits for this round's comparison. `report` reports the outcome."""
-        if not self._comparison.is_open:
-            return
-        outcome = self._comparison.finish()
+    def finish(self) -> Sequence[int]:
+        """Waits for this round's comparison. `report` reports the outcome.
+
+        Returns:
+            The largest mark of all ranks by index; empty if no rank had any, or other news.
+        """
+        outcome = self._comparison.finish() if self._comparison.is_open else None
         if outcome is None:
-            return
+            return ()
+        if self._interval != 0:
+            self._note(outcome)
+        return outcome.marks
+
+    def _note(self, outcome: Outcome) -> None:
         own = self._position_number
         if self.position is not None and own is not None and not outcome.equal[_POSITION]:
             extremes = outcome.smallest[_POSITION], outcome.largest[_POSITION]

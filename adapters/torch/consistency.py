@@ -82,19 +82,21 @@ def round_checks(
     checks_data: bool = True,
     first_check: int = 2,
     loss_scale: LossScale | None = None,
+    marks: int = 0,
 ) -> RoundChecks:
     """Comparisons beside each exchange of this optimizer's gradients, its state included.
 
     With `checks_data`, also of the gradients that each rank has computed, which should not be equal.
     With `loss_scale`, also of the scaler, where it is known.
     Parameters are compared for the first time in the round `first_check`, counted from 1.
+    The operation carries `marks`: see `RoundChecks`.
     """
     here = scope.derived("check of parameters")
     prefix = f"{scope.name}."
     parameters = [(one.name.removeprefix(prefix), one.parameter) for one in named]
     kind = RoundChecks if checks_data else _ChecksOfParameters
     compared = TorchOptimizer(here, parameters, optimizer, has_same_state)
-    return kind(_scope(here, _BROADCAST_BOTH), compared, first_check, loss_scale)
+    return kind(_scope(here, _BROADCAST_BOTH), compared, first_check, loss_scale, marks)
 
 
 class _ChecksOfParameters(RoundChecks):

@@ -117,7 +117,6 @@ class GradientExchange:
         If another rank's gradient is new, these count: unchanged, or as zeros.
         """
         if self._parameters:
-            self._sparse.send_updates()
             self._checks.start()
         indices = self._sparse.start(indices, absent=True)
         if self.special is not None:
@@ -153,8 +152,7 @@ class GradientExchange:
     def _finish(self) -> None:
         try:
             self._requests.wait(made=[result.tensor for result in self._results])
-            self._sparse.apply_updates()
-            self._checks.finish()
+            self._sparse.learn(self._checks.finish())
             count_write(self._in_place)
             with torch.no_grad():
                 stored = [result for result in self._results if self._store_result(result)]
@@ -204,7 +202,7 @@ class GradientExchange:
             if source is None:  # the memory of an absent gradient is not read
                 source = torch.empty_like(parameter) if absent else torch.zeros_like(parameter)
             elif source.is_sparse:
-                self._sparse.note_sparse(index, source)
+                self._sparse.mark(index, source, self._checks)
                 source = source.to_dense()
             compressed, undo = self._compression.compress(source.detach())
             tensor = self._describe(index, compressed)

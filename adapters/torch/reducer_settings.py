@@ -60,6 +60,7 @@ class ReducerSettings:
             checks_data=self.checks_data,
             first_check=first,
             loss_scale=self.loss_scale,
+            marks=len(found),
         )
         reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
         reducer.no_sync = self.no_sync
@@ -76,16 +77,15 @@ class ReducerSettings:
     def stepper(self, optimizer: Optimizer) -> Stepper:
         """Returns the optimizer, as autotune knows it: with all gradients, and the news that go with them.
 
-        News are those of sparse gradients, and the numbers of `RoundChecks`, unless these are off.
+        News are the numbers and marks of `RoundChecks`.
         """
         scope = self.exchange_options.scope
         found = [one.parameter for one in exchanged(optimizer, self.names, self.groups, f"{scope.name}.")]
         size = sum(one.numel() * one.element_size() for one in found)
-        has_checks = scope.context.setting("check_parameters") != "0"
         return Stepper(
             str(scope.name),
             hands_over=True,
-            operations=len(found) + 1 + has_checks if self.shard is None else 0,
+            operations=len(found) + 1 if self.shard is None else 0,
             bytes=size + _NEWS_BYTES * (len(found) + 1),
             parts=size // least_early_bytes(self.exchange_options.overlaps_forward) + 1,
         )

@@ -1,8 +1,8 @@
 """Gradients that are sparse on some rank.
 
 The ranks learn from each other which ones are sparse: the first time, a sparse gradient is exchanged as a
-dense one, and each round also exchanges news about that, usually nothing. From then on all ranks send its
-rows, including those whose own passes have never touched it.
+dense one, and the checks of the round carry a mark for it. From then on all ranks send its rows, including
+those whose own passes have never touched it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.request import ABSENT, ALLREDUCE, MAX, Batch
-from sirtaki.common import ops
 from sirtaki.common.ops import Reduction
+from sirtaki.common.round_checks import RoundChecks
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compressed.exchange import CompressedGradients
 from sirtaki.torch.compressed.state import CompressionState
@@ -28,7 +26,6 @@ from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sharded.exchange import ScatteredGradients
 from sirtaki.torch.sharded.slices import Partition
 from sirtaki.torch.sparse import SparseReduction
-from sirtaki.torch.tensors import view
 
 
 class SpecialExchange(Protocol):
@@ -99,33 +96,33 @@ class SparseGradients:
 
     def __init__(self, exchange_options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
         self._exchange_options = exchange_options
-        self._context: Context = exchange_options.scope.context
         self._names = [one.name for one in named]
         parameters = [one.parameter for one in named]
         self._parameters = parameters
         self._dimensions = [0] * len(parameters)  # number of sparse dimensions that all ranks know of
         self._known: set[int] = set()  # those whose rows are exchanged
-        self._updates = torch.zeros(max(len(parameters), 1), dtype=torch.int32)
         self._in_flight: dict[int, SparseReduction] = {}
-        self._has_sent = False
-        self._batch = Batch(1)
-        scope = exchange_options.scope.derived("(list of the sparse ones)")
-        call = ops.Call(scope.name, scope.process_set.number(scope.context))
-        address = self._updates.data_ptr()
-        ops.describe(self._batch, ALLREDUCE, view(self._updates), address, call, how=Reduction(MAX))
 
     @property
     def is_open(self) -> bool:
-        return self._has_sent or bool(self._in_flight)
+        return bool(self._in_flight)
 
     def dimensions(self, index: int) -> int:
         """Returns how many dimensions of this gradient are known to all ranks as sparse."""
         return self._dimensions[index]
 
-    def note_sparse(self, index: int, gradient: Tensor) -> None:
-        """Records that this rank has seen a sparse gradient."""
+    def mark(self, index: int, gradient: Tensor, checks: RoundChecks) -> None:
+        """Tells the other ranks that this rank has seen a sparse gradient."""
         if self._dimensions[index] < gradient.sparse_dim():
-            self._updates[index] = gradient.sparse_dim()
+            checks.mark(index, gradient.sparse_dim())
+
+    def learn(self, marks: Sequence[int]) -> None:
+        """Records the sparse dimensions that all ranks have learned of in a round, by index."""
+        if not any(marks):
+            return
+        self._dimensions = list(map(max, self._dimensions, marks))
+        if not self._exchange_options.sparse_as_dense:
+            self._known = {index for index, count in enumerate(self._dimensions) if count}
 
     def start(self, indices: list[int], absent: bool) -> list[int]:
         """Starts the exchange of those gradients whose rows are exchanged; returns the others."""
@@ -155,30 +152,6 @@ class SparseGradients:
             indices, values, parameter.shape, is_coalesced=True, check_invariants=False
         )
 
-    def send_updates(self) -> None:
-        """Sends the news: once per round, on all ranks."""
-        if self._has_sent:
-            return
-        self._batch.set_flags(0, 0 if self._updates.any() else ABSENT)
-        self._batch.keepalive[0] = self._updates
-        self._context.enqueue(self._batch)
-        self._has_sent = True
-
-    def apply_updates(self) -> None:
-        """Waits for the news, and applies it."""
-        if not self._has_sent:
-            return
-        context = self._context
-        context.wait(self._batch)
-        if not context.untouched(self._batch):
-            for index, dimensions in enumerate(self._updates.tolist()[: len(self._parameters)]):
-                self._dimensions[index] = max(self._dimensions[index], dimensions)
-            if not self._exchange_options.sparse_as_dense:
-                self._known = {index for index, count in enumerate(self._dimensions) if count}
-            self._updates.zero_()
-        context.release(self._batch)
-        self._has_sent = False
-
     def store_results(self) -> list[Tensor]:
         """Waits for the rows in flight, and stores them as gradients. Returns those."""
         stored: list[Tensor] = []
@@ -195,7 +168,4 @@ class SparseGradients:
 
     def discard(self) -> None:
         """Handles the failure of the round."""
-        if self._has_sent:
-            self._context.release(self._batch)
-        self._has_sent = False
         self._in_flight = {}

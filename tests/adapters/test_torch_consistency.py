@@ -13,9 +13,12 @@ torch = pytest.importorskip("torch")
 
 from cases.torch_consistency import step, train_and_join, train_with_rounding  # noqa: E402  # imports torch
 from cases.torch_models import distributed, network, own_loss, sgd, train, whole_loss  # noqa: E402
+from torch import nn  # noqa: E402
 from world import world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
+from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.traffic import operation_counts  # noqa: E402
 from sirtaki.common import round_checks  # noqa: E402
 from sirtaki.common.exceptions import ParametersDifferError  # noqa: E402
 
@@ -320,3 +323,30 @@ def test_checks_every_few_steps() -> None:
             step(model, optimizer, 5)
 
     assert not warnings_of(body, check_parameters="4")
+
+
+@pytest.mark.parametrize("check_parameters", ["0", "-1"])
+def test_a_step_sends_one_operation_beside_its_gradients(check_parameters: str) -> None:
+    """The first step compares gradients, and tells which of them are sparse: both in one operation."""
+
+    def body() -> None:
+        model = nn.Sequential(nn.Embedding(30, 4, sparse=True), nn.Linear(4, 2))
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+        before = _allreduces()
+        model(torch.tensor([hvd.rank()])).square().mean().backward()
+        optimizer.step()
+        assert _allreduces() - before == 3 + 1
+        optimizer.zero_grad()
+        model(torch.tensor([hvd.rank()])).square().mean().backward()
+        table: Any = model[0].weight
+        assert table.grad.is_sparse
+        assert len(table.grad.coalesce().indices()[0]) == hvd.size()
+
+    assert not warnings_of(body, check_parameters=check_parameters)
+
+
+def _allreduces() -> int:
+    rows = operation_counts(current())
+    return sum(row["operations"] for row in rows if row["kind"] == "all-reduce")
