@@ -316,13 +316,13 @@ def a_rank_may_join() -> None:
         hvd.join()
 
 
-@case()
-def elastic_jobs_are_refused() -> None:
-    context, model = current(), network()
+@case(2)
+def a_process_set_is_refused_in_an_elastic_job() -> None:
+    pair, context, model = hvd.add_process_set([0]), current(), network()
     context.survivors = Survivors()
     try:
-        with pytest.raises(ValueError, match="not available in an elastic job"):
-            hvd.LocalSGD(sgd(model), 2)
+        with pytest.raises(ValueError, match="leave out process_set"):
+            hvd.LocalSGD(sgd(model), 2, process_set=pair)
     finally:
         context.survivors = None
 

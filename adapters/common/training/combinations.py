@@ -20,7 +20,7 @@ CHOICES = {
     "adasum": "`op=hvd.Adasum`",
     "deadline": "`deadline=`",
     "staleness": "`staleness=`",
-    "local_steps": "LocalSGD and DiLoCo, in PyTorch, Keras and JAX",
+    "local_steps": "local SGD and DiLoCo of Keras and JAX",
     "parameter_server": "`hvd.ParameterServer`",
     "keras_shard": "`shard=` of Keras",
     "jax_shard": "`hvd.shard` of JAX",

@@ -58,6 +58,7 @@ class ContentHandler(Handler):
     """
 
     is_replicated = True  # whether a rank that joins gets rank 0's content
+    keeps_rest = False  # whether a rank that has the commit keeps its own rest
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -76,6 +77,13 @@ class ContentHandler(Handler):
 
     def restore(self) -> None:
         self.load(*copied(self._saved))
+
+    def require_commit(self) -> None:
+        """Raises ValueError if the object is in no state that could be committed."""
+
+    def parameters(self) -> list[Tensor]:
+        """Returns the parameters that are part of this object, and of no module of the state."""
+        return []
 
     def drop_gradients(self) -> None:
         """Drops the gradients, and what has been accumulated in them."""

@@ -13,6 +13,7 @@ from sirtaki.torch.elastic.handlers import ContentHandler, Entries, Names, kind_
 from sirtaki.torch.nested import Path, copied, placed
 from sirtaki.torch.optimizer import drop_round
 from sirtaki.torch.optimizer_state import options_of, parameters_of, set_options, set_state, state_of
+from sirtaki.torch.periodic.optimizer import PeriodicOptimizer
 from sirtaki.torch.sharded.optimizer import Sharded
 from sirtaki.torch.wrapping import Optimizer
 
@@ -34,6 +35,9 @@ class OptimizerStateHandler(ContentHandler):
         self._hook: Any = None
         self._watched: type | None = None
 
+    def parameters(self) -> list[Tensor]:
+        return parameters_of(self.value)
+
     def content(self) -> tuple[Any, Any]:
         return {"parameters": parameters_of(self.value), "state": state_of(self.value)}, options_of(
             self.value
@@ -41,7 +45,7 @@ class OptimizerStateHandler(ContentHandler):
 
     def load(self, replicas: Any, rest: Any) -> None:
         parameters = parameters_of(self.value)
-        _overwrite(parameters, replicas["parameters"])
+        overwrite(parameters, replicas["parameters"])
         set_state(self.value, placed(replicas["state"], state_of(self.value)), parameters)
         set_options(self.value, rest)
 
@@ -50,6 +54,11 @@ class OptimizerStateHandler(ContentHandler):
             raise ValueError(
                 "an elastic state cannot hold an optimizer with shard=, of which this rank has only slices: "
                 "leave out shard, or write hvd.full_state_dict(optimizer) to files"
+            )
+        if isinstance(self.value, PeriodicOptimizer):
+            raise ValueError(
+                "LocalSGD or DiLoCo has wrapped an optimizer that was in this elastic state already: make "
+                "the state after it"
             )
         self._saved = copied(options_of(self.value), self._saved)
         self._groups = [list(group["params"]) for group in self.value.param_groups]
@@ -94,7 +103,7 @@ class OptimizerStateHandler(ContentHandler):
 
     def restore_copy(self) -> None:
         """Returns to the copy. State that did not exist then is removed."""
-        _overwrite(self._copied_parameters, self._copy["parameters"])
+        overwrite(self._copied_parameters, self._copy["parameters"])
         state = copied(self._copy["state"], state_of(self.value))
         set_state(self.value, state, self._copied_parameters)
 
@@ -125,14 +134,7 @@ class OptimizerStateHandler(ContentHandler):
             parameter.grad = None
 
     def entries(self, key: str, names: Names) -> Entries:
-        return [
-            (key, type(self.value).__name__),
-            *(
-                (f"{key}.{group}.{place}", names.get(id(one), kind_of(one)))
-                for group, settings in enumerate(self.value.param_groups)
-                for place, one in enumerate(settings["params"])
-            ),
-        ]
+        return parameter_entries(self.value, key, names)
 
     def label(self, key: str, path: Path, names: Names) -> str:
         part, place, *rest = path
@@ -143,8 +145,21 @@ class OptimizerStateHandler(ContentHandler):
         return name if part == "parameters" else f"{name} ({'.'.join(map(str, rest))})"
 
 
+def parameter_entries(optimizer: Optimizer, key: str, names: Names) -> Entries:
+    """Describes the parameters of an optimizer; `key` is its name in the state."""
+    return [
+        (key, type(optimizer).__name__),
+        *(
+            (f"{key}.{group}.{index}", names.get(id(parameter), kind_of(parameter)))
+            for group, settings in enumerate(optimizer.param_groups)
+            for index, parameter in enumerate(settings["params"])
+        ),
+    ]
+
+
 @torch.no_grad()
-def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
+def overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
+    """Copies values into tensors, in place."""
     for tensor, value in zip(tensors, values, strict=True):
         if tensor is not value:
             tensor.copy_(value)

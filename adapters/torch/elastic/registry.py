@@ -16,13 +16,16 @@ from sirtaki.torch.elastic.handlers import (
     Stateful,
     StatefulStateHandler,
 )
+from sirtaki.torch.elastic.local_steps_handler import LocalStepsHandler
 from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
 from sirtaki.torch.elastic.sampler import ElasticSampler
+from sirtaki.torch.periodic.optimizer import PeriodicOptimizer
 
 Registry = Sequence[tuple[Any, Callable[[Any], Handler]]]
 
 _registry: Registry = [
     (nn.Module, ModelStateHandler),
+    (PeriodicOptimizer, LocalStepsHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (torch.Generator, GeneratorStateHandler),

@@ -24,7 +24,6 @@ from sirtaki.torch.elastic.registry import handler_of
 from sirtaki.torch.elastic.sampler import ElasticSampler
 from sirtaki.torch.elastic.writes import Writes
 from sirtaki.torch.nested import Path, copied, mapped, tensors_of
-from sirtaki.torch.optimizer_state import parameters_of
 
 _ATTRIBUTES = "(attributes)"  # the key of the plain attributes in the content; no keyword has this name
 _COPY = ("auto", "always")
@@ -102,6 +101,7 @@ class TorchState(ObjectState):
             ValueError: an ElasticSampler that was made before the training function has recorded samples, and
                 is not part of this state.
         """
+        self._require_commit()
         super().save()
         self._assign_parameters()
         for handler in self._handlers.values():
@@ -109,6 +109,19 @@ class TorchState(ObjectState):
         self._writes.commit(self._optimizers)
         if self._commits is not None:
             _check_samplers(current())
+
+    def check_host_updates(self) -> None:
+        """Works like `State.check_host_updates`, which may commit.
+
+        Raises:
+            ValueError: a rank has taken steps of LocalSGD or DiLoCo since the last synchronization.
+        """
+        self._require_commit()
+        super().check_host_updates()
+
+    def _require_commit(self) -> None:
+        for handler in self._content_handlers.values():
+            handler.require_commit()
 
     def can_restore(self) -> bool:
         """Returns whether parameters and optimizer state have not been written since, or were copied."""
@@ -192,7 +205,8 @@ class TorchState(ObjectState):
 
     def _assign_parameters(self) -> None:
         """Makes each parameter part of either an optimizer or a model."""
-        of_optimizers = {id(one) for handler in self._optimizers for one in parameters_of(handler.value)}
+        handlers = self._content_handlers.values()
+        of_optimizers = {id(parameter) for handler in handlers for parameter in handler.parameters()}
         for model in self._models.values():
             model.elsewhere = of_optimizers
 
@@ -236,10 +250,10 @@ class TorchState(ObjectState):
             content = self._content()
             description = self._description(content)
             if not are_equal(context, content, description, all_current):
-                content = received(context, content, description, is_current)
+                own, content = content, received(context, content, description, is_current)
                 self._sync_others(all_current)
                 if context.rank != 0:
-                    self._load(content)
+                    self._load(content, own if is_current else None)
                     self._writes.note_received(None if is_current else content.commits)
         self._drop_gradients()
         self.save()
@@ -255,10 +269,12 @@ class TorchState(ObjectState):
                 handler.restore()
             raise
 
-    def _load(self, content: Content) -> None:
+    def _load(self, content: Content, own: Content | None = None) -> None:
+        """Loads a content; a rank that has the commit keeps parts of its `own`."""
         for key, handler in self._content_handlers.items():
             if handler.is_replicated:
-                handler.load(content.replicas[key], content.rest[key])
+                rest = own.rest if own is not None and handler.keeps_rest else content.rest
+                handler.load(content.replicas[key], rest[key])
         self._set(content.rest[_ATTRIBUTES])
 
     def _content(self) -> Content:

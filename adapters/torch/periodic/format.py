@@ -53,6 +53,8 @@ class Format(NamedTuple):
         for one in parameters:
             self.encodes(one)
         context = scope.context
+        if context.is_provisional:  # its ranks do not exist yet
+            return EXACT
         if context.has_wire_format(scope.process_set.number(context)):
             return self
         if context.rank == 0:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.stateful_compression import Quantised
@@ -21,6 +22,7 @@ from sirtaki.torch.parameters import all_named
 from sirtaki.torch.periodic.format import format_of
 from sirtaki.torch.periodic.synchronizer import Schedule, Synchronizer, fragments_of, with_buffers
 from sirtaki.torch.periodic.updates import OuterStep, ParameterAveraging, Update
+from sirtaki.torch.survivor import Survivor
 from sirtaki.torch.wrapping import Optimizer, Wrapped, make_plain, wrap
 
 _OUTER = "outer"  # the key of the outer optimizer in a state_dict()
@@ -39,7 +41,8 @@ def LocalSGD(  # noqa: N802  # a function like DistributedOptimizer
     1805.09767.)
 
     The optimizer's own state, such as momenta, stays each rank's. A rank with fewer steps since the last
-    average has less weight in it. Call `synchronize()` when the data end.
+    average has less weight in it. Call `synchronize()` when the data end. In an elastic job, commit at
+    synchronizations: `if optimizer.is_synchronized: state.commit()`.
 
     Args:
         optimizer: any torch optimizer over dense parameters. It may have been used before.
@@ -53,7 +56,7 @@ def LocalSGD(  # noqa: N802  # a function like DistributedOptimizer
 
     Raises:
         ValueError: wrong arguments, an optimizer that is distributed already, parameters that DDP or FSDP
-            exchanges, or an elastic job.
+            exchanges, or a process set in an elastic job.
         NotInitializedError: init() has not been called.
     """
     return _periodic(optimizer, Schedule(every), ParameterAveraging(), _Names(model, {}), process_set)
@@ -97,7 +100,7 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
 
     Raises:
         ValueError: wrong arguments, an inner optimizer that is distributed already, an outer one of other
-            parameters, a compression that needs a memory, or an elastic job.
+            parameters, a compression that needs a memory, or a process set in an elastic job.
         UnsupportedError: parameters on a GPU with a compression to 8 bits.
         NotInitializedError: init() has not been called.
     """
@@ -126,12 +129,16 @@ def _periodic(
 ) -> Any:
     make_plain(optimizer)
     context = current()
-    refuse_combinations({"local_steps": "LocalSGD or DiLoCo", "elastic": context.survivors is not None})
+    refuse_combinations(
+        {
+            "elastic": context.survivors is not None,
+            "process_set": process_set is not global_process_set,
+        }
+    )
     named = dict(all_named(optimizer, names.of))
     refuse_other_reducers(named.items())
     fragments = with_buffers(fragments_of(list(named.values()), schedule.fragments), names.model)
     scope = CollectiveScope.numbered(context, "periodic", process_set)
-    schedule = replace(schedule, format=schedule.format.for_ranks_of(scope, named.values()))
     synchronizer = Synchronizer(scope, schedule, fragments, update)
     wrapped = wrap(optimizer, PeriodicOptimizer)
     wrapped._synchronizer, wrapped._named, wrapped._is_checked = synchronizer, named, False
@@ -140,10 +147,11 @@ def _periodic(
         wrapped.register_step_pre_hook(_before_step),
         wrapped.register_step_post_hook(_after_step),
     ]
+    wrapped._register(context)
     return wrapped
 
 
-class PeriodicOptimizer(Wrapped):
+class PeriodicOptimizer(Survivor, Wrapped):
     """The abilities of such an optimizer besides its own class. Hooks surround its own step."""
 
     _synchronizer: Synchronizer
@@ -154,6 +162,26 @@ class PeriodicOptimizer(Wrapped):
     @property
     def _scope(self) -> CollectiveScope:
         return self._synchronizer.scope
+
+    def move_to(self, context: Context) -> None:
+        """Continues in another world, from equal parameters. `hvd.elastic.run` calls it."""
+        scope = self._scope
+        self._synchronizer.move_to(CollectiveScope.numbered(context, "periodic", scope.process_set))
+        self._is_checked = False
+
+    def shared_state(self) -> Any:
+        """Returns what is equal on all ranks besides the parameters: the outer optimizer and its copy."""
+        return self._synchronizer.update.state_dict()
+
+    def return_to(self, shared: Any, own: dict[str, Any]) -> None:
+        """Returns to a time when the parameters were equal on all ranks: see `shared_state`, `own_state`."""
+        self._synchronizer.restart()
+        self._synchronizer.update.load_state_dict(shared)
+        super().load_state_dict(own)
+
+    def own_state(self) -> dict[str, Any]:
+        """Returns the state of this rank's own steps: the plain optimizer's `state_dict()`."""
+        return super().state_dict()
 
     @property
     def is_synchronized(self) -> bool:
@@ -171,8 +199,7 @@ class PeriodicOptimizer(Wrapped):
 
     def state_dict(self) -> dict[str, Any]:
         """Works like the optimizer's own; with DiLoCo, it includes the outer optimizer and its copy."""
-        state = super().state_dict()
-        outer = self._synchronizer.update.state_dict()
+        state, outer = self.own_state(), self.shared_state()
         return state if outer is None else {**state, _OUTER: outer}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -188,16 +215,20 @@ class PeriodicOptimizer(Wrapped):
                 "after optimizer.synchronize()"
             )
         own = dict(state_dict)
-        self._synchronizer.update.load_state_dict(own.pop(_OUTER, None))
+        self.return_to(own.pop(_OUTER, None), own)
         self._is_checked = False
-        super().load_state_dict(own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises ValueError: wrap the optimizer when it has all its parameters."""
         raise ValueError("add the parameters before LocalSGD or DiLoCo wraps the optimizer")
 
+    def _unwrap(self) -> None:
+        self._is_retired = False
+        super()._unwrap()
+
     def _prepare(self) -> None:
         """Makes sure, before the first step, that all ranks begin with the same parameters."""
+        self._check_use()
         scope = self._scope
         scope.check_world("wrap it again")
         self._listed.refuse_others(self.param_groups, "LocalSGD or DiLoCo")

@@ -75,13 +75,28 @@ class Synchronizer:
     def __init__(
         self, scope: CollectiveScope, schedule: Schedule, fragments: Sequence[Fragment], update: Update
     ) -> None:
-        self.scope, self._schedule, self.fragments, self.update = scope, schedule, fragments, update
+        self._schedule, self.fragments, self.update = schedule, fragments, update
+        self.move_to(scope)
+
+    def move_to(self, scope: CollectiveScope) -> None:
+        """Continues in the world of this scope: see `restart`.
+
+        Raises:
+            UnsupportedError: a parameter is on a GPU, for which the core has no such format.
+        """
+        self.scope = scope
+        parameters = [one for fragment in self.fragments for one in fragment.parameters]
+        self._format = self._schedule.format.for_ranks_of(scope, parameters)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets the steps since the parameters were equal on all ranks, and an average under way."""
         self._steps = 0
-        self._is_rewritten = (
-            False  # the program has changed the parameters since they were equal on all ranks
-        )
+        self._is_rewritten = False  # whether the program has changed the parameters since then
         self._next = 0  # the fragment that is averaged next
         self._in_flight: tuple[int, Fragment, AverageInFlight] | None = None  # with the step at which it ends
+        for fragment in self.fragments:
+            fragment.steps = 0
 
     @property
     def is_synchronized(self) -> bool:
@@ -134,7 +149,7 @@ class Synchronizer:
         fragment.steps, self._is_rewritten = 0, False
         buffers = [one.clone() for one in fragment.buffers]
         parts = Parts(self.update.contributions(fragment.parameters), buffers)
-        average = AverageInFlight(scope, parts, own, self._schedule.format)
+        average = AverageInFlight(scope, parts, own, self._format)
         self._in_flight = self._steps + self._schedule.overlap, fragment, average
 
     @torch.no_grad()
