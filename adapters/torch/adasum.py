@@ -8,7 +8,6 @@ Summation, 2021.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -45,13 +44,6 @@ class AdasumOptimizer(Wrapped):
         """Raises ValueError: every step is an exchange."""
         raise ValueError("with op=Adasum the ranks meet in step(), so there is nothing to skip")
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Returns a context that does nothing: gradients stay on this rank in any case."""
-        return nullcontext()
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Does nothing: for any number of passes, the exchange is in step()."""
-
     def _parameters(self) -> list[Tensor]:
         return [one.parameter.detach() for one in exchanged(self, {}, None, "")]
 
@@ -65,15 +57,10 @@ def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: 
     found = exchanged(optimizer, names, None, "")
     for name, parameter, _ in found:
         reducible_view(parameter, name)
-    wrapped = wrap(optimizer, AdasumOptimizer)
+    hooks = () if exchange_options.scope.has_no_peers else (_before_step, _after_step)
+    wrapped = wrap(optimizer, AdasumOptimizer, *hooks)
     wrapped._exchange_options, wrapped._previous_values = exchange_options, []
     wrapped._checks = round_checks(exchange_options.scope, found, optimizer, has_same_state=False)
-    wrapped._hooks = []
-    if not exchange_options.scope.has_no_peers:
-        wrapped._hooks = [
-            wrapped.register_step_pre_hook(_before_step),
-            wrapped.register_step_post_hook(_after_step),
-        ]
     return wrapped
 
 

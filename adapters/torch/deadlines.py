@@ -8,7 +8,7 @@ same for all parameters. (Eager-SGD: Li et al., arXiv 1908.04207.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from sirtaki.common.process_sets import global_process_set
 from sirtaki.common.shares import current_share
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.consistency import check_parameters
-from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.loss_scale import ResidualScale, unscaling_scaler
 from sirtaki.torch.parameters import all_named
 from sirtaki.torch.reducer import Nesting
@@ -161,10 +160,10 @@ def _gradient_of(name: str, parameter: Tensor) -> Tensor | None:
 class DeadlineOptimizer(Wrapped):
     """The abilities of such an optimizer besides its own class. Hooks surround its own step."""
 
+    _technique = "DistributedOptimizer(…, deadline=…)"
     _rounds: Rounds
     _skips: Nesting
     _is_exchanged: bool
-    _listed: ListedParameters
 
     @property
     def _scope(self) -> CollectiveScope:
@@ -220,19 +219,12 @@ class DeadlineOptimizer(Wrapped):
 
     def _exchange(self) -> None:
         self._scope.check_world()
-        self._listed.refuse_others(self.param_groups, "deadline=")
+        self._refuse_other_parameters()
         self._rounds.exchange()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Makes a step() inside use the gradients as they are."""
         return self._skips
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Returns a context that does nothing: gradients stay on this rank until `step()`."""
-        return nullcontext()
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Does nothing: for any number of passes, the exchange is in step()."""
 
     def flush(self) -> bool:
         """Takes a last step with the gradients that late ranks have yet to contribute.
@@ -256,10 +248,6 @@ class DeadlineOptimizer(Wrapped):
         self._is_exchanged = False
         super().zero_grad(set_to_none)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises ValueError: wrap the optimizer when it has all its parameters."""
-        raise ValueError("add the parameters before DistributedOptimizer gives the optimizer a deadline")
-
 
 def with_deadline(
     optimizer: Optimizer, names: dict[Tensor, str], context: Context, rule: LateRule, op: int
@@ -273,14 +261,9 @@ def with_deadline(
     _refuse_share()
     _refuse_parameters(named)
     scope = CollectiveScope.numbered(context, "step", global_process_set)
-    wrapped = wrap(optimizer, DeadlineOptimizer)
+    wrapped = wrap(optimizer, DeadlineOptimizer, _before_step, _after_step)
     wrapped._rounds = Rounds(scope, rule, op, named)
     wrapped._skips, wrapped._is_exchanged = Nesting(), False
-    wrapped._listed = ListedParameters(wrapped.param_groups)
-    wrapped._hooks = [
-        wrapped.register_step_pre_hook(_before_step),
-        wrapped.register_step_post_hook(_after_step),
-    ]
     context.steps.may_be_late = True
     return wrapped
 

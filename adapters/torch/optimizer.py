@@ -187,7 +187,6 @@ class _Distributed(Survivor, Wrapped):
     _reducer: GradientReducer
     _finalizer: Any
     _has_stepped: bool
-    _listed: ListedParameters  # as they were in the last step
     _idle_steps: IdleSteps | None = None  # None if gradients or updates are elsewhere after a step
 
     def _adopt(self, settings: ReducerSettings, reducer: GradientReducer) -> None:
@@ -344,7 +343,7 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
     reducer = settings.reducer(optimizer)
     kind = _ShardedDistributed if partition is not None else _Distributed
     overlaps = settings.exchange_options.overlaps_forward
-    distributed = wrap(optimizer, _OverlappedDistributed if overlaps else kind)
+    distributed = wrap(optimizer, _OverlappedDistributed if overlaps else kind, _before_step, _after_step)
     distributed._adopt(settings, reducer)
     if partition is None and not overlaps:
         distributed._idle_steps = IdleSteps()
@@ -352,10 +351,6 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
         distributed._adopt_slices(partition, scope, settings.names)
     if scope.process_set is global_process_set:
         distributed._stepper = settings.stepper(distributed)
-    distributed._hooks = [
-        distributed.register_step_pre_hook(_before_step),
-        distributed.register_step_post_hook(_after_step),
-    ]
     distributed._inner_hooks = distributed._own_inner_hooks()
     distributed._surround_hooks()
     distributed._register(scope.context)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from sirtaki.bindings.step_counters import Stepper
 from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.listed_parameters import ListedParameters
 
 Optimizer = torch.optim.Optimizer
 
@@ -17,14 +19,18 @@ class Wrapped(Optimizer):
     """An optimizer that `wrap` has extended by a mixin.
 
     Attributes:
+        _technique: the call that has wrapped it, if its parameters cannot change afterwards; else "".
         _hooks: the hooks around its steps.
+        _listed: the parameters in its groups when it was wrapped, or as a technique has followed them.
         _counting: the hook that counts them.
         _inner_hooks: the last hook before its step and the first one after it, if its groups do not hold all
             parameters while it steps: hooks of the program see whole groups.
         _stepper: the optimizer, for autotune; None if its steps cannot be compared.
     """
 
+    _technique = ""
     _hooks: Sequence[Any]
+    _listed: ListedParameters
     _counting: Any
     _inner_hooks: tuple[Any, Any] | None
     _stepper: Stepper | None
@@ -33,6 +39,23 @@ class Wrapped(Optimizer):
     def _scope(self) -> CollectiveScope:
         """The ranks among which it exchanges data, and their world."""
         raise NotImplementedError
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Returns a context that does nothing: gradients stay on this rank until `step()`."""
+        return nullcontext()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Does nothing: the gradients of any number of passes add up until `step()`."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Works like the optimizer's own. Raises ValueError if the technique needs all parameters at once."""
+        if self._technique:
+            raise ValueError(f"add the parameters before {self._technique}")
+        super().add_param_group(param_group)
+
+    def _refuse_other_parameters(self) -> None:
+        """Raises UnsupportedError if the program has put other parameters into the groups itself."""
+        self._listed.refuse_others(self.param_groups, self._technique)
 
     def _replace_groups(self) -> None:
         """Makes the groups hold what the optimizer's own step is to update, after all hooks before it."""
@@ -90,15 +113,32 @@ def make_plain(optimizer: Any) -> None:
         raise ValueError("this optimizer is distributed already: wrap it once")
 
 
-def wrap(optimizer: Optimizer, mixin: type[Wrapped]) -> Any:
-    """Puts these abilities before those of the optimizer's own class, whose name it keeps. Returns it."""
+def wrap(
+    optimizer: Optimizer,
+    mixin: type[Wrapped],
+    before_step: Callable[..., Any] | None = None,
+    after_step: Callable[..., Any] | None = None,
+) -> Any:
+    """Swaps an optimizer's class for a subclass of it and the mixin, with the original name. Returns it.
+
+    Args:
+        optimizer: the optimizer.
+        mixin: the abilities that it gets.
+        before_step, after_step: hooks around its steps, by the signatures of torch.
+    """
     kind = type(optimizer)
     wrapped: Any = optimizer
     wrapped.__class__ = type(
         kind.__name__, (mixin, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__}
     )
     wrapped._stepper = wrapped._inner_hooks = None
+    wrapped._listed = ListedParameters(wrapped.param_groups)
     wrapped._counting = optimizer.register_step_post_hook(_count_step)
+    wrapped._hooks = []
+    if before_step is not None:
+        wrapped._hooks.append(wrapped.register_step_pre_hook(before_step))
+    if after_step is not None:
+        wrapped._hooks.append(wrapped.register_step_post_hook(after_step))
     return wrapped
 
 

@@ -16,7 +16,6 @@ from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.consistency import check_parameters
-from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.parameters import all_named
 from sirtaki.torch.periodic.format import format_of
@@ -140,13 +139,8 @@ def _periodic(
     fragments = with_buffers(fragments_of(list(named.values()), schedule.fragments), names.model)
     scope = CollectiveScope.numbered(context, "periodic", process_set)
     synchronizer = Synchronizer(scope, schedule, fragments, update)
-    wrapped = wrap(optimizer, PeriodicOptimizer)
+    wrapped = wrap(optimizer, PeriodicOptimizer, _before_step, _after_step)
     wrapped._synchronizer, wrapped._named, wrapped._is_checked = synchronizer, named, False
-    wrapped._listed = ListedParameters(wrapped.param_groups)
-    wrapped._hooks = [
-        wrapped.register_step_pre_hook(_before_step),
-        wrapped.register_step_post_hook(_after_step),
-    ]
     wrapped._register(context)
     return wrapped
 
@@ -154,9 +148,9 @@ def _periodic(
 class PeriodicOptimizer(Survivor, Wrapped):
     """The abilities of such an optimizer besides its own class. Hooks surround its own step."""
 
+    _technique = "LocalSGD or DiLoCo"
     _synchronizer: Synchronizer
     _named: dict[str, Tensor]
-    _listed: ListedParameters
     _is_checked: bool
 
     @property
@@ -218,10 +212,6 @@ class PeriodicOptimizer(Survivor, Wrapped):
         self.return_to(own.pop(_OUTER, None), own)
         self._is_checked = False
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises ValueError: wrap the optimizer when it has all its parameters."""
-        raise ValueError("add the parameters before LocalSGD or DiLoCo wraps the optimizer")
-
     def _unwrap(self) -> None:
         self._is_retired = False
         super()._unwrap()
@@ -231,7 +221,7 @@ class PeriodicOptimizer(Survivor, Wrapped):
         self._check_use()
         scope = self._scope
         scope.check_world("wrap it again")
-        self._listed.refuse_others(self.param_groups, "LocalSGD or DiLoCo")
+        self._refuse_other_parameters()
         if self._is_checked:
             self._synchronizer.follow()
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from sirtaki.common import checksums
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import check_parameters, plain_options_of
-from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.stale.arguments import refuse_model
@@ -30,6 +28,7 @@ class StaleOptimizer(Wrapped):
     been exchanged meanwhile: none, one, or several.
     """
 
+    _technique = "DistributedOptimizer(…, staleness=…)"
     _exchange_options: ExchangeOptions
     _named: dict[str, Tensor]
     _clock: GlobalBatchClock
@@ -37,7 +36,6 @@ class StaleOptimizer(Wrapped):
     _checksum: int  # of the hyper-parameters of all updates
     _exchange: StaleExchange | None
     _finalizer: Any
-    _listed: ListedParameters
 
     @property
     def _scope(self) -> CollectiveScope:
@@ -70,7 +68,7 @@ class StaleOptimizer(Wrapped):
             ParametersDifferError: ranks have applied an update with different hyper-parameters.
             HorovodInternalError: any other failure between ranks.
         """
-        self._listed.refuse_others(self.param_groups, "staleness=")
+        self._refuse_other_parameters()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -99,23 +97,12 @@ class StaleOptimizer(Wrapped):
         self._finalizer.detach()
         self._exchange = None
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Returns a context that does nothing: gradients stay on this rank until step()."""
-        return nullcontext()
-
     def skip_synchronize(self) -> NoReturn:
         """Raises ValueError: gradients are exchanged after step(), not before."""
         raise ValueError(
             "with staleness, gradients are exchanged beside later steps, so there is nothing to skip: clip "
             "this rank's gradients before step(), without synchronize()"
         )
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Does nothing: the gradients of any number of passes add up until step()."""
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises ValueError: give the optimizer all its parameters before it is distributed."""
-        raise ValueError("add the parameters before DistributedOptimizer(…, staleness=…)")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Works like the optimizer's own. All ranks have to load the same one, or exchange it afterwards.
@@ -190,7 +177,6 @@ def with_staleness(
         reducible_view(parameter, name)
     refuse_model(optimizer, found.items())
     wrapped = wrap(optimizer, StaleOptimizer)
-    wrapped._exchange_options, wrapped._named, wrapped._hooks = exchange_options, found, []
+    wrapped._exchange_options, wrapped._named = exchange_options, found
     wrapped._clock, wrapped._updates, wrapped._exchange = GlobalBatchClock(staleness), 0, None
-    wrapped._listed = ListedParameters(wrapped.param_groups)
     return wrapped
