@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from sirtaki.runner.function.call import pickle_call
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
 from sirtaki.spark.job import SparkJob
-from sirtaki.spark.slots import is_local, slots_of, wait_for_slots
 
 _START_SECONDS = "600"
 _START_VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"
@@ -109,3 +109,55 @@ def _seconds(start_timeout: object) -> float:
     if not seconds > 0:
         raise ValueError(f"{name} is {value!r}, but it has to be more than 0 seconds")
     return seconds
+
+
+# ---- The number of tasks that Spark can run at the same time -------------------------------------------
+
+_DYNAMIC = "spark.dynamicAllocation.enabled"
+_POLL_SECONDS = 0.2
+_UNCHANGED_SECONDS = 20.0  # executors register one after the other, seconds after the session's start
+
+
+def slots_of(context: Any) -> int:
+    """Returns the number of tasks that run at the same time with the executors that Spark has now.
+
+    It is the number that Spark compares with the tasks of a barrier stage, and has no call for users.
+    """
+    scheduler = context._jsc.sc()
+    profile = scheduler.resourceProfileManager().defaultResourceProfile()
+    return int(scheduler.maxNumConcurrentTasks(profile))
+
+
+def is_local(context: Any) -> bool:
+    """Returns whether Spark runs tasks in the driver's own JVM, with its host and a fixed number of slots."""
+    master: str = context.master
+    return master == "local" or master.startswith("local[")
+
+
+def wait_for_slots(context: Any, size: int, start_timeout: float) -> None:
+    """Returns when there are slots for `size` tasks. Raises RunError if there will not be enough.
+
+    Spark itself asks again for ten minutes, with a warning each time.
+    """
+    if not is_local(context) and context.getConf().get(_DYNAMIC, "false") == "true":
+        raise RunError(
+            f"Spark runs no barrier stages while it allocates executors dynamically: set {_DYNAMIC}=false"
+        )
+    deadline = time.monotonic() + start_timeout
+    slots, since = slots_of(context), time.monotonic()
+    while slots < size:
+        now = time.monotonic()
+        if is_local(context) or now > min(deadline, since + _UNCHANGED_SECONDS):
+            raise RunError(_describe(context, slots, size))
+        time.sleep(_POLL_SECONDS)
+        found = slots_of(context)
+        if found != slots:
+            slots, since = found, time.monotonic()
+
+
+def _describe(context: Any, slots: int, size: int) -> str:
+    return (
+        f"num_proc is {size}, but Spark has {slots} slots (master {context.master}), and ranks run at the "
+        "same time: use a smaller num_proc, or give Spark more executors or cores (spark.executor.instances, "
+        "spark.executor.cores, spark.task.cpus, or local[N])"
+    )

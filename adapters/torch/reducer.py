@@ -8,29 +8,29 @@ parameters do not wait for each other.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
-from sirtaki.common.round_checks import RoundChecks
-from sirtaki.common.round_position import RoundPosition
+from sirtaki.common.round_checks import RoundChecks, RoundPosition
 from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
-from sirtaki.torch.claims import Claim
 from sirtaki.torch.exchange import GradientExchange
 from sirtaki.torch.gradient_memory import gradient_memory_of
 from sirtaki.torch.overlap import overlap_of
 from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, can_have_gradient, trainable
-from sirtaki.torch.pass_end import PassEnd
-from sirtaki.torch.reduced_gradients import ReducedGradients
 from sirtaki.torch.row_weighting import RowWeighting
+from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.wrapping import Wrapped
 
@@ -392,3 +392,146 @@ class GradientReducer:
                 "backward_passes_per_step=N, run all but the last inside `with optimizer.no_sync():`, or "
                 "call optimizer.zero_grad() between the passes"
             )
+
+
+# ---- The end of a backward pass ------------------------------------------------------------------------
+
+
+class PassEnd:
+    """Autograd's callback at the end of a pass. A pass that raises drops it instead of calling it."""
+
+    def __init__(self, ended: Callable[[], None], raised: Callable[[], None]) -> None:
+        self._pass_ended = ended
+        self._raised: Callable[[], None] | None = raised
+
+    def __call__(self) -> None:
+        self._raised = None
+        self._pass_ended()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._raised is not None and not is_finalizing():  # then the names of modules may be None
+            self._raised()
+
+
+# ---- Claims: one reducer for each parameter, as two would combine its gradient twice -------------------
+
+
+class Claim:
+    """A reducer's right to exchange the gradients of its parameters, until it is released.
+
+    A second claim by itself is no mistake: a notebook cell that runs again makes a new optimizer while the
+    scheduler of the old one still holds the old one. Two claims in use are a mistake.
+    """
+
+    _by_parameter: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()  # sets of claims
+    _created: ClassVar[int] = 0
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        self._named = named
+        self._checked = 0  # number of claims at the last check that found no conflict
+        for _, parameter in named:
+            self._by_parameter.setdefault(parameter, WeakSet()).add(self)
+        Claim._created += 1
+
+    def release(self) -> None:
+        """Releases the parameters."""
+        for _, parameter in self._named:
+            self._by_parameter[parameter].discard(self)
+
+    def check_exclusive(self) -> None:
+        """Raises ValueError if another reducer has a claim on one of the parameters."""
+        created = Claim._created
+        if created == self._checked:
+            return
+        for name, parameter in self._named:
+            if len(self._by_parameter[parameter]) > 1:
+                raise ValueError(
+                    f"two DistributedOptimizers exchange the gradient of parameter {name!r}, so it would be "
+                    "combined over the ranks twice: before the next backward pass, delete the optimizer that "
+                    "is not used any more, and what holds it, such as its learning rate scheduler"
+                )
+        self._checked = created
+
+
+# ---- Reduced gradients, which must not be combined again -----------------------------------------------
+
+
+class ReducedGradients:
+    """The combined gradients of an optimizer, by the index of their parameter."""
+
+    def __init__(self, named: Sequence[NamedParameter]) -> None:
+        self._named = named
+        self._combined: dict[int, weakref.ref[Tensor]] = {}
+        self._versions: dict[int, int] = {}  # number of writes into them when the optimizer last used them
+
+    def note(self, indices: Iterable[int]) -> None:
+        """Records the gradients of these parameters, and no others, as combined."""
+        gradients = ((index, self._named[index].parameter.grad) for index in indices)
+        self._combined = {index: weakref.ref(one) for index, one in gradients if one is not None}
+        self._versions = {}
+
+    def note_use(self) -> None:
+        """Records that the optimizer has used the gradients: whoever writes into one from now on renews it.
+
+        What the program has changed before, such as by clipping, was meant for that step.
+        """
+        if self._combined:
+            self._versions = {index: _version_of(one()) for index, one in self._combined.items()}
+
+    def take(self, other: ReducedGradients, sources: Sequence[int | None]) -> None:
+        """Takes over what is known of the same gradients there.
+
+        `sources` are the indices there of the parameters here; None: a new one, which may have been given the
+        gradient of another.
+        """
+        by_gradient = {id(one()): index for index, one in other._combined.items() if one() is not None}
+        for index, source in enumerate(sources):
+            at = by_gradient.get(id(self._named[index].parameter.grad)) if source is None else source
+            if at in other._combined:
+                self._combined[index] = other._combined[at]
+            if at in other._versions:
+                self._versions[index] = other._versions[at]
+
+    def clear(self) -> None:
+        self._combined.clear()
+
+    def forget(self, index: int) -> None:
+        """Records that a parameter has a new gradient, which may be in the memory of the last one."""
+        self._combined.pop(index, None)
+
+    def grown(self, indices: Iterable[int]) -> int | None:
+        """Returns the first of these parameters whose combined gradient a pass has added to; None: none."""
+        for index in indices if self._combined else ():
+            if self._is_known(index):
+                return index
+        return None
+
+    def lacks(self, index: int) -> bool:
+        """Returns whether this parameter has a gradient that was in no round."""
+        gradient = self._named[index].parameter.grad
+        return (
+            gradient is not None and not isinstance(gradient, ShardedGradient) and not self._is_known(index)
+        )
+
+    def take_new(self) -> list[int]:
+        """Returns the parameters with gradients whose values no round has combined, to exchange them."""
+        new = [index for index in range(len(self._named)) if self.lacks(index) or self._is_renewed(index)]
+        for index in new:
+            self.forget(index)
+        return new
+
+    def _is_known(self, index: int) -> bool:
+        known, gradient = self._combined.get(index), self._named[index].parameter.grad
+        return known is not None and gradient is not None and known() is gradient
+
+    def _is_renewed(self, index: int) -> bool:
+        gradient = self._named[index].parameter.grad
+        version = self._versions.get(index)
+        return version is not None and self._is_known(index) and version != _version_of(gradient)
+
+
+def _version_of(gradient: Tensor | None) -> int:
+    """Returns the number of writes into a gradient; 0 if torch does not count them."""
+    if type(gradient) is not Tensor or gradient.is_inference():
+        return 0
+    return gradient._version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import secrets
 import shutil
 import sys
@@ -14,12 +15,12 @@ from dataclasses import asdict, dataclass
 
 from sirtaki.runner.command import module_words
 from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, decode, line
-from sirtaki.runner.doctor.facts import Attempt, ClockOffset, HostFacts, LinkFacts, Speed
+from sirtaki.runner.doctor.facts import Attempt, ClockOffset, HostFacts, JobFacts, LinkFacts, Speed
 from sirtaki.runner.doctor.findings import Picture
 from sirtaki.runner.doctor.gathering import Choice, Trial, gather
-from sirtaki.runner.doctor.job_trial import all_open, try_job
 from sirtaki.runner.doctor.probe import TOKEN_BYTES
 from sirtaki.runner.doctor.session import Route, Session, SessionError
+from sirtaki.runner.doctor.trials import run_job
 from sirtaki.runner.hosts import Host, allocate, is_own_host, needed
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.ssh import Failure, SshOptions, diagnose, ssh_command
@@ -205,3 +206,45 @@ def _measure(session: Session, link: LinkFacts, door: Door | str, token: str) ->
         return LinkFacts(link.source, link.target, link.attempts, decode(Speed, answer))
     except (SessionError, ValueError) as error:
         return LinkFacts(link.source, link.target, link.attempts, failure=line(error))
+
+
+# ---- A job with one rank on each host ------------------------------------------------------------------
+
+# It shows what the examination of single connections cannot.
+
+
+_START_SECONDS = 60
+
+
+def try_job(
+    names: Sequence[str], hosts: Mapping[str, HostFacts], ssh: SshOptions, note: Callable[[str], None]
+) -> JobFacts | None:
+    """All-reduces with one rank on each of these hosts, with a framework that works on all of them.
+
+    Returns None if there is no such framework.
+    """
+    working = [_working(hosts[name]) for name in names]
+    framework = next((one for one in working[0] if all(one in others for others in working)), "")
+    if not framework:
+        return None
+    note(f"a job of {len(names)} ranks")
+    options = [*ssh.arguments(), "--start-timeout", str(_START_SECONDS)]
+    if interfaces := chosen_interfaces():
+        options += ["--network-interfaces", ",".join(interfaces)]
+    failure = run_job(framework, ["-H", ",".join(map(_with_one_slot, names)), *options])
+    return JobFacts(framework, len(names), os.getcwd(), sys.executable, failure)
+
+
+def _working(facts: HostFacts) -> list[str]:
+    return [one.name for one in facts.frameworks or () if one.state == "works"]
+
+
+def _with_one_slot(name: str) -> str:
+    """Formats a host as --hosts takes it: an IPv6 address in brackets."""
+    user, at, host = name.rpartition("@")
+    return f"{user}{at}[{host}]:1" if ":" in host else f"{name}:1"
+
+
+def all_open(links: Sequence[LinkFacts]) -> bool:
+    """Returns whether each connection that was tried is open: otherwise a job can only repeat that."""
+    return all(link.open is not None and not (link.speed and link.speed.stalled) for link in links)

@@ -16,7 +16,7 @@ from world import world
 
 import sirtaki.torch as hvd
 from sirtaki.torch.compressed.gathering import _largest
-from sirtaki.torch.compressed.orthogonal import orthonormal, write_product
+from sirtaki.torch.compressed.powersgd import orthonormal, write_product
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,9 +17,8 @@ import pytest
 from sirtaki.bench.patterns import Patterns
 from sirtaki.runner import commands
 from sirtaki.runner.bench import peers as peers_module
-from sirtaki.runner.bench.collective_report import COLUMNS, CollectiveReport
+from sirtaki.runner.bench.collective_report import COLUMNS, CollectiveReport, Limit
 from sirtaki.runner.bench.kinds import KINDS, SETTINGS
-from sirtaki.runner.bench.limits import Limit
 from sirtaki.runner.bench.link_report import LinkReport
 from sirtaki.runner.bench.messages import (
     MARK,

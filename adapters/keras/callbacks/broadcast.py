@@ -13,7 +13,6 @@ from sirtaki.common.objects import allgather_object
 from sirtaki.common.process_sets import global_process_set
 from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
-from sirtaki.keras.callbacks.compiled_steps import CompiledSteps
 from sirtaki.keras.callbacks.state import is_averaged, is_built, sync_variables
 from sirtaki.keras.distributed_optimizer import distributed_of
 from sirtaki.keras.stopping import require_all_to_stop
@@ -144,3 +143,30 @@ def _check_synchronized(model: Any) -> None:
                 f"layer {layer.name!r} has synchronized=True, which is among all ranks, and the optimizer "
                 "has a process set: use sirtaki.tensorflow.SyncBatchNormalization(process_set=...) instead"
             )
+
+
+# ---- The steps that a compiled program takes between the batches of `model.fit` ------------------------
+
+
+class CompiledSteps:
+    """Counts the steps of a model's distributed optimizer that are compiled; others count themselves."""
+
+    def __init__(self) -> None:
+        self._in_epoch = 0  # batches
+        self._waiting = 0  # batches whose gradients have been accumulated for a step
+
+    def begin_epoch(self) -> None:
+        self._in_epoch = 0
+
+    def end_batch(self, model: Any, batch: int, epoch_batches: int | None) -> None:
+        """Counts the steps up to a batch of an epoch. With `steps_per_execution` Keras leaves out batches,
+        and names some that the epoch does not have.
+        """
+        number = batch + 1 if epoch_batches is None else min(batch + 1, epoch_batches)
+        batches, self._in_epoch = number - self._in_epoch, number
+        optimizer = distributed_of(model.optimizer)
+        if optimizer is None or not optimizer._exchange.is_compiled:
+            return
+        steps, self._waiting = divmod(self._waiting + batches, optimizer.gradient_accumulation_steps or 1)
+        if steps:
+            current().steps.end(steps)

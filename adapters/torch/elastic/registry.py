@@ -16,8 +16,7 @@ from sirtaki.torch.elastic.handlers import (
     Stateful,
     StatefulStateHandler,
 )
-from sirtaki.torch.elastic.local_steps_handler import LocalStepsHandler
-from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
+from sirtaki.torch.elastic.optimizer_handler import LocalStepsHandler, OptimizerStateHandler
 from sirtaki.torch.elastic.sampler import ElasticSampler
 from sirtaki.torch.periodic.optimizer import PeriodicOptimizer
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.hints import hint
 from sirtaki.torch._private import has_compiled, without_modes, without_subclasses, without_transforms
 from sirtaki.torch.overlapped.exchange import UrgentGradients
-from sirtaki.torch.overlapped.modules import WATCH
-from sirtaki.torch.overlapped.parameter import take_off, touch_down
-from sirtaki.torch.overlapped.update import Update
+from sirtaki.torch.overlapped.parameter import ParameterInFlight, land, take_off, touch_down
 from sirtaki.torch.tensors import count_write
 from sirtaki.torch.wrapping import Optimizer, Wrapped
 
@@ -230,3 +231,95 @@ def _before_fork() -> None:
 
 
 os.register_at_fork(before=_before_fork)
+
+
+# ---- The calls of modules while parameters are in flight -----------------------------------------------
+
+
+class _Watch:
+    """A hook of all modules, which exists only while a flight is open: it costs each call a microsecond."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._flights: set[int] = set()
+        self._hook: Any = None
+
+    def begin(self, flight: int) -> None:
+        """Watches for a flight, given by a number of its own."""
+        with self._lock:
+            self._flights.add(flight)
+            if self._hook is None:
+                self._hook = register_module_forward_pre_hook(_land_parameters_of)
+
+    def end(self, flight: int) -> None:
+        """Ends the watch for a flight."""
+        with self._lock:
+            self._flights.discard(flight)
+            if self._hook is not None and not self._flights:
+                self._hook.remove()
+                self._hook = None
+
+
+WATCH = _Watch()
+
+
+def _land_parameters_of(module: torch.nn.Module, _: Any) -> None:
+    # TorchScript calls the parts of a module without hooks.
+    is_whole = isinstance(module, torch.jit.ScriptModule)
+    for parameter in module.parameters() if is_whole else module._parameters.values():
+        if type(parameter) is ParameterInFlight:
+            land(parameter)
+
+
+# ---- A step of an optimizer that is taken parameter by parameter ---------------------------------------
+
+_KEEP, _TO_NONE, _TO_ZERO = range(3)  # the fate of gradients after their update
+
+
+class Update:
+    """A step of an optimizer whose parts are taken as the gradients arrive.
+
+    It uses the hyper-parameters of the moment at which the program has called `step()`, and the optimizer's
+    own state.
+    """
+
+    def __init__(self, optimizer: Wrapped) -> None:
+        self._step: Any = inspect.unwrap(optimizer._plain_class().step)  # without the hooks around it
+        self._options = [
+            {name: _kept(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        self._groups = {
+            parameter: index
+            for index, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        self._fate = _KEEP
+        plain = optimizer._plain_class()
+        self._stepper: Any = plain.__new__(plain)
+        self._stepper.__dict__.update(optimizer.__dict__)  # among it the state, which both share
+        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            self._stepper.__dict__[hooks] = OrderedDict()
+
+    def drop_gradients(self, set_to_none: bool) -> None:
+        """Lets the gradients be dropped after the update, as `zero_grad` drops them."""
+        self._fate = _TO_NONE if set_to_none else _TO_ZERO
+
+    def apply(self, parameters: Sequence[Tensor]) -> None:
+        """Updates these parameters."""
+        groups: list[dict[str, Any]] = [{**options, "params": []} for options in self._options]
+        for parameter in parameters:
+            if (index := self._groups.get(parameter)) is not None:  # else the program has taken it out
+                groups[index]["params"].append(parameter)
+        self._stepper.param_groups = [group for group in groups if group["params"]]
+        with torch.no_grad():
+            self._step(self._stepper)
+        for parameter in parameters if self._fate != _KEEP else ():
+            if self._fate == _TO_NONE:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+
+def _kept(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
