@@ -50,7 +50,7 @@ class PreparedRequests:
 
     def submit(
         self,
-        indices: Sequence[int],
+        indices: list[int],
         sources: Sequence[int],
         targets: Sequence[int],
         kept: Sequence[Any],
@@ -115,7 +115,7 @@ class PreparedRequests:
         return self._context.untouched(self._batch, slot)
 
     def contents(self, refused: int = 0) -> list[tuple[int, Any]]:
-        """Returns the index and the kept object of each request of this round, and of `refused` last ones."""
+        """Returns index and kept object of each request of this round, and of `refused` requests after it."""
         end = self.filled + refused
         return list(zip(self._indices[:end], self._batch.keepalive[:end], strict=True))
 
