@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from cases.torch_models import fill  # noqa: E402
 from elastic.running import QUICK, REPAIRS, run_job  # noqa: E402
-from elastic.torch_job import Job, Worker, assert_equal, batch, one_thread, step  # noqa: E402
+from elastic.torch_job import Job, Worker, assert_equal, one_thread, step, train  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
@@ -47,10 +47,7 @@ KINDS: dict[str, Wrap] = {
 
 def window(worker: Worker, number: int) -> None:
     """Takes the steps between two synchronizations."""
-    for offset in range(EVERY):
-        worker.optimizer.zero_grad()
-        worker.model(batch(EVERY * number + offset)).square().mean().backward()
-        worker.optimizer.step()
+    train(worker, range(EVERY * number, EVERY * (number + 1)))
     worker.optimizer.synchronize()
 
 

@@ -86,12 +86,13 @@ class PreparedRequests:
         self.filled, self._unended = end, self._unended + count
         return range(begin, end)
 
-    def wait(self, slots: range | None = None, made: Sequence[Any] = ()) -> None:
+    def wait(self, slots: range | None = None, made: Sequence[Any] | None = None) -> None:
         """Waits for requests of this round, by default for all; on a GPU, makes the current stream wait.
 
         Args:
             slots: the requests.
-            made: tensors that may come from another stream than the current one, which uses them now.
+            made: tensors that may come from another stream than the current one, which uses them now; None:
+                all that is kept.
 
         Raises:
             HorovodInternalError: one of them failed.
@@ -104,7 +105,8 @@ class PreparedRequests:
             self._context.wait(self._batch, begin, count)
             return
         self._context.wait_in_stream(self._batch, self._streams.current_stream(self.gpu), begin, count)
-        self._streams.record_stream(self.gpu, made)
+        kept = self._batch.keepalive[begin : begin + count]
+        self._streams.record_stream(self.gpu, kept if made is None else made)
 
     def has_ended(self, slots: range) -> bool:
         """Returns whether these have ended, successfully or not. Never waits."""

@@ -18,13 +18,41 @@ from sirtaki.torch.sharded.optimizer import Sharded
 from sirtaki.torch.wrapping import Optimizer
 
 
-class OptimizerStateHandler(ContentHandler):
+class OptimizerHandler(ContentHandler):
+    """The common part of the handlers of optimizers: their parameters, of which each has a name."""
+
+    value: Optimizer
+
+    def parameters(self) -> list[Tensor]:
+        return parameters_of(self.value)
+
+    def drop_gradients(self) -> None:
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def entries(self, key: str, names: Names) -> Entries:
+        return [
+            (key, type(self.value).__name__),
+            *(
+                (f"{key}.{group}.{index}", names.get(id(parameter), kind_of(parameter)))
+                for group, settings in enumerate(self.value.param_groups)
+                for index, parameter in enumerate(settings["params"])
+            ),
+        ]
+
+    def label(self, key: str, path: Path, names: Names) -> str:
+        part, index, *_ = path
+        parameters = self.parameters()
+        if part != "parameters" or not isinstance(index, int) or index >= len(parameters):
+            return super().label(key, path, names)
+        return names.get(id(parameters[index]), f"{key} parameter {index}")
+
+
+class OptimizerStateHandler(OptimizerHandler):
     """A handler of an optimizer: of its parameters, their state, and the options of its groups.
 
     `save` copies the options only. What a step writes, the parameters and their state, is copied by `copy`.
     """
-
-    value: Optimizer
 
     def __init__(self, value: Optimizer) -> None:
         super().__init__(value)
@@ -35,9 +63,6 @@ class OptimizerStateHandler(ContentHandler):
         self._hook: Any = None
         self._watched: type | None = None
 
-    def parameters(self) -> list[Tensor]:
-        return parameters_of(self.value)
-
     def content(self) -> tuple[Any, Any]:
         return {"parameters": parameters_of(self.value), "state": state_of(self.value)}, options_of(
             self.value
@@ -45,7 +70,7 @@ class OptimizerStateHandler(ContentHandler):
 
     def load(self, replicas: Any, rest: Any) -> None:
         parameters = parameters_of(self.value)
-        overwrite(parameters, replicas["parameters"])
+        _overwrite(parameters, replicas["parameters"])
         set_state(self.value, placed(replicas["state"], state_of(self.value)), parameters)
         set_options(self.value, rest)
 
@@ -103,7 +128,7 @@ class OptimizerStateHandler(ContentHandler):
 
     def restore_copy(self) -> None:
         """Returns to the copy. State that did not exist then is removed."""
-        overwrite(self._copied_parameters, self._copy["parameters"])
+        _overwrite(self._copied_parameters, self._copy["parameters"])
         state = copied(self._copy["state"], state_of(self.value))
         set_state(self.value, state, self._copied_parameters)
 
@@ -130,36 +155,17 @@ class OptimizerStateHandler(ContentHandler):
 
     def drop_gradients(self) -> None:
         drop_round(self.value)
-        for parameter in parameters_of(self.value):
-            parameter.grad = None
-
-    def entries(self, key: str, names: Names) -> Entries:
-        return parameter_entries(self.value, key, names)
+        super().drop_gradients()
 
     def label(self, key: str, path: Path, names: Names) -> str:
-        part, place, *rest = path
-        parameters = parameters_of(self.value)
-        if not isinstance(place, int) or place >= len(parameters):
+        part, index, *rest = path
+        if part == "parameters" or not isinstance(index, int) or index >= len(self.parameters()):
             return super().label(key, path, names)
-        name = names.get(id(parameters[place]), f"{key} parameter {place}")
-        return name if part == "parameters" else f"{name} ({'.'.join(map(str, rest))})"
-
-
-def parameter_entries(optimizer: Optimizer, key: str, names: Names) -> Entries:
-    """Describes the parameters of an optimizer; `key` is its name in the state."""
-    return [
-        (key, type(optimizer).__name__),
-        *(
-            (f"{key}.{group}.{index}", names.get(id(parameter), kind_of(parameter)))
-            for group, settings in enumerate(optimizer.param_groups)
-            for index, parameter in enumerate(settings["params"])
-        ),
-    ]
+        return f"{super().label(key, ('parameters', index), names)} ({'.'.join(map(str, rest))})"
 
 
 @torch.no_grad()
-def overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
-    """Copies values into tensors, in place."""
+def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
     for tensor, value in zip(tensors, values, strict=True):
         if tensor is not value:
             tensor.copy_(value)
@@ -168,7 +174,7 @@ def overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
 # ---- The handler of an optimizer with local steps, whose ranks are equal at synchronizations only ------
 
 
-class LocalStepsHandler(ContentHandler):
+class LocalStepsHandler(OptimizerHandler):
     """A handler of an optimizer of LocalSGD or DiLoCo.
 
     Replicated are the parameters, and DiLoCo's copy of them with the state of the outer optimizer. The state
@@ -178,15 +184,12 @@ class LocalStepsHandler(ContentHandler):
     keeps_rest = True
     value: PeriodicOptimizer
 
-    def parameters(self) -> list[Tensor]:
-        return parameters_of(self.value)
-
     def content(self) -> tuple[Any, Any]:
         replicas = {"parameters": self.parameters(), "state": self.value.shared_state()}
         return replicas, self.value.own_state()
 
     def load(self, replicas: Any, rest: Any) -> None:
-        overwrite(self.parameters(), replicas["parameters"])
+        _overwrite(self.parameters(), replicas["parameters"])
         self.value.return_to(replicas["state"], rest)
 
     def require_commit(self) -> None:
@@ -196,17 +199,3 @@ class LocalStepsHandler(ContentHandler):
                 "the last synchronization: commit when optimizer.is_synchronized is true, for example after "
                 "optimizer.synchronize()"
             )
-
-    def drop_gradients(self) -> None:
-        for parameter in self.parameters():
-            parameter.grad = None
-
-    def entries(self, key: str, names: Names) -> Entries:
-        return parameter_entries(self.value, key, names)
-
-    def label(self, key: str, path: Path, names: Names) -> str:
-        part, *place = path
-        parameters = self.parameters()
-        if part == "parameters" and isinstance(place[0], int) and place[0] < len(parameters):
-            return names.get(id(parameters[place[0]]), f"{key} parameter {place[0]}")
-        return super().label(key, path, names)

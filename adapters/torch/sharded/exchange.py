@@ -136,7 +136,7 @@ class ScatteredGradients:
         Raises:
             HorovodInternalError: an exchange failed.
         """
-        self._requests.wait(made=[kept for _, kept in self._requests.contents()])
+        self._requests.wait()
         with torch.no_grad():
             for index, slot, elements, undo in self._results:
                 is_new = not self._requests.is_untouched(slot)
