@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -43,8 +44,8 @@ def test_nothing_is_written_after_a_failure(tmp_path: Path) -> None:
         """,
         exit_code=128 + 9,
     )
-    for rank in (0, 2):
-        assert f"rank {rank} heard: 'x': rank 1" in output
+    for rank in (0, 2):  # the message names 'x', unless the rank learns of the loss between two operations
+        assert re.search(rf"rank {rank} heard: ('x': )?rank 1 \(pid", output)
 
 
 def test_a_rank_that_stops_in_the_middle_is_named(tmp_path: Path) -> None:
