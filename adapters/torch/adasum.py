@@ -8,11 +8,13 @@ Summation, 2021.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sirtaki.bindings.context import Context
 from sirtaki.common.compression import compressed
 from sirtaki.common.handles import run
 from sirtaki.common.requests import ALLREDUCE
@@ -22,20 +24,33 @@ from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.consistency import note_gradients, round_checks
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.sparse_gradients import ExchangeOptions
+from sirtaki.torch.survivor import SeparateOptimizer
 from sirtaki.torch.tensors import reducible_view
-from sirtaki.torch.wrapping import Optimizer, Wrapped, wrap
+from sirtaki.torch.wrapping import Optimizer, wrap
 
 
-class AdasumOptimizer(Wrapped):
+class AdasumOptimizer(SeparateOptimizer):
     """The abilities of such an optimizer besides its own class."""
 
+    is_synchronized = True  # after each step
     _exchange_options: ExchangeOptions
+    _names: dict[Tensor, str]
     _previous_values: list[Tensor]
     _checks: RoundChecks
 
     @property
     def _scope(self) -> CollectiveScope:
         return self._exchange_options.scope
+
+    def _begin(self, exchange_options: ExchangeOptions) -> None:
+        self._exchange_options, self._previous_values = exchange_options, []
+        found = exchanged(self, self._names, None, "")
+        self._checks = round_checks(exchange_options.scope, found, self, has_same_state=False)
+
+    def move_to(self, context: Context) -> None:
+        """Continues in another world. `hvd.elastic.run` calls it."""
+        scope = CollectiveScope.numbered(context, "gradient", self._scope.process_set)
+        self._begin(replace(self._exchange_options, scope=scope))
 
     def synchronize(self) -> None:
         """Does nothing: the exchange is in step()."""
@@ -54,18 +69,20 @@ def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: 
     Raises:
         ValueError: a parameter cannot be exchanged.
     """
-    found = exchanged(optimizer, names, None, "")
-    for name, parameter, _ in found:
+    for name, parameter, _ in exchanged(optimizer, names, None, ""):
         reducible_view(parameter, name)
-    hooks = () if exchange_options.scope.has_no_peers else (_before_step, _after_step)
-    wrapped = wrap(optimizer, AdasumOptimizer, *hooks)
-    wrapped._exchange_options, wrapped._previous_values = exchange_options, []
-    wrapped._checks = round_checks(exchange_options.scope, found, optimizer, has_same_state=False)
+    wrapped = wrap(optimizer, AdasumOptimizer, _before_step, _after_step)
+    wrapped._names = names
+    wrapped._begin(exchange_options)
+    wrapped._register(exchange_options.scope.context)
     return wrapped
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    optimizer._check_use()
     optimizer._scope.check_world()
+    if optimizer._scope.has_no_peers:
+        return
     parameters, checks = optimizer._parameters(), optimizer._checks
     if checks.wants_gradients:
         gradients = [one.parameter.grad for one in exchanged(optimizer, {}, None, "")]
@@ -77,6 +94,8 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 @torch.no_grad()
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     exchange_options, previous_values = optimizer._exchange_options, optimizer._previous_values
+    if exchange_options.scope.has_no_peers:
+        return
     parameters = optimizer._parameters()
     scope = exchange_options.scope
     options = scope.derived("change").options(exchange_options.how)

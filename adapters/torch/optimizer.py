@@ -132,9 +132,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     Raises:
         ValueError: wrong arguments, names that are partial or not unique, a parameter that cannot be
             exchanged, one that torch's DDP or FSDP exchanges as well, or an optimizer that is already
-            distributed; one of a world that has ended may be distributed again. In an elastic job, op=Adasum,
-            a process set, shard, staleness, a deadline
-            or overlap_forward.
+            distributed; one of a world that has ended may be distributed again. In an elastic job, a process
+            set, shard, staleness, a deadline or overlap_forward.
         NotInitializedError: init() has not been called.
     """
     make_plain(optimizer)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import NotInitializedError
+from sirtaki.torch.wrapping import Wrapped
 
 
 class Survivor:
@@ -31,3 +34,31 @@ class Survivor:
                 f"this {type(self).__name__} was made inside the training function, by an execution of it "
                 "that has ended when the ranks changed: make it before hvd.elastic.run, or use the new one"
             )
+
+
+class SeparateOptimizer(Survivor, Wrapped):
+    """A wrapped optimizer that steps with the rank's own gradients.
+
+    Its state, such as momenta, is the rank's own. Parameters are equal once the ranks have combined them.
+    """
+
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether the parameters are equal on all ranks."""
+        raise NotImplementedError
+
+    def own_state(self) -> dict[str, Any]:
+        """Returns the state of this rank's own steps: the plain optimizer's `state_dict()`."""
+        return super().state_dict()
+
+    def shared_state(self) -> Any:
+        """Returns what is equal on all ranks besides the parameters; None if there is nothing."""
+        return None
+
+    def return_to(self, shared: Any, own: dict[str, Any]) -> None:
+        """Returns to a time when the parameters were equal on all ranks: see `shared_state`, `own_state`."""
+        super().load_state_dict(own)
+
+    def _unwrap(self) -> None:
+        self._is_retired = False
+        super()._unwrap()

@@ -1,4 +1,4 @@
-"""LocalSGD and DiLoCo in elastic jobs: ranks come and go between synchronizations."""
+"""LocalSGD, DiLoCo and op=Adasum in elastic jobs: ranks come and go, and each keeps its optimizer's state."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ KINDS: dict[str, Wrap] = {
     "Adam outside": lambda model: hvd.DiLoCo(
         model, inner(model), torch.optim.Adam(model.parameters(), lr=0.1), every=EVERY
     ),
+    "Adasum": lambda model: hvd.DistributedOptimizer(inner(model), model.named_parameters(), op=hvd.Adasum),
 }
 
 

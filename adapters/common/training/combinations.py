@@ -153,12 +153,6 @@ RULES: tuple[Rule, ...] = (
         "overlap_forward",
         "whose commits need parameters that are the same on all ranks, and not still in flight",
     ),
-    _elastic(
-        "adasum",
-        "because the ranks exchange after they have changed their parameters, so that a lost rank would "
-        "leave no common state",
-        "use op=Average",
-    ),
     Rule(
         "elastic",
         "process_set",

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki.torch.adasum import AdasumOptimizer
 from sirtaki.torch.elastic.handlers import ContentHandler, Entries, Names, kind_of
 from sirtaki.torch.nested import Path, copied, placed
 from sirtaki.torch.optimizer import drop_round
 from sirtaki.torch.optimizer_state import options_of, parameters_of, set_options, set_state, state_of
-from sirtaki.torch.periodic.optimizer import PeriodicOptimizer
 from sirtaki.torch.sharded.optimizer import Sharded
+from sirtaki.torch.survivor import SeparateOptimizer
 from sirtaki.torch.wrapping import Optimizer
 
 
@@ -80,10 +79,10 @@ class OptimizerStateHandler(OptimizerHandler):
                 "an elastic state cannot hold an optimizer with shard=, of which this rank has only slices: "
                 "leave out shard, or write hvd.full_state_dict(optimizer) to files"
             )
-        if isinstance(self.value, PeriodicOptimizer):
+        if isinstance(self.value, SeparateOptimizer):
             raise ValueError(
-                "LocalSGD or DiLoCo has wrapped an optimizer that was in this elastic state already: make "
-                "the state after it"
+                "LocalSGD, DiLoCo or op=Adasum has wrapped an optimizer that was in this elastic state "
+                "already: make the state after it"
             )
         self._saved = copied(options_of(self.value), self._saved)
         self._groups = [list(group["params"]) for group in self.value.param_groups]
@@ -110,11 +109,6 @@ class OptimizerStateHandler(OptimizerHandler):
 
     def _versions_now(self) -> list[int]:
         return [one._version for group in self._groups for one in group]
-
-    @property
-    def exchanges_first(self) -> bool:
-        """Returns whether a step exchanges nothing once it has begun to write."""
-        return not isinstance(self.value, AdasumOptimizer)
 
     def copy(self) -> None:
         """Copies what a step writes, to the memory of the last copy where that fits."""
@@ -171,18 +165,18 @@ def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
             tensor.copy_(value)
 
 
-# ---- The handler of an optimizer with local steps, whose ranks are equal at synchronizations only ------
+# ---- The handler of an optimizer that steps with the rank's own gradients ------------------------------
 
 
-class LocalStepsHandler(OptimizerHandler):
-    """A handler of an optimizer of LocalSGD or DiLoCo.
+class SeparateOptimizerHandler(OptimizerHandler):
+    """A handler of an optimizer of LocalSGD or DiLoCo, or with op=Adasum.
 
     Replicated are the parameters, and DiLoCo's copy of them with the state of the outer optimizer. The state
     of a rank's own steps, such as momenta, is its own; a rank that joins begins with rank 0's.
     """
 
     keeps_rest = True
-    value: PeriodicOptimizer
+    value: SeparateOptimizer
 
     def content(self) -> tuple[Any, Any]:
         replicas = {"parameters": self.parameters(), "state": self.value.shared_state()}

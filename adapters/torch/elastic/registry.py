@@ -16,15 +16,15 @@ from sirtaki.torch.elastic.handlers import (
     Stateful,
     StatefulStateHandler,
 )
-from sirtaki.torch.elastic.optimizer_handler import LocalStepsHandler, OptimizerStateHandler
+from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler, SeparateOptimizerHandler
 from sirtaki.torch.elastic.sampler import ElasticSampler
-from sirtaki.torch.periodic.optimizer import PeriodicOptimizer
+from sirtaki.torch.survivor import SeparateOptimizer
 
 Registry = Sequence[tuple[Any, Callable[[Any], Handler]]]
 
 _registry: Registry = [
     (nn.Module, ModelStateHandler),
-    (PeriodicOptimizer, LocalStepsHandler),
+    (SeparateOptimizer, SeparateOptimizerHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (torch.Generator, GeneratorStateHandler),

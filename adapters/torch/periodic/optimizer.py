@@ -21,8 +21,8 @@ from sirtaki.torch.parameters import all_named
 from sirtaki.torch.periodic.format import format_of
 from sirtaki.torch.periodic.synchronizer import Schedule, Synchronizer, fragments_of, with_buffers
 from sirtaki.torch.periodic.updates import OuterStep, ParameterAveraging, Update
-from sirtaki.torch.survivor import Survivor
-from sirtaki.torch.wrapping import Optimizer, Wrapped, make_plain, wrap
+from sirtaki.torch.survivor import SeparateOptimizer
+from sirtaki.torch.wrapping import Optimizer, make_plain, wrap
 
 _OUTER = "outer"  # the key of the outer optimizer in a state_dict()
 
@@ -145,7 +145,7 @@ def _periodic(
     return wrapped
 
 
-class PeriodicOptimizer(Survivor, Wrapped):
+class PeriodicOptimizer(SeparateOptimizer):
     """The abilities of such an optimizer besides its own class. Hooks surround its own step."""
 
     _technique = "LocalSGD or DiLoCo"
@@ -164,18 +164,13 @@ class PeriodicOptimizer(Survivor, Wrapped):
         self._is_checked = False
 
     def shared_state(self) -> Any:
-        """Returns what is equal on all ranks besides the parameters: the outer optimizer and its copy."""
+        """Returns the outer optimizer's state and its copy of the parameters."""
         return self._synchronizer.update.state_dict()
 
     def return_to(self, shared: Any, own: dict[str, Any]) -> None:
-        """Returns to a time when the parameters were equal on all ranks: see `shared_state`, `own_state`."""
         self._synchronizer.restart()
         self._synchronizer.update.load_state_dict(shared)
-        super().load_state_dict(own)
-
-    def own_state(self) -> dict[str, Any]:
-        """Returns the state of this rank's own steps: the plain optimizer's `state_dict()`."""
-        return super().state_dict()
+        super().return_to(shared, own)
 
     @property
     def is_synchronized(self) -> bool:
@@ -211,10 +206,6 @@ class PeriodicOptimizer(Survivor, Wrapped):
         own = dict(state_dict)
         self.return_to(own.pop(_OUTER, None), own)
         self._is_checked = False
-
-    def _unwrap(self) -> None:
-        self._is_retired = False
-        super()._unwrap()
 
     def _prepare(self) -> None:
         """Makes sure, before the first step, that all ranks begin with the same parameters."""
