@@ -22,8 +22,8 @@ from sirtaki.common.round_checks import RoundChecks
 from sirtaki.torch import device
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.consistency import note_gradients, round_checks
+from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.parameters import exchanged
-from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.survivor import SeparateOptimizer
 from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer, wrap

@@ -21,8 +21,10 @@ from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
 from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.consistency import note_gradients
+from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.parameters import NamedParameter
-from sirtaki.torch.sparse_gradients import ExchangeOptions, SparseGradients
+from sirtaki.torch.sparse_gradients import SparseGradients
+from sirtaki.torch.stage import Stage
 from sirtaki.torch.tensors import CODES, count_write, reducible_view, refuse_shared_gradients, shares_elements
 
 _dtype_of = attrgetter("dtype")
@@ -57,8 +59,16 @@ class GradientExchange:
         self._devices = [device.ordinal(parameter) for parameter in self._parameters]
         self._how = exchange_options.how
         self._compression = exchange_options.compression
-        self._sparse = SparseGradients(exchange_options, named)
-        self.special = exchange_options.special_exchange(named)
+        self._sparse = SparseGradients(
+            exchange_options.scope,
+            self._how,
+            self._compression,
+            named,
+            as_dense=exchange_options.sparse_as_dense,
+        )
+        self.stages: list[Stage] = [self._sparse]
+        if (stage := exchange_options.stage(named)) is not None:
+            self.stages.append(stage)
         self._checks = checks
         count = len(named)
         self._requests = PreparedRequests(self._context, count, device)  # by parameter
@@ -75,18 +85,18 @@ class GradientExchange:
     @property
     def is_open(self) -> bool:
         """Returns whether a round has begun and not ended."""
-        is_special = self.special is not None and self.special.is_open
-        return self._requests.filled > 0 or self._sparse.is_open or self._checks.is_open or is_special
+        has_own = self._requests.filled > 0 or self._checks.is_open
+        return has_own or any(stage.is_open for stage in self.stages)
 
     def close(self) -> None:
         """Releases the parameters."""
-        if self.special is not None:
-            self.special.close()
+        for stage in self.stages:
+            stage.close()
 
     def drop_earlier(self) -> None:
         """Forgets what earlier rounds have left to be added to these gradients: they are dropped."""
-        if self.special is not None:
-            self.special.drop_earlier()
+        for stage in self.stages:
+            stage.drop_earlier()
 
     def submit(self, indices: list[int]) -> None:
         """Submits the gradients of these parameters.
@@ -96,9 +106,8 @@ class GradientExchange:
         """
         if self._checks.wants_gradients:
             note_gradients(self._checks, indices, [self._parameters[index].grad for index in indices])
-        indices = self._sparse.start(indices, absent=False)
-        if self.special is not None:
-            indices = self.special.start(indices, absent=False)
+        for stage in self.stages:
+            indices = stage.start(indices, absent=False)
         if not indices:
             return
         parameters = self._parameters
@@ -118,10 +127,9 @@ class GradientExchange:
         """
         if self._parameters:
             self._checks.start()
-        indices = self._sparse.start(indices, absent=True)
-        if self.special is not None:
-            indices = self.special.start(indices, absent=True)
-            self.special.start_phases()
+        for stage in self.stages:
+            indices = stage.start(indices, absent=True)
+            stage.start_rest()
         if not indices:
             return
         tensors, results = self._prepare(indices, absent=True)
@@ -156,10 +164,9 @@ class GradientExchange:
             count_write(self._in_place)
             with torch.no_grad():
                 stored = [result for result in self._results if self._store_result(result)]
-                rows = self._sparse.store_results()
-            if self.special is not None:
-                exact = [result.tensor for result in stored]
-                self.special.finish([*self._in_place, *exact, *rows])
+            reduced = [*self._in_place, *(result.tensor for result in stored)]
+            for stage in self.stages:
+                reduced += stage.finish(reduced)
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -169,10 +176,9 @@ class GradientExchange:
 
     def _discard_round(self) -> None:
         self._requests.end()
-        self._sparse.discard()
         self._checks.discard()
-        if self.special is not None:
-            self.special.discard()
+        for stage in self.stages:
+            stage.discard()
         self._in_place = []
         self._results = []
 

@@ -25,6 +25,7 @@ from sirtaki.torch.compressed.arguments import plain_and_memory
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.deadlines import LateRule, with_deadline
+from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.idle_steps import IdleSteps
 from sirtaki.torch.listed_parameters import ListedParameters
 from sirtaki.torch.loss_scale import calling_scaler
@@ -38,7 +39,6 @@ from sirtaki.torch.reducer_settings import ReducerSettings
 from sirtaki.torch.sharded.kinds import GRADIENTS
 from sirtaki.torch.sharded.optimizer import Sharded, partition_for
 from sirtaki.torch.sharded.slices import Partition
-from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.stale.optimizer import with_staleness
 from sirtaki.torch.survivor import Survivor
 from sirtaki.torch.training_options import TrainingOptions, check_passes, in_shared_memory

@@ -10,8 +10,8 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import usable_cores
 from sirtaki.torch import device
+from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.parameters import NamedParameter
-from sirtaki.torch.sparse_gradients import ExchangeOptions
 
 # A pass that sleeps for at least half of the time leaves its core free for an exchange.
 _IDLE_SHARE = 0.5

@@ -25,13 +25,13 @@ from sirtaki.common.round_checks import RoundChecks, RoundPosition
 from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.exchange import GradientExchange
+from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.gradient_memory import gradient_memory_of
 from sirtaki.torch.overlap import overlap_of
 from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, can_have_gradient, trainable
 from sirtaki.torch.row_weighting import RowWeighting
 from sirtaki.torch.sharded.gradient import ShardedGradient
-from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.wrapping import Wrapped
 
 _NEVER = 1 << 62
@@ -64,8 +64,8 @@ class GradientReducer:
     ) -> None:
         self.passes_per_round = passes_per_round
         self._exchange = GradientExchange(exchange_options, named, checks)
-        special = self._exchange.special
-        self.flight = special if isinstance(special, Flight) else None  # rounds stay open when passes end
+        last = self._exchange.stages[-1]
+        self.flight = last if isinstance(last, Flight) else None  # rounds stay open when passes end
         self._is_left_open = False
         self._has_stepped = False  # since the last pass, where rounds stay open
         self._checks = checks

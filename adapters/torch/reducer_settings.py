@@ -16,12 +16,12 @@ from sirtaki.common.shares import current_share
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
+from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.listed_parameters import ListedParameters, inherited_groups, inherited_names
 from sirtaki.torch.loss_scale import LossScale
 from sirtaki.torch.overlap import least_early_bytes
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.reducer import GradientReducer, Nesting
-from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer
 

@@ -15,9 +15,9 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.stateful_compression import StatefulCompression
 from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.torch.compression import NoneCompressor
+from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.parameters import check_groups_of
 from sirtaki.torch.sharded.kinds import GRADIENTS, check_shard
-from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.stale.arguments import check_staleness
 from sirtaki.torch.wrapping import Optimizer
 

@@ -20,6 +20,7 @@ from sirtaki.torch.compressed.powersgd import PowerSGDMethod
 from sirtaki.torch.compressed.quantised import QuantisedMethod
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.stage import Stage
 from sirtaki.torch.tensors import shares_elements
 
 METHODS: dict[type[StatefulCompression], type[Method]] = {
@@ -31,7 +32,7 @@ METHODS: dict[type[StatefulCompression], type[Method]] = {
 }
 
 
-class CompressedGradients:
+class CompressedGradients(Stage):
     """The exchange of compressed gradients, by the numbers of their parameters.
 
     They are exchanged at the end of a pass, all together. The first round of a world, and the first after a
@@ -59,26 +60,17 @@ class CompressedGradients:
 
     @property
     def is_open(self) -> bool:
-        """Returns whether a round has begun and not ended."""
         return self._has_begun
 
-    def close(self) -> None:
-        """Does nothing: it holds no hooks."""
-
-    def drop_earlier(self) -> None:
-        """Does nothing: what is left out belongs to no gradient."""
-
-    def start(self, numbers: list[int], absent: bool) -> list[int]:
-        """Takes those gradients that are compressed in this round; returns the others."""
+    def start(self, indices: list[int], absent: bool) -> list[int]:
         self._begin_round()
-        if not self._compresses or self._compressed.keys().isdisjoint(numbers):
-            return numbers
+        if not self._compresses or self._compressed.keys().isdisjoint(indices):
+            return indices
         if not absent:
-            self._new.update((at, None) for at in numbers if at in self._compressed)
-        return [at for at in numbers if at not in self._compressed]
+            self._new.update((at, None) for at in indices if at in self._compressed)
+        return [at for at in indices if at not in self._compressed]
 
-    def start_phases(self) -> None:
-        """Starts the exchange of this round's gradients, all of which are there now."""
+    def start_rest(self) -> None:
         self._begin_round()
         if not self._compresses or self._phased is not None or not self._compressed:
             return
@@ -93,11 +85,11 @@ class CompressedGradients:
         phases = self._method.phases(self._slots)
         self._phased = PhasedExchange(self._scope.context, phases, device.this_stream(gpu))
 
-    def finish(self, exact: Iterable[Tensor]) -> None:
+    def finish(self, reduced: Sequence[Tensor]) -> list[Tensor]:
         """Waits for the compressed gradients, and puts them in place.
 
-        `exact` are the results of the others: if any gradient is not finite, the step will not be taken, so
-        what was left out before stays as it was.
+        If any gradient is not finite, the step will not be taken, so what was left out before stays as it
+        was.
 
         Raises:
             HorovodInternalError: an exchange failed.
@@ -105,13 +97,13 @@ class CompressedGradients:
         """
         self._finish_agreement()
         if self._phased is not None:
-            is_finite = self._phased.wait() and _are_finite(exact)
+            is_finite = self._phased.wait() and _are_finite(reduced)
             with torch.no_grad():
                 self._store(is_finite)
         self.discard()
+        return []
 
     def discard(self) -> None:
-        """Ends the round, whether it has succeeded or not."""
         if self._phased is not None:
             self._phased.drop()
         self._agreement.discard()

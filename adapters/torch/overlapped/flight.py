@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -20,14 +20,15 @@ from sirtaki.common.hints import hint
 from sirtaki.torch._private import has_compiled, without_modes, without_subclasses, without_transforms
 from sirtaki.torch.overlapped.exchange import UrgentGradients
 from sirtaki.torch.overlapped.parameter import ParameterInFlight, land, take_off, touch_down
+from sirtaki.torch.stage import Stage
 from sirtaki.torch.tensors import count_write
 from sirtaki.torch.wrapping import Optimizer, Wrapped
 
 
-class Flight:
+class Flight(Stage):
     """The parameters of one optimizer that are in flight, each by its number among those exchanged.
 
-    It is the `SpecialExchange` of all gradients: `finish` lets all parameters land.
+    The stage takes all gradients, and `finish` lets all parameters land.
     """
 
     def __init__(self, gradients: UrgentGradients, parameters: Sequence[Tensor]) -> None:
@@ -41,7 +42,6 @@ class Flight:
 
     @property
     def is_open(self) -> bool:
-        """Returns whether a parameter is in flight."""
         return bool(self._gradients.in_flight)
 
     @property
@@ -49,23 +49,20 @@ class Flight:
         """Returns whether parameters are in flight that are updated when they land."""
         return self._update is not None and self.is_open
 
-    def start(self, numbers: list[int], absent: bool) -> list[int]:
-        """Submits these gradients, as new ones or not. Returns those that it leaves to others: none.
+    def start(self, indices: list[int], absent: bool) -> list[int]:
+        """Submits all gradients.
 
         Raises:
             HorovodInternalError: an earlier round has failed.
         """
-        if numbers and self._failure is not None:
+        if indices and self._failure is not None:
             raise HorovodInternalError(
                 f"an earlier step has failed while it was exchanged ({self._failure}), so some ranks may "
                 "have updated parameters that others have not: load a checkpoint, broadcast it, and make a "
                 "new optimizer"
             )
-        self._gradients.start(numbers, absent)
+        self._gradients.start(indices, absent)
         return []
-
-    def start_phases(self) -> None:
-        """Does nothing: each gradient is exchanged by itself."""
 
     @property
     def may_take_off(self) -> bool:
@@ -150,10 +147,11 @@ class Flight:
             others = self._gradients.arrived(number) if self._gradients.knows_uses else []
             self._land([number, *others])
 
-    def finish(self, exact: Iterable[Tensor] = ()) -> None:
+    def finish(self, reduced: Sequence[Tensor] = ()) -> list[Tensor]:
         """Lets all parameters land."""
         with self._lock, _undisturbed():
             self._land(self._gradients.in_flight)
+        return []
 
     def _land(self, numbers: Sequence[int]) -> None:
         landed: list[int] = []
@@ -199,9 +197,6 @@ class Flight:
                 self._show(number)
                 touch_down(parameter)
             WATCH.end(id(self))
-
-    def drop_earlier(self) -> None:
-        """Does nothing: earlier rounds leave nothing."""
 
     def close(self) -> None:
         """Lets parameters that are in flight land: the optimizer is dropped, or its parameters change."""

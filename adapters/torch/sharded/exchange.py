@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from sirtaki.torch.compression import Compressor
 from sirtaki.torch.parameters import NamedParameter, trainable
 from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sharded.slices import BLOCK, Partition, Slice, flat, in_order_of
+from sirtaki.torch.stage import Stage
 from sirtaki.torch.tensors import code_of
 
 
@@ -39,7 +40,7 @@ class _Result(NamedTuple):
     undo: Any
 
 
-class ScatteredGradients:
+class ScatteredGradients(Stage):
     """The exchange of an optimizer's gradients, by the numbers of their parameters.
 
     A gradient that has been exchanged is replaced by a `ShardedGradient`. If another pass adds to it, the
@@ -71,17 +72,14 @@ class ScatteredGradients:
 
     @property
     def is_open(self) -> bool:
-        """Returns whether a round has begun and not ended."""
         return bool(self._results)
 
     def close(self) -> None:
-        """Releases the parameters."""
         while self._hooks:
             self._hooks.pop().remove()
         self._nodes.clear()
 
     def drop_earlier(self) -> None:
-        """Forgets what earlier passes have left: the gradients are dropped."""
         self._earlier.clear()
 
     def _watch(self, index: int, parameter: Tensor) -> None:
@@ -98,9 +96,8 @@ class ScatteredGradients:
         self._nodes.append(node)
         self._hooks.append(node.register_prehook(before_growth))
 
-    def start(self, numbers: list[int], absent: bool) -> list[int]:
-        """Submits these gradients, as new ones or not. Returns those that it leaves to others: none."""
-        sent = [index for index in numbers if self._takes_part(index)] if absent else numbers
+    def start(self, indices: list[int], absent: bool) -> list[int]:
+        sent = [index for index in indices if self._takes_part(index)] if absent else indices
         if not sent:
             return []
         with torch.no_grad():
@@ -127,24 +124,17 @@ class ScatteredGradients:
         self._requests.describe(index, REDUCESCATTER, kind, call, self._how)
         self._described_as[index] = source.dtype, device.ordinal(source)
 
-    def start_phases(self) -> None:
-        """Does nothing: each gradient is exchanged by itself."""
-
-    def finish(self, exact: Iterable[Tensor]) -> None:
-        """Waits for the slices, and puts a `ShardedGradient` in the place of each gradient.
-
-        Raises:
-            HorovodInternalError: an exchange failed.
-        """
+    def finish(self, reduced: Sequence[Tensor]) -> list[Tensor]:
+        """Waits for the slices, and puts a `ShardedGradient` in the place of each gradient."""
         self._requests.wait()
         with torch.no_grad():
             for index, slot, elements, undo in self._results:
                 is_new = not self._requests.is_untouched(slot)
                 self._store(index, self._compression.decompress(elements, undo), is_new)
         self.discard()
+        return []
 
     def discard(self) -> None:
-        """Ends the round, whether it has succeeded or not."""
         self._requests.end()
         self._results = []
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from sirtaki.common import checksums
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import check_parameters, plain_options_of
+from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.parameters import exchanged
-from sirtaki.torch.sparse_gradients import ExchangeOptions
 from sirtaki.torch.stale.arguments import refuse_model
 from sirtaki.torch.stale.clock import GlobalBatchClock
 from sirtaki.torch.stale.exchange import StaleExchange, Update

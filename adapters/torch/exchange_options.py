@@ -1,0 +1,55 @@
+"""The options of the exchange of an optimizer's gradients, and the stages that they choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sirtaki.common.ops import Reduction
+from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.compressed.exchange import CompressedGradients
+from sirtaki.torch.compressed.state import CompressionState
+from sirtaki.torch.compression import Compressor
+from sirtaki.torch.overlapped.exchange import UrgentGradients
+from sirtaki.torch.overlapped.flight import Flight
+from sirtaki.torch.parameters import NamedParameter
+from sirtaki.torch.sharded.exchange import ScatteredGradients
+from sirtaki.torch.sharded.slices import Partition
+from sirtaki.torch.stage import Stage
+
+
+@dataclass(frozen=True)
+class ExchangeOptions:
+    """The options of an optimizer's gradient exchange: ranks, combination, and format.
+
+    Attributes:
+        scope, how: the ranks, and the combination.
+        compression: the format of all gradients that are not compressed with a memory.
+        sparse_as_dense: whether sparse gradients are exchanged as dense ones.
+        memory: of a compression that has one; None otherwise.
+        partition: the slices of gradients that are divided among the ranks; None otherwise.
+        overlaps_forward: whether gradients may still be in flight in the next forward pass.
+        in_shared_memory: whether gradients live in memory that the ranks of a host share.
+    """
+
+    scope: CollectiveScope
+    how: Reduction
+    compression: type[Compressor]
+    sparse_as_dense: bool = False
+    memory: CompressionState | None = None
+    partition: Partition | None = None
+    overlaps_forward: bool = False
+    in_shared_memory: bool = False
+
+    def stage(self, named: Sequence[NamedParameter]) -> Stage | None:
+        """Returns the stage of gradients that are not simply all-reduced; None if all are."""
+        if not named:
+            return None
+        if self.partition is not None:
+            return ScatteredGradients(self.partition, self.scope, self.how, self.compression, named)
+        if self.memory is not None:
+            return CompressedGradients(self.memory, self.scope, self.how, named)
+        if self.overlaps_forward:
+            gradients = UrgentGradients(self.scope, self.how, self.compression, named)
+            return Flight(gradients, [one.parameter for one in named])
+        return None
