@@ -100,7 +100,7 @@ class Rounds:
 
     def remove_scale(self) -> None:
         """Takes the loss scale away from the residual. One that has overflowed is dropped, as by a scaler."""
-        if self._residual is not None and self._scale.is_known:
+        if self._residual is not None and self._scale.value is not None:
             is_finite = bool(self._residual.isfinite().all())
             self._residual = self._rescaled(self._scale.to_unscaled()) if is_finite else None
         self._scale.note(None)

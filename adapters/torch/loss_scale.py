@@ -86,24 +86,27 @@ def unscaling_scaler() -> Any:
 
 
 class ResidualScale:
-    """The loss scale of gradients that are kept for a later step.
+    """The loss scale of gradients, or of parts of them, that are kept for a later step.
 
-    The scaler changes its scale between the two, and is known only when it unscales the gradients of a step.
+    The scaler changes its scale between the two, and is known only when it unscales the gradients of a step,
+    or steps.
+
+    Attributes:
+        value: the scale; None if losses are not scaled.
     """
 
     def __init__(self) -> None:
         self._scaler: weakref.ref[Any] | None = None
-        self._scale: float | None = None  # None: losses are not scaled
-
-    @property
-    def is_known(self) -> bool:
-        """Returns whether the kept gradients have a loss scale."""
-        return self._scale is not None
+        self.value: float | None = None
 
     def note(self, scaler: Any) -> None:
         """Stores the scaler whose present scale the kept gradients have; None: they have none."""
+        self.attach(scaler)
+        self.value = None if scaler is None else scaler.get_scale()
+
+    def attach(self, scaler: Any) -> None:
+        """Stores the scaler of a step, without a change of the kept gradients' scale."""
         self._scaler = None if scaler is None else weakref.ref(scaler)
-        self._scale = None if scaler is None else scaler.get_scale()
 
     def follow(self) -> None:
         """Notes that other gradients are kept, which have the scaler's present scale."""
@@ -113,8 +116,8 @@ class ResidualScale:
     def to_present(self) -> float:
         """Returns the factor that brings kept gradients to the present scale of losses."""
         scaler = None if self._scaler is None else self._scaler()
-        return 1.0 if scaler is None or self._scale is None else float(scaler.get_scale() / self._scale)
+        return 1.0 if scaler is None or self.value is None else float(scaler.get_scale() / self.value)
 
     def to_unscaled(self) -> float:
         """Returns the factor that takes the scale away from kept gradients."""
-        return 1.0 if self._scale is None else 1.0 / self._scale
+        return 1.0 if self.value is None else 1.0 / self.value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.stateful_compression import StatefulCompression
+from sirtaki.torch.loss_scale import ResidualScale
 
 
 class CompressionState:
@@ -30,8 +30,7 @@ class CompressionState:
         self.exchanges = 0
         self.residuals: dict[Tensor, Tensor] = {}
         self.bases: dict[Tensor, Tensor] = {}
-        self._scaler: weakref.ref[Any] | None = None
-        self._scale: float | None = None  # the loss scale of the residuals; None: losses are not scaled
+        self._scale = ResidualScale()
 
     def residual(self, parameter: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Returns what has been left out of a parameter's gradients; None without error feedback."""
@@ -53,23 +52,23 @@ class CompressionState:
 
     def note_step(self, scaler: Any) -> None:
         """Stores the GradScaler in whose `step` the optimizer steps; None without one."""
-        if scaler is not None and self._scale is None:
-            self._scale = scaler.get_scale()  # until now it has not changed since residuals are not zero
-        elif scaler is None and self._scale is not None:
-            self._rescale(None)
-        self._scaler = None if scaler is None else weakref.ref(scaler)
+        if scaler is None:
+            self._rescale(self._scale.to_unscaled())
+        if scaler is None or self._scale.value is None:
+            self._scale.note(scaler)  # until now it has not changed since residuals are not zero
+        else:
+            self._scale.attach(scaler)
 
     def follow_scale(self) -> None:
         """Brings the residuals to the present scale of losses. A power of two, as usual, loses no bit."""
-        scaler = None if self._scaler is None else self._scaler()
-        if scaler is not None and scaler.get_scale() != self._scale:
-            self._rescale(scaler.get_scale())
+        factor = self._scale.to_present()
+        if factor != 1.0:
+            self._rescale(factor)
+            self._scale.follow()
 
-    def _rescale(self, scale: float | None) -> None:
-        factor = (1.0 if scale is None else scale) / (1.0 if self._scale is None else self._scale)
-        for residual in self.residuals.values():
+    def _rescale(self, factor: float) -> None:
+        for residual in self.residuals.values() if factor != 1.0 else ():
             residual.mul_(factor)
-        self._scale = scale
 
     # ---- Checkpoints -----------------------------------------------------------------------------------
 
@@ -78,7 +77,7 @@ class CompressionState:
         return {
             "compression": repr(self.compression),
             "exchanges": self.exchanges,
-            "scale": self._scale,
+            "scale": self._scale.value,
             "residuals": _by_place(self.residuals, parameters),
             "bases": _by_place(self.bases, parameters),
         }
@@ -101,7 +100,7 @@ class CompressionState:
                     f"the compression's state has a tensor of shape {list(residual.shape)} for parameter "
                     f"{place}, which does not fit: load it into an optimizer of the same model"
                 )
-        self.exchanges, self._scale = content["exchanges"], content["scale"]
+        self.exchanges, self._scale.value = content["exchanges"], content["scale"]
         self.residuals = _by_parameter(residuals, parameters)
         self.bases = _by_parameter(content["bases"], parameters)
 
