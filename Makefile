@@ -30,12 +30,14 @@ INSTALL := $(WITH_TOOLS) $(PIP) install --quiet --no-build-isolation --config-se
 SOURCES := pyproject.toml setup.py \
   $(shell find core bindings -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt -o -name '*.cmake') \
   $(shell find adapters bindings runner -type d -not -name __pycache__)
-# Tests wait more than they compute: two at a time.
-SIDE_BY_SIDE := --numprocesses 2 --dist loadgroup
+# Tests wait more than they compute, those of the first tier least.
+AT_ONCE := 2
+SIDE_BY_SIDE = --numprocesses $(AT_ONCE) --dist loadgroup
 # Python compiles each module when it is first imported, and keeps the result: pip would compile all that it installs,
 # which takes a minute, and without the files each process would compile again, TensorFlow for 12 seconds.
 export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
+CLANG := $(shell command -v clang++)
 NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
@@ -103,6 +105,7 @@ demo: $(STAMPS)/demo
 test: TIER := first
 test-full: TIER := second
 test-exhaustive: TIER := third
+test-full test-exhaustive: AT_ONCE := 3
 test-full test-exhaustive: $(STAMPS)/mpich $(STAMPS)/test-full
 $(TIERS): $(STAMPS)/test
 	$(CMAKE) -S core -B build/core -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON
@@ -124,19 +127,21 @@ cross:
 
 test-arm64: | cross
 
+# clang's build with AddressSanitizer serves fuzzing, too.
+test-asan: COMPILER := $(if $(CLANG),-DCMAKE_CXX_COMPILER=clang++)
 $(SANITIZED) test-arm64: test-%: $(STAMPS)/test
-	cd core && $(CMAKE) --preset $*
+	cd core && $(CMAKE) --preset $* $(COMPILER)
 	$(CMAKE) --build build/$*
 	CORE_TESTS=$(CURDIR)/build/$* $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/core $(if $(CASES),-k '$(CASES)')
 
 fuzz: $(STAMPS)/test
-	@command -v clang++ >/dev/null || { echo "sirtaki: there is no clang++; on Debian: apt install clang"; exit 1; }
-	cd core && $(CMAKE) --preset fuzz
-	$(CMAKE) --build build/fuzz --target fuzz
-	$(BIN)/python tests/fuzz/run.py build/fuzz --seconds $(FUZZ_SECONDS)
+	@$(if $(CLANG),,echo "sirtaki: there is no clang++; on Debian: apt install clang"; exit 1)
+	cd core && $(CMAKE) --preset asan -DCMAKE_CXX_COMPILER=clang++
+	$(CMAKE) --build build/asan --target fuzz
+	$(BIN)/python tests/fuzz/run.py build/asan --seconds $(FUZZ_SECONDS)
 
 test-locks:
-	@command -v clang++ >/dev/null || { echo "sirtaki: there is no clang++; on Debian: apt install clang"; exit 1; }
+	@$(if $(CLANG),,echo "sirtaki: there is no clang++; on Debian: apt install clang"; exit 1)
 	printf '%s\n' $(wildcard core/*/*.cc core/*/*/*.cc bindings/*/*.cc) | xargs -P "$$(nproc)" -n 4 clang++ -std=c++20 \
 	  -fsyntax-only -Icore -Icore/include -Ibindings -DSIRTAKI_VERSION='""' -Wno-unknown-pragmas -Wthread-safety \
 	  -Werror=thread-safety

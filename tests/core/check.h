@@ -6,6 +6,7 @@
 // `test_transport` all cases. The exit code is 1 if a case failed.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <sstream>
@@ -13,6 +14,16 @@
 #include <vector>
 
 namespace check {
+
+// Programs with sanitizers, which take several times as long, run a part of what the plain ones run.
+#ifdef SIRTAKI_SANITIZED
+constexpr bool is_sanitized = true;
+#else
+constexpr bool is_sanitized = false;
+#endif
+
+// Returns how many seeds a random test takes.
+constexpr uint32_t seeds(uint32_t all) { return is_sanitized ? (all + 3) / 4 : all; }
 
 struct Case {
   std::string file;  // without folder and suffix

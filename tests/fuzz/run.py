@@ -20,7 +20,7 @@ LARGEST_ALLOCATION = 128  # MiB: a frame of the greatest length is 64
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("build", type=Path, help="where cmake --preset fuzz has built")
+    parser.add_argument("build", type=Path, help="where cmake --preset asan has built, with clang")
     parser.add_argument("--seconds", type=float, default=60, help="for all targets together")
     parser.add_argument("--target", action="append", help="only this one; may be given again")
     options = parser.parse_args()

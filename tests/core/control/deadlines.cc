@@ -231,7 +231,7 @@ class Program {
 
 size_t count_late(const Terms& terms, uint32_t first_seed) {
   size_t late = 0;
-  for (uint32_t seed = first_seed; seed < first_seed + 60; ++seed) {
+  for (uint32_t seed = first_seed; seed < first_seed + check::seeds(60); ++seed) {
     const int before = check::failures();
     Program program(terms, seed);
     program.run();

@@ -306,7 +306,7 @@ void falsify(Decision& decision, std::mt19937& random) {
 
 TEST(falsified_decisions_are_refused_or_harmless) {
   int believed = 0, refused = 0;
-  for (uint32_t seed = 0; seed < 10'000; ++seed) {
+  for (uint32_t seed = 0; seed < check::seeds(10'000); ++seed) {
     std::mt19937 random(seed);
     World world(3);
     Asked asked;

@@ -7,7 +7,7 @@ using namespace sirtaki;
 namespace {
 
 void simulate(const Mix& mix, uint32_t first_seed, uint32_t runs = 40) {
-  for (uint32_t seed = first_seed; seed < first_seed + runs; ++seed) {
+  for (uint32_t seed = first_seed; seed < first_seed + check::seeds(runs); ++seed) {
     const int before = check::failures();
     Simulation(2 + static_cast<int32_t>(seed % 4), mix, seed).run();
     if (check::failures() == before) continue;

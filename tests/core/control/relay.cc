@@ -247,7 +247,7 @@ TEST(aggregates_survive_the_wire) {
 }
 
 TEST(mutated_aggregates_do_no_harm) {
-  for (uint32_t seed = 0; seed < 4'000; ++seed) {
+  for (uint32_t seed = 0; seed < check::seeds(4'000); ++seed) {
     std::mt19937 random(seed);
     Host host;
     Bytes bytes = rich_aggregate(host);

@@ -22,7 +22,8 @@ std::vector<int32_t> random_parents(int32_t size, uint32_t seed) {
 void simulate_trees(Mix mix, uint32_t first_seed, uint32_t runs = 40) {
   for (uint32_t capacity : {64u, 1u, 3u, 0u}) {
     mix.cache_capacity = capacity;
-    for (uint32_t seed = first_seed + capacity * 1'000; seed < first_seed + capacity * 1'000 + runs; ++seed) {
+    for (uint32_t seed = first_seed + capacity * 1'000; seed < first_seed + capacity * 1'000 + check::seeds(runs);
+         ++seed) {
       const int32_t size = 3 + static_cast<int32_t>(seed % 6);
       const int before = check::failures();
       const std::vector<int32_t> parents = random_parents(size, seed);
@@ -36,7 +37,7 @@ void simulate_trees(Mix mix, uint32_t first_seed, uint32_t runs = 40) {
 
 // Compares the same program in a star and in a tree, Decision by Decision.
 void compare(const Mix& mix, uint32_t first_seed, uint32_t runs = 60) {
-  for (uint32_t seed = first_seed; seed < first_seed + runs; ++seed) {
+  for (uint32_t seed = first_seed; seed < first_seed + check::seeds(runs); ++seed) {
     const int32_t size = 3 + static_cast<int32_t>(seed % 6);
     const int before = check::failures();
     const std::vector<int32_t> parents = random_parents(size, seed);
