@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Open, Say, Send, Slot, Start
-from sirtaki.runner.elastic.attempts import Attempts
-from sirtaki.runner.elastic.first_news import FirstNews
 from sirtaki.runner.elastic.first_starts import FirstStarts
 from sirtaki.runner.elastic.forming import Unrestorable, choose_candidates, form
 from sirtaki.runner.elastic.phase import Phase
@@ -19,7 +17,6 @@ from sirtaki.runner.elastic.reachability import Reachability
 from sirtaki.runner.elastic.rules import EXIT, HOST, Rules
 from sirtaki.runner.elastic.slots import Slots
 from sirtaki.runner.elastic.summary import Account, count_losses
-from sirtaki.runner.elastic.wait import Wait
 from sirtaki.runner.elastic.workers import Status, Worker, Workers
 from sirtaki.runner.rendezvous.elastic.messages import (
     Counted,
@@ -396,3 +393,116 @@ class Arbiter:
         for slot in self._slots.startable(self.workers.used_slots(), now):
             if self._has_room():
                 self._orders.append(Start(self.workers.add(slot, now).number, slot))
+
+
+# ---- Generations that fail one after the other although no rank was lost: such a job ends at last ------
+
+_MOST = 10
+
+
+class Attempts:
+    """The generations in a row that have begun with the same commit, without any news in between.
+
+    Their ranks cannot link to each other, or link, and fail at the same place of the program each time.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._commit = -1
+
+    def note(self, commit: int, has_news: bool) -> None:
+        """Notes that a generation is to begin with this commit. `has_news`: the ranks have changed."""
+        self._failures = 0 if has_news or commit > self._commit else self._failures + 1
+        self._commit = commit
+
+    def verdict(self, why: str) -> str:
+        """Returns why the job ends; "" if it may try again. `why` is the last failure."""
+        if self._failures < _MOST:
+            return ""
+        begun = f"begun {_MOST} times from commit {self._commit}, and none of them was lost"
+        return f"the training gets no further: the ranks have {begun}: {why}"
+
+
+# The moment of the first news that makes a generation end, from which the time of a change is counted.
+
+
+class FirstNews:
+    """The first news about the current generation.
+
+    A lost worker's host may have been silent before its loss was noticed: the earliest moment counts, in
+    whatever order the moments become known.
+    """
+
+    def __init__(self) -> None:
+        self._moment: float | None = None
+
+    def note(self, moment: float) -> None:
+        """Notes news of this moment (time.monotonic())."""
+        self._moment = moment if self._moment is None else min(self._moment, moment)
+
+    def take(self) -> float | None:
+        """Returns the moment of the first news, None if there was none; begins another generation."""
+        moment, self._moment = self._moment, None
+        return moment
+
+
+# ---- The arbiter's waits, which tell the user for what, and end ----------------------------------------
+
+_TELL_SECONDS = 10.0
+
+
+class Wait:
+    """A wait of the arbiter before it can form a generation."""
+
+    def __init__(self, timeout: float, patience: float, option: str) -> None:
+        """`option` is how the user calls the timeout."""
+        self._timeout, self._patience, self._option = timeout, patience, option
+        self._subject = ""  # a wait for something else begins anew
+        self._since = 0.0
+        self._is_told = False
+        self.due: float | None = None  # when the wait has news (time.monotonic())
+
+    def end(self) -> None:
+        self._subject, self.due = "", None
+
+    def is_too_long(self, now: float) -> bool:
+        """Returns whether enough workers for the start have been awaited for too long."""
+        return self._subject == "workers" and now >= self._since + self._timeout
+
+    def for_members(self, awaited: Sequence[Worker], now: float) -> list[Action]:
+        """Waits for members that live, and have not left their generation; at last, gives them up."""
+        names = ", ".join(one.name for one in awaited)
+        if self._is_over("members", self._patience, now):
+            kills = [order for one in awaited for order in one.give_up()]
+            late = "has not noticed that the ranks change, or not returned to its commit"
+            what = f"{names} {late}, for {self._patience:g} s: it is given up"
+            return [Say(what), *kills] if kills else []
+        what = f"waiting for {names} to notice that the ranks change, or to return to its commit"
+        return self._tell(what, self._patience, now)
+
+    def for_workers(self, present: int, wanted: int, now: float) -> tuple[list[Action], str]:
+        """Waits for more workers; returns orders, and why the job ends if it has taken too long."""
+        ranks = "1 rank is" if wanted == 1 else f"{wanted} ranks are"
+        if self._is_over("workers", self._timeout, now):
+            there = f"{present} {'was' if present == 1 else 'were'} there"
+            return [], f"{ranks} needed, and {there} after {self._timeout:g} s"
+        limit = f"up to {self._timeout:g} s ({self._option})"
+        here = f"{present} {'is' if present == 1 else 'are'} here"
+        return self._tell(f"{ranks} needed, and {here}: waiting for more, {limit}", self._timeout, now), ""
+
+    def _is_over(self, subject: str, limit: float, now: float) -> bool:
+        """Begins the wait if it has not begun; returns whether it has taken `limit` seconds."""
+        if self._subject != subject:
+            self._subject, self._since, self._is_told = subject, now, False
+            self.due = now + min(_TELL_SECONDS, limit)
+        if now < self._since + limit:
+            return False
+        self.due = None
+        return True
+
+    def _tell(self, text: str, limit: float, now: float) -> list[Action]:
+        """Returns the order to show for what is waited, once, when it is due."""
+        if self._is_told or now < self._since + _TELL_SECONDS:
+            return []
+        self._is_told, self.due = True, self._since + limit
+        return [Say(text)]

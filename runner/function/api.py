@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from sirtaki.runner.function.arguments import (
     CheckedCall,
@@ -14,9 +16,11 @@ from sirtaki.runner.function.arguments import (
     refuse_inside_a_rank,
 )
 from sirtaki.runner.function.call import python_version, write_call
-from sirtaki.runner.function.options import options_of
+from sirtaki.runner.function.errors import RunError
+from sirtaki.runner.function.pickling import import_cloudpickle
 from sirtaki.runner.function.process import Orders, run_launcher
-from sirtaki.runner.function.results import results_in
+from sirtaki.runner.function.report import raise_reported
+from sirtaki.runner.function.service import Outcome, Summary, read_outcome, read_summary
 
 _WORKER = "sirtaki.runner.function.worker"
 
@@ -102,3 +106,160 @@ def _run(call: CheckedCall, options: Sequence[str], variables: Mapping[str, str]
     finally:
         os.close(file)
         os.close(results)
+
+
+# ---- The parameters of `sirtaki.run` as options of hvdrun ----------------------------------------------
+
+_PATHS = (str, os.PathLike)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter: the option of hvdrun, and a function that returns the option's values, or None."""
+
+    flag: str
+    values_of: Callable[[Any], Sequence[str] | None]
+    takes: str
+
+
+def _count(value: Any) -> Sequence[str] | None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return [str(value)] if is_count else None
+
+
+def _seconds(value: Any) -> Sequence[str] | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return [str(value)] if is_number else None
+
+
+def _path(value: Any) -> Sequence[str] | None:
+    return [os.fspath(value)] if isinstance(value, _PATHS) else None
+
+
+def _names(value: Any) -> Sequence[str] | None:
+    names = [value] if isinstance(value, str) else value
+    is_list = isinstance(names, Sequence) and all(isinstance(one, str) and one for one in names)
+    return [",".join(names)] if is_list and names else None
+
+
+def _launcher(value: Any) -> Sequence[str] | None:
+    return [value] if isinstance(value, str) and value in ("ssh", "srun") else None
+
+
+def _range(value: Any) -> Sequence[str] | None:
+    both = list(value) if isinstance(value, Sequence) else []
+    found = [_seconds(one) for one in both]
+    return [text for one in found if one for text in one] if len(found) == 2 and all(found) else None
+
+
+_COUNT = "a whole number of at least 1"
+_SECONDS = "a number of seconds above 0"
+_GIVE_A_SIZE = {"num_proc", "min_num_proc", "hosts", "hostfile", "host_discovery_script"}
+_OTHER_NAMES = {
+    "np": "num_proc",
+    "min_np": "min_num_proc",
+    "max_np": "max_num_proc",
+    "network_interface": "network_interfaces",
+}
+_OPTIONS = {
+    "num_proc": Option("-np", _count, _COUNT),
+    "min_num_proc": Option("--min-np", _count, _COUNT),
+    "max_num_proc": Option("--max-np", _count, _COUNT),
+    "slots": Option("--slots-per-host", _count, _COUNT),
+    "reset_limit": Option("--reset-limit", _count, _COUNT),
+    "cooldown_range": Option("--blacklist-cooldown-range", _range, "a pair of seconds"),
+    "hosts": Option("--hosts", _names, "hosts with their slots, such as 'hostA:4,hostB:4'"),
+    "hostfile": Option("--hostfile", _path, "the path of a file"),
+    "host_discovery_script": Option("--host-discovery-script", _path, "the path of a program"),
+    "start_timeout": Option("--start-timeout", _seconds, _SECONDS),
+    "ssh_port": Option("--ssh-port", _count, "the number of a port"),
+    "ssh_identity_file": Option("--ssh-identity-file", _path, "the path of a file"),
+    "output_filename": Option("--output-filename", _path, "the path of a folder"),
+    "launcher": Option("--launcher", _launcher, "'ssh' or 'srun'"),
+    "network_interfaces": Option("--network-interfaces", _names, "names such as 'eth0,eth1'"),
+}
+
+
+def options_of(arguments: Mapping[str, Any]) -> list[str]:
+    """Returns the options for those arguments that have one and are not None. Raises ValueError.
+
+    Without a size there is one rank; with srun, one for each task of the Slurm job.
+    """
+    options: list[str] = []
+    given: dict[str, str] = {}  # how each parameter was called
+    for name, value in arguments.items():
+        parameter = _OTHER_NAMES.get(name, name)
+        if parameter not in _OPTIONS or value is None:
+            continue
+        if parameter in given:
+            raise ValueError(f"{given[parameter]} and {name} are one parameter: give one of them")
+        given[parameter] = name
+        option = _OPTIONS[parameter]
+        values = option.values_of(value)
+        if values is None:
+            raise ValueError(f"{name} takes {option.takes}, not {value!r}")
+        options += [option.flag, *values]
+    has_size = given.keys() & _GIVE_A_SIZE or arguments.get("launcher") == "srun"
+    return options if has_size else ["-np", "1", *options]
+
+
+# The results of a job in the process that has called `sirtaki.run`, or the exception that it raises.
+
+
+_NO_SUMMARY = (
+    "the launcher of the ranks ended before it could report their results: it was killed, or crashed"
+)
+
+
+def results_in(file: int) -> list[Any]:
+    """Returns the results in a file that the launcher has written, by rank.
+
+    Raises the exception of the rank that caused the job to fail, or RunError.
+    """
+    summary = read_summary(file)
+    if summary is None:
+        raise RunError(_NO_SUMMARY)
+    if summary.error:
+        raise RunError(summary.error)
+    if summary.failure is not None:
+        _raise_failure(file, summary)
+    _check_complete(summary)
+    returned = [rank for rank, outcome in summary.outcomes.items() if _has_returned(outcome)]
+    if not returned:
+        raise RunError("no rank has returned a result")
+    ordered = sorted(returned, key=lambda worker: (summary.last_ranks.get(worker, worker), worker))
+    return [_load_result(file, rank, summary.outcomes[key]) for rank, key in enumerate(ordered)]
+
+
+def _has_returned(outcome: Outcome) -> bool:
+    return outcome.is_complete and outcome.report["kind"] == "returned"
+
+
+def _check_complete(summary: Summary) -> None:
+    for rank in range(summary.size):
+        outcome = summary.outcomes.get(rank)
+        if outcome is None or not _has_returned(outcome):
+            raise RunError(f"rank {rank} ended with exit code 0 before the function had returned a result")
+
+
+def _load_result(file: int, rank: int, outcome: Outcome) -> Any:
+    try:
+        return import_cloudpickle().loads(read_outcome(file, outcome))
+    except Exception as error:
+        text = f"the result of rank {rank} on {outcome.host} cannot be loaded here"
+        raise RunError(f"{text}: {type(error).__name__}: {error}") from error
+
+
+def _raise_failure(file: int, summary: Summary) -> NoReturn:
+    culprit, failure = summary.culprit, RunError(summary.failure or "the job was interrupted")
+    outcome = None if culprit is None else summary.outcomes.get(culprit)
+    if culprit is None or outcome is None or not outcome.is_complete:
+        raise failure
+    rank, report = summary.last_ranks.get(culprit, culprit), outcome.report
+    if report["kind"] == "returned":  # it failed after its function had returned
+        raise failure
+
+    def load() -> object:
+        return import_cloudpickle().loads(read_outcome(file, outcome))
+
+    raise_reported(rank, outcome.host, outcome.pid, report, load)

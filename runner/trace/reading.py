@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.post_mortem import place_of
 from sirtaki.runner.rendezvous.wire import printable
-from sirtaki.runner.trace.failure_reports import read_failure_report
-from sirtaki.runner.trace.file_reader import FileReader
+from sirtaki.runner.timeline import clock_offset, shifted
+from sirtaki.runner.timeline_events import EventFile
+from sirtaki.runner.trace.doings import Slices
+from sirtaki.runner.trace.failure_reports import (
+    ENDING,
+    UNFINISHED,
+    FailureReport,
+    Reported,
+    ReportEvents,
+    read_failure_report,
+)
 from sirtaki.runner.trace.formats import ranks_text
 from sirtaki.runner.trace.meter import Meter, Show, show_nothing
+from sirtaki.runner.trace.operations import Operation
 from sirtaki.runner.trace.sources import Source
-from sirtaki.runner.trace.trace import Row, Trace
+from sirtaki.runner.trace.trace import Ending, Failed, Row, StatedClock, Trace
 
 
 def read_trace(sources: Sequence[Source], show: Show = show_nothing) -> Trace:
@@ -115,3 +131,246 @@ def _missing_ranks(trace: Trace) -> Iterator[str]:
             yield f"the {files} of {ranks_text(missing)} {verb} missing{place}"
         if empty := [row.rank or 0 for row in rows if not (row.operations or row.failed or row.ending)]:
             yield f"there are no operations of {ranks_text(empty)}{place}"
+
+
+# ---- Reads one file of a trace -------------------------------------------------------------------------
+
+_RANK = re.compile(r"(?:worker \d+, generation (\d+): )?rank (\d+) \(pid \d+ on (.*)\)")
+_ROUND = re.compile(r" \(round \d+\)$")  # of an operation with a deadline; plans tell rounds apart
+_CHANGES = re.compile(r"worker \d+: changes of the ranks")
+_MAX_RANKS = 1 << 16
+
+
+class FileReader:
+    """The rows of one file, and the operation of each row whose slices are being read."""
+
+    def __init__(self, source: Source, texts: dict[str, int]) -> None:
+        self.rows: dict[int, Row] = {}  # by the process id in the file
+        self._source = source
+        self._file = EventFile(source.path)
+        self._texts = texts
+        self._tracks: defaultdict[int, dict[int, int]] = defaultdict(dict)  # numbers of names, by track
+        self._open: dict[int, OpenOperation] = {}
+        self._damaged = 0
+
+    def read(self, meter: Meter) -> None:
+        """Raises OSError, and LaunchError if the file is no timeline."""
+        for line in meter.lines(self._file):
+            self._add_line(line)
+            if not self.rows:
+                break
+        if not self.rows:
+            raise LaunchError(f"{self._source.path} is no timeline of sirtaki")
+        self._close_all()
+
+    def add_report(self, report: FailureReport, row: Row | None) -> None:
+        """Adds the events of a failure report to the row of its rank; None: to a new one.
+
+        Raises LaunchError if it is malformed.
+        """
+        offset = self._offset(report, row)
+        pid = report.rank if row is None else row.pid
+        names = list(self._texts)
+        tracks = {names[name]: track for track, name in self._tracks[pid].items()}
+        ends = {track: end - offset for track, end in (row.ends_of_tracks() if row else {}).items()}
+        events = ReportEvents(pid, tracks, ends)
+        reported = (*report.finished, *report.unfinished)
+        missing = [one for one in reported if row is None or not self._is_known(one, row, offset)]
+        lines = [*([] if row else events.head(report)), *events.body(report, missing)]
+        moved = [shifted(line, offset) if offset else line for line in lines]
+        for line in moved:
+            self._add_line(line)
+        self._close_all()
+        if pid not in self.rows:
+            raise LaunchError(f"{self._source.path} is no failure report of a rank")
+        self.rows[pid].added += moved
+
+    def lacks(self) -> Iterator[str]:
+        name = self._source.path.name
+        # The file of changes never has an end, because its process may be killed at any time.
+        if (
+            not self._source.is_report
+            and not self._file.is_whole
+            and any(row.rank is not None for row in self.rows.values())
+        ):
+            yield f"{name} has no end: its process was killed or still runs; all that it has is used"
+        if self._damaged:
+            lines = "1 line is" if self._damaged == 1 else f"{self._damaged} lines are"
+            yield f"{lines} damaged in {name}, and left out"
+
+    def _offset(self, report: FailureReport, row: Row | None) -> int:
+        """Returns how far the times of a rank have been moved in this file, in nanoseconds.
+
+        An operation that its report has, too, tells that. Without one, hvdrun has moved the times in a file
+        of several ranks by the wall clocks.
+        """
+        for one in reversed(report.finished if row else ()):
+            end = row.operations.end_of(one.get("plan", 0), self._name(one)) if row else None
+            if end is not None:
+                return end - int(one["ended_ns"])
+        first = next(iter(self.rows.values()), None)
+        if first is None or len(self.rows) < 2 or first.clock.is_merged:
+            return row.clock.offset if row else 0
+        return clock_offset(first.clock.wall_minus_monotonic, report.wall_minus_monotonic)
+
+    def _is_known(self, one: Reported, row: Row, offset: int) -> bool:
+        """Returns whether the file has an operation of a report."""
+        name = self._name(one)
+        if row.operations.end_of(one.get("plan", 0), name) is not None:
+            return True
+        times = (int(one["submitted_ns"]) + offset, int(one.get("ended_ns", 0)) + offset)
+        failed = (failed for failed in row.failed if failed.name == name)
+        return any(one.submitted == times[0] or one.ended == times[1] for one in failed)
+
+    def _name(self, one: Reported) -> int:
+        return self._number(_ROUND.sub("", one["name"]))
+
+    def _add_line(self, line: bytes) -> None:
+        try:
+            self._add(json.loads(line, parse_float=str))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
+            self._damaged += 1
+
+    def _close_all(self) -> None:
+        for pid in tuple(self._open):
+            self._close(pid)
+
+    def _add(self, event: dict[str, Any]) -> None:
+        pid, phase, name, args = event["pid"], event["ph"], event["name"], event.get("args", {})
+        category = event.get("cat")
+        if phase == "M" and name == "process_name":
+            self.rows[pid] = self._row(pid, str(args["name"]))
+        row = self.rows[pid]
+        if phase == "M" and name == "thread_name":
+            self._tracks[pid][event["tid"]] = self._number(_ROUND.sub("", str(args["name"])))
+        elif phase == "M" and name == "world":
+            row.world_size = min(int(args["size"]), _MAX_RANKS)
+        elif phase == "M" and name == "clock":
+            row.clock = read_clock(args)
+        elif phase == "X" and category == "program":
+            self._add_program(row, event, printable(name))
+        elif category == ENDING:
+            row.ending = read_ending(args)
+        elif category == UNFINISHED:
+            return
+        elif phase == "X" and "plan" in args:
+            self._close(pid)
+            self._open[pid] = opened(event, self._tracks[pid][event["tid"]], self._number(name))
+        elif phase == "X" and pid in self._open:
+            self._open[pid].add_slice(event)
+
+    def _add_program(self, row: Row, event: dict[str, Any], what: str) -> None:
+        """Adds a slice of the program, whose pauses are named as their tracks."""
+        is_pause = self._texts.get(what) == self._tracks[row.pid][event["tid"]]
+        slices = row.program.setdefault((event["tid"], what), Slices(what, is_pause))
+        begin = nanoseconds(event["ts"])
+        slices.append(begin, begin + nanoseconds(event["dur"]))
+
+    def _row(self, pid: int, title: str) -> Row:
+        of_rank, part = _RANK.fullmatch(title), self._source.part
+        if of_rank is None and _CHANGES.fullmatch(title) is None:
+            raise ValueError("neither a rank nor a worker")
+        row = Row(self._source, pid, printable(title))
+        if of_rank is not None:
+            row.rank, row.host = int(of_rank[2]), printable(of_rank[3])
+            row.generation = int(of_rank[1] or 0) or (part.generation if part else 0)
+            if row.rank >= _MAX_RANKS:
+                raise ValueError("no rank")
+        return row
+
+    def _number(self, text: str) -> int:
+        return self._texts.setdefault(printable(text), len(self._texts))
+
+    def _close(self, pid: int) -> None:
+        """Adds the operation of a row whose slices have been read."""
+        if (read := self._open.pop(pid, None)) is None:
+            return
+        row, operation = self.rows[pid], read.operation
+        if read.status != "ok":
+            row.failed.append(read.failed())
+        elif operation.plan and read.is_whole:
+            row.operations.append(operation)
+
+
+# ---- The events of a timeline --------------------------------------------------------------------------
+
+_MAX_STATUS, _MAX_NUMBER = 100, 1 << 62
+_MOVING = ("PACK", "TRANSFER", "UNPACK")  # the slices of an operation's transfer
+
+
+@dataclass
+class OpenOperation:
+    """An operation whose slices follow it in the file."""
+
+    operation: Operation
+    status: str
+    error: str  # with a mismatch
+    place: str  # of the program, with a mismatch
+    has_slices: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its slices are known: the core writes one for any duration."""
+        return self.has_slices or self.operation.submitted == self.operation.ended
+
+    def failed(self) -> Failed:
+        """Returns it as an operation that ended with an error."""
+        one = self.operation
+        properties = (one.name, one.kind, one.bytes, self.status, one.track, one.submitted, one.ended)
+        return Failed(*properties, self.error, self.place)
+
+    def add_slice(self, event: dict[str, Any]) -> None:
+        begin, name = nanoseconds(event["ts"]), event["name"]
+        end = begin + nanoseconds(event["dur"])
+        if event["tid"] != self.operation.track:
+            return
+        if not begin <= end < _MAX_NUMBER:
+            raise OverflowError
+        self.has_slices = True
+        if name == "NEGOTIATE":
+            self.operation = self.operation._replace(decided=end)
+        elif name in _MOVING and not self.operation.started:
+            self.operation = self.operation._replace(started=begin)
+
+
+def opened(event: dict[str, Any], name: int, kind: int) -> OpenOperation:
+    """Returns the operation of an event. Raises what a malformed event raises."""
+    args, begin = event["args"], nanoseconds(event["ts"])
+    operation = Operation(
+        plan=int(args["plan"]),
+        name=name,
+        kind=kind,
+        process_set=int(args["process_set"]),
+        fused=int(args["fused"]),
+        bytes=int(args["bytes"]),
+        track=int(event["tid"]),
+        submitted=begin,
+        decided=begin,
+        started=0,
+        ended=begin + nanoseconds(event["dur"]),
+    )
+    if not all(0 <= number < _MAX_NUMBER for number in operation):
+        raise OverflowError
+    error, place = printable(str(args.get("error", ""))), printable(place_of(args.get("stack", [])))
+    return OpenOperation(operation, printable(str(args["status"]), _MAX_STATUS), error, place)
+
+
+def read_ending(args: dict[str, Any]) -> Ending:
+    texts = {name: printable(str(args[name])) for name in ("status", "reason", "doing")}
+    return Ending(culprit=int(args["culprit"]), **texts)
+
+
+def read_clock(args: dict[str, Any]) -> StatedClock:
+    wall, error = args.get("wall_minus_monotonic_ns"), args.get("error_ns")
+    return StatedClock(
+        None if wall is None else int(wall),
+        "offset_ns" in args,
+        int(args.get("offset_ns", 0)),
+        None if error is None else int(error),
+    )
+
+
+def nanoseconds(microseconds: str | int) -> int:
+    """Converts a time without rounding: of 2**33 µs, a float has not all the nanoseconds."""
+    whole, _, part = str(microseconds).partition(".")
+    return int(whole) * 1000 + int(part.ljust(3, "0")[:3] or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from sirtaki.torch.backend.member_sets import set_of
+from sirtaki.torch.backend.submission import set_of
 
 
 class SlowContext:

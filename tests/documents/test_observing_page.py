@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from rank_samples import state_values, stepped
 
-from sirtaki.runner.metrics.samples import RankSamples
+from sirtaki.runner.metrics.server import RankSamples
 
 from .pages import DOCS, output_of, programs_of
 

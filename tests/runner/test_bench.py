@@ -18,8 +18,7 @@ from sirtaki.bench.patterns import Patterns
 from sirtaki.runner import commands
 from sirtaki.runner.bench import peers as peers_module
 from sirtaki.runner.bench.collective_report import COLUMNS, CollectiveReport, Limit
-from sirtaki.runner.bench.kinds import KINDS, SETTINGS
-from sirtaki.runner.bench.link_report import LinkReport
+from sirtaki.runner.bench.kinds import KINDS, SETTINGS, LinkReport, StepReport
 from sirtaki.runner.bench.messages import (
     MARK,
     LinkSpeeds,
@@ -37,7 +36,6 @@ from sirtaki.runner.bench.plot import draw
 from sirtaki.runner.bench.report import Load
 from sirtaki.runner.bench.samples import block_calls, median_ratio, quantile
 from sirtaki.runner.bench.sizes import ITEMSIZES, counts, parse_size
-from sirtaki.runner.bench.step_report import StepReport
 
 PLAN = Plan("allreduce", "float32", 1 << 20, 4 << 20, 4.0, 3, ["gloo"])
 WORLD = World(4, {"hostA": 2, "hostB": 2}, 1, {"sirtaki": "1.0", "gloo": "torch 2"}, 0.0, 0)

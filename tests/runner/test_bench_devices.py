@@ -15,11 +15,10 @@ from tiers import exhaustive_unless
 
 from sirtaki.bench import devices
 from sirtaki.common import basics
-from sirtaki.runner.bench.cli import parser
+from sirtaki.runner.bench.cli import make_plan, parser
 from sirtaki.runner.bench.collective_report import CollectiveReport
 from sirtaki.runner.bench.messages import OWN, Measurement, Plan, Timing, World
 from sirtaki.runner.bench.operations import OPERATIONS
-from sirtaki.runner.bench.planning import make_plan
 from sirtaki.runner.bench.ranks import command
 from sirtaki.runner.bench.report import Load
 

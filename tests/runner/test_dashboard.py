@@ -17,7 +17,7 @@ from rank_samples import NOW, pending, sample, stepped
 from rich.console import Console
 
 from sirtaki.runner.bounded_server import hosts_of
-from sirtaki.runner.dashboard.look import look_of
+from sirtaki.runner.dashboard.feed import look_of
 from sirtaki.runner.dashboard.server import MAX_CLIENTS
 from sirtaki.runner.top.rows import rows_of
 from sirtaki.runner.top.snapshot import Snapshot

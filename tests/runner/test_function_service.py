@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from sirtaki.runner.function.launcher_connection import LauncherConnection, LauncherGone
 from sirtaki.runner.function.service import (
     END,
     HELLO,
@@ -24,6 +23,7 @@ from sirtaki.runner.function.service import (
     read_outcome,
     read_summary,
 )
+from sirtaki.runner.function.worker import LauncherConnection, LauncherGone
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 

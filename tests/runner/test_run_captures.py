@@ -14,7 +14,7 @@ import pytest
 from launching import pickled_by_value
 
 from sirtaki.runner.function import call
-from sirtaki.runner.function.captures import captured_by
+from sirtaki.runner.function.call import captured_by
 
 TABLE = [1, 2, 3]
 UNUSED = [4]

@@ -123,8 +123,10 @@ class Step {
   XlaCallFrame frame() {
     scalars_.reserve(integers.size() + factors_.size());  // their addresses are taken while the vector is filled
     attribute_names_.reserve(scalars_.capacity() + 1);
-    for (auto& [name, value] : integers) add_attribute(name, scalars_.emplace_back(XlaDataType::s64, &value));
-    for (auto& [name, value] : factors_) add_attribute(name, scalars_.emplace_back(XlaDataType::f64, &value));
+    for (auto& [name, value] : integers)
+      add_attribute(name, scalars_.emplace_back(XlaScalar{XlaDataType::s64, &value}));
+    for (auto& [name, value] : factors_)
+      add_attribute(name, scalars_.emplace_back(XlaScalar{XlaDataType::f64, &value}));
     text_ = {names_.data(), names_.size()};
     attribute_names_.push_back({"names", 5});
     types_.push_back(XlaAttributeType::string);
