@@ -3,7 +3,7 @@
 Sets may overlap. Sets without a common rank do not wait for each other.
 
 In an elastic job, a set that was added before `hvd.elastic.run` follows its members from world to world:
-sirtaki.common.elastic.process_sets.
+sirtaki.common.elastic.loop.
 """
 
 from __future__ import annotations

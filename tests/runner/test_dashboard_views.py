@@ -10,7 +10,7 @@ from typing import Any
 from dashboards import snapshot
 from rank_samples import METRICS, NOW, sample, state_values
 
-from sirtaki.runner.dashboard.views import MOST_LINKS, MOST_TENSORS, links_of, tensors_of
+from sirtaki.runner.dashboard.feed import MOST_LINKS, MOST_TENSORS, links_of, tensors_of
 from sirtaki.runner.remote_states import answers
 from sirtaki.runner.top.snapshot import RankSample, Snapshot, from_line
 
