@@ -178,9 +178,6 @@ def _summary(blocks: list[list[float]]) -> Timing:
 
 _RUNS: dict[str, Callable[[Plan, Sequence[int]], None]] = {"link": _run_link, "step": _run_step}
 
-if __name__ == "__main__":
-    main()
-
 
 # ---- The speed of plain TCP from each host of a job to the next one, by all hosts at the same time -----
 
@@ -229,3 +226,7 @@ def _measure(addresses: list[str], port: int, token: bytes) -> Speed | None:
         except OSError:
             continue
     return None
+
+
+if __name__ == "__main__":
+    main()

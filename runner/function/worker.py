@@ -114,10 +114,6 @@ def _send_exception(launcher: LauncherConnection, error: BaseException, kind: st
     launcher.end_outcome()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # ---- A rank's connection to the launcher: the call comes over it, and the outcome goes back ------------
 
 _ANSWER_SECONDS = 600.0  # for an answer, which takes milliseconds unless the launcher was stopped
@@ -203,3 +199,7 @@ def _find_launcher() -> tuple[str, Job, int, float]:
 
         job = encrypted(job)
     return address, job, number, world.start_timeout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -79,10 +79,6 @@ def main() -> None:
     MetricsServer(socket.socket(fileno=0), Path(sys.argv[1])).serve_forever()
 
 
-if __name__ == "__main__":
-    main()
-
-
 # ---- The metrics of a host, made at each scrape from the files of its ranks (`runner.states`) ----------
 
 # Counters by their keys in the files of ranks: the names, without _total, and their help.
@@ -251,3 +247,7 @@ def _process_metrics(ranks: Sequence[RankState]) -> Iterator[Metric]:
             start.add_metric([rank.label], process.create_time())
             files.add_metric([rank.label], descriptors)
     yield from (cpu, resident, virtual, start, files)
+
+
+if __name__ == "__main__":
+    main()
