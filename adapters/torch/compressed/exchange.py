@@ -11,7 +11,6 @@ from sirtaki.common.checksums import Comparison, checksum_of_text
 from sirtaki.common.joining import join_count
 from sirtaki.common.ops import Call, Reduction
 from sirtaki.common.stateful_compression import Fp8, Int8, OneBit, PowerSGD, StatefulCompression, TopK
-from sirtaki.torch import device
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compressed.gathering import OneBitMethod, TopKMethod
 from sirtaki.torch.compressed.method import Link, Method, Slot, compute_dtype
@@ -32,6 +31,43 @@ METHODS: dict[type[StatefulCompression], type[Method]] = {
 }
 
 
+class Agreement:
+    """Makes the number of exchanges, which a new rank does not know, equal on all ranks.
+
+    It compares their compressions, too.
+    """
+
+    def __init__(self, state: CompressionState, scope: CollectiveScope) -> None:
+        self._state = state
+        name = scope.derived("(number of exchanges)").name
+        self._comparison = Comparison(scope.context, Call(name, scope.process_set.number(scope.context)), 2)
+
+    def start(self) -> None:
+        """Starts it, on all ranks."""
+        self._comparison.start([self._state.exchanges, checksum_of_text(repr(self._state.compression))])
+
+    def finish(self) -> None:
+        """Waits for it, if it has been started.
+
+        Raises:
+            ValueError: the ranks have different compressions.
+        """
+        if not self._comparison.is_open:
+            return
+        outcome = self._comparison.finish()
+        assert outcome is not None  # it is new on every rank
+        self._state.exchanges = outcome.largest[0]
+        if not outcome.equal[1]:
+            raise ValueError(
+                f"the ranks have given this optimizer different compressions, this one "
+                f"{self._state.compression!r}: give all of them the same"
+            )
+
+    def discard(self) -> None:
+        """Ends it, whether it has succeeded or not."""
+        self._comparison.discard()
+
+
 class CompressedGradients(Stage):
     """The exchange of compressed gradients, by the numbers of their parameters.
 
@@ -44,13 +80,11 @@ class CompressedGradients(Stage):
     ) -> None:
         self._state, self._scope = state, scope.derived("(compressed)")
         self._parameters = [one.parameter for one in named]
-        self._link = Link(self._scope, how)
-        self._method = METHODS[type(state.compression)](state, self._link)
+        self._method = METHODS[type(state.compression)](state, Link(self._scope, how))
         compressed = [at for at, one in enumerate(self._parameters) if self._method.compresses(one)]
         self._compressed = dict.fromkeys(compressed)
         self._set_number = scope.process_set.number(scope.context)
-        name = self._scope.derived("(number of exchanges)").name
-        self._agreement = Comparison(scope.context, Call(name, self._set_number), 2)
+        self._agreement = Agreement(state, self._scope)
         self._agreed_joins: int | None = None  # number of joins at the last agreement
         self._has_begun = False
         self._compresses = False  # in this round
@@ -77,13 +111,7 @@ class CompressedGradients(Stage):
         self._state.follow_scale()
         with torch.no_grad():
             self._slots = {at: self._slot(at) for at in self._compressed}
-        counters = self._scope.context.compression
-        counters.exchanges += 1
-        for slot in self._slots.values():
-            self._link.count_exact(slot.parameter.numel(), slot.parameter.element_size())
-        gpu = device.ordinal(next(iter(self._slots.values())).values)
-        phases = self._method.phases(self._slots)
-        self._phased = PhasedExchange(self._scope.context, phases, device.this_stream(gpu))
+        self._phased = self._method.start(self._slots)
 
     def finish(self, reduced: Sequence[Tensor]) -> list[Tensor]:
         """Waits for the compressed gradients, and puts them in place.
@@ -95,11 +123,12 @@ class CompressedGradients(Stage):
             HorovodInternalError: an exchange failed.
             ValueError: the ranks have different compressions.
         """
-        self._finish_agreement()
+        self._agreement.finish()
         if self._phased is not None:
             is_finite = self._phased.wait() and _are_finite(reduced)
             with torch.no_grad():
-                self._store(is_finite)
+                for slot in self._method.end(self._slots, keeps=is_finite):
+                    _put(slot.parameter, slot.values)
         self.discard()
         return []
 
@@ -116,24 +145,11 @@ class CompressedGradients(Stage):
         self._has_begun = True
         state = self._state
         joins = join_count(self._scope.context, self._set_number)
-        if joins != self._agreed_joins:
-            self._agreed_joins = joins
-            self._agreement.start([state.exchanges, checksum_of_text(repr(state.compression))])
-        else:
-            self._compresses = state.exchanges >= state.compression.start
+        is_agreed, self._agreed_joins = joins == self._agreed_joins, joins
+        self._compresses = is_agreed and state.exchanges >= state.compression.start
         state.exchanges += 1
-
-    def _finish_agreement(self) -> None:
-        if not self._agreement.is_open:
-            return
-        outcome = self._agreement.finish()
-        assert outcome is not None  # it is new on every rank
-        self._state.exchanges = outcome.largest[0] + 1
-        if not outcome.equal[1]:
-            raise ValueError(
-                f"the ranks have given DistributedOptimizer different compressions, this one "
-                f"{self._state.compression!r}: give all of them the same"
-            )
+        if not is_agreed:
+            self._agreement.start()
 
     def _slot(self, number: int) -> Slot:
         """Returns this rank's gradient plus what was left out; in the gradient's own memory if possible."""
@@ -150,21 +166,6 @@ class CompressedGradients(Stage):
         if residual is not None:
             values += residual
         return Slot(parameter, values, is_new)
-
-    def _store(self, is_finite: bool) -> None:
-        squared_values = squared_errors = 0.0
-        for at, slot in self._slots.items():
-            if not self._method.is_touched(at):
-                continue
-            residual = self._state.residuals.get(slot.parameter) if is_finite else None
-            if residual is not None:
-                squared_values += float(torch.linalg.vector_norm(slot.values)) ** 2
-            self._method.store(at, slot, residual)
-            if residual is not None:
-                squared_errors += float(torch.linalg.vector_norm(residual)) ** 2
-            _put(slot.parameter, slot.values)
-        if squared_values:
-            self._scope.context.compression.relative_error = (squared_errors / squared_values) ** 0.5
 
 
 def _is_plain(gradient: Tensor, dtype: torch.dtype) -> bool:

@@ -1,8 +1,9 @@
 """The interface of a method of compression.
 
-A method exchanges the tensors of a round (gradients, to which the exchange has added what was left out
-before), and says what it has left out this time. The exchange does everything else: the memory, the loss
-scale, values that are not finite. Another method is a subclass of `Method`, and a row in `exchange.METHODS`.
+A method exchanges the tensors of a round (gradients or differences of parameters, to which the exchange has
+added what was left out before), and says what it has left out this time. The exchange does everything else:
+the memory, the loss scale, values that are not finite. Another method is a subclass of `Method`, and a row in
+`exchange.METHODS`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from sirtaki.bindings.library import WireFormat
 from sirtaki.common.handles import Handle, start
 from sirtaki.common.ops import Reduction
 from sirtaki.common.requests import ALLGATHER, ALLREDUCE_IN_PLACE, Collective
+from sirtaki.torch import device
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
-from sirtaki.torch.compressed.phases import Phases
+from sirtaki.torch.compressed.phases import PhasedExchange, Phases
 from sirtaki.torch.compressed.state import CompressionState
 
 
@@ -30,7 +32,7 @@ class Slot:
     """A tensor of a round.
 
     Attributes:
-        parameter: whose gradient it is.
+        parameter: the parameter of this gradient, or of this difference.
         values: this rank's gradient plus its residual, in row-major order and in 32 bits or more; the method
             overwrites it with the combination over all ranks.
         is_new: whether a pass of this rank has made the gradient. Otherwise it counts if another rank's is.
@@ -46,7 +48,7 @@ class Link:
 
     def __init__(self, scope: CollectiveScope, how: Reduction) -> None:
         self._scope, self.how = scope, how
-        self._counters = scope.context.compression
+        self.context, self._counters = scope.context, scope.context.compression
         self._ranks = len(scope.ranks)
 
     def all_reduce(self, tensors: Sequence[Tensor], part: str) -> Handle[Any]:
@@ -101,6 +103,33 @@ class Method(ABC):
 
     def __init__(self, state: CompressionState, link: Link) -> None:
         self._state, self._link = state, link
+
+    def start(self, slots: Mapping[int, Slot]) -> PhasedExchange:
+        """Starts the exchange of the tensors of a round, one at least; `end` stores its results."""
+        self._link.context.compression.exchanges += 1
+        for slot in slots.values():
+            self._link.count_exact(slot.parameter.numel(), slot.parameter.element_size())
+        gpu = device.ordinal(next(iter(slots.values())).values)
+        return PhasedExchange(self._link.context, self.phases(slots), device.this_stream(gpu))
+
+    @torch.no_grad()
+    def end(self, slots: Mapping[int, Slot], keeps: bool) -> list[Slot]:
+        """Stores the combinations in the slots, and what this rank has left out if it `keeps` that.
+
+        Returns the slots whose tensors were new on any rank.
+        """
+        squared_values = squared_errors = 0.0
+        touched = {number: slot for number, slot in slots.items() if self.is_touched(number)}
+        for number, slot in touched.items():
+            residual = self._state.residuals.get(slot.parameter) if keeps else None
+            if residual is not None:
+                squared_values += float(torch.linalg.vector_norm(slot.values)) ** 2
+            self.store(number, slot, residual)
+            if residual is not None:
+                squared_errors += float(torch.linalg.vector_norm(residual)) ** 2
+        if squared_values:
+            self._link.context.compression.relative_error = (squared_errors / squared_values) ** 0.5
+        return [*touched.values()]
 
     @abstractmethod
     def compresses(self, parameter: Tensor) -> bool:
