@@ -59,6 +59,13 @@ class SeparateOptimizer(Survivor, Wrapped):
         """Returns to a time when the parameters were equal on all ranks: see `shared_state`, `own_state`."""
         super().load_state_dict(own)
 
+    def memory_state(self) -> Any:
+        """Returns what this rank has left out of what it has sent, without copies; None if nothing."""
+        return None
+
+    def load_memory_state(self, state: Any) -> None:
+        """Returns to what `memory_state` has returned."""
+
     def _unwrap(self) -> None:
         self._is_retired = False
         super()._unwrap()

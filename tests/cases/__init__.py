@@ -49,6 +49,7 @@ TORCH_MODULES = (
     "torch_passes",
     "torch_periodic",
     "torch_periodic_formats",
+    "torch_periodic_topk",
     "torch_quantised",
     "torch_sampler",
     "torch_sharding",

@@ -24,10 +24,11 @@ __all__ = ["one_thread"]  # a fixture that applies to all tests here
 
 SIZES = (1, 2, 3, 1, 2)
 EVERY = 3
+WIDTH = 256  # of layers whose matrices may be compressed
 
 
 def layers() -> nn.Module:
-    return fill(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))
+    return fill(nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4)))
 
 
 def inner(model: nn.Module) -> Any:
@@ -43,6 +44,9 @@ KINDS: dict[str, Wrap] = {
         model, inner(model), torch.optim.Adam(model.parameters(), lr=0.1), every=EVERY
     ),
     "Adasum": lambda model: hvd.DistributedOptimizer(inner(model), model.named_parameters(), op=hvd.Adasum),
+    "topk": lambda model: hvd.DiLoCo(
+        model, inner(model), every=EVERY, compression=hvd.Compression.topk(0.05, start=0)
+    ),
 }
 
 
@@ -143,6 +147,37 @@ def test_a_rank_is_lost_between_two_synchronizations(kind: str) -> None:
     other = Job(made(kind, has_state=True))
     other.run(3, lambda worker: (until_the_loss(worker), worker.state.restore()))
     assert_equal([result for _, result in after], other.run(2, without_a_loss))
+
+
+def test_what_a_rank_has_left_out_moves_with_its_process() -> None:
+    """Rank 0 is lost after an average that was not committed, and a new rank comes."""
+
+    def left_out(worker: Worker) -> Any:
+        return copy.deepcopy(worker.optimizer.state_dict()["compression"]["residuals"])
+
+    def until_the_loss(worker: Worker) -> Any:
+        worker.state.receive(Start(current(), hvd.rank() == 0, False))
+        window(worker, 0)
+        worker.state.commit()
+        committed = left_out(worker)
+        assert all(one.any() for one in committed.values())
+        window(worker, 1)
+        return committed
+
+    def afterwards(worker: Worker) -> Any:
+        is_new = hvd.rank() == 2
+        if not is_new:
+            worker.state.restore()
+        worker.state.receive(Start(current(), not is_new, False))
+        restored = left_out(worker)
+        window(worker, 1)
+        hvd.check_parameters(worker.model)
+        return restored
+
+    job = Job(made("topk", has_state=True))
+    committed = job.run(3, until_the_loss)
+    del job.workers[0]
+    assert_equal(job.run(3, afterwards), [committed[1], committed[2], {}])
 
 
 def test_a_commit_needs_equal_parameters() -> None:

@@ -20,6 +20,8 @@ CHOICES = {
     "adasum": "`op=hvd.Adasum`",
     "deadline": "`deadline=`",
     "staleness": "`staleness=`",
+    "diloco": "`hvd.DiLoCo`",
+    "memory_of_gradients": "`Compression.powersgd()` and `onebit()`; `int8()` and `fp8()` with `start=`",
     "local_steps": "local SGD and DiLoCo of Keras and JAX",
     "parameter_server": "`hvd.ParameterServer`",
     "keras_shard": "`shard=` of Keras",
@@ -158,6 +160,12 @@ RULES: tuple[Rule, ...] = (
         "process_set",
         "in an elastic job all ranks have to train one model, because a rank that joins gets the state of "
         "another: leave out process_set",
+    ),
+    Rule(
+        "diloco",
+        "memory_of_gradients",
+        "DiLoCo has no place for the memory of {other}: take Compression.topk() to send large differences "
+        "only, or Compression.fp16, bf16, int8() or fp8() to round all of them",
     ),
     _elastic("local_steps", _EQUAL_STATES, "use DistributedOptimizer"),
     _elastic(

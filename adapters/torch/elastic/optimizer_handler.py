@@ -172,11 +172,24 @@ class SeparateOptimizerHandler(OptimizerHandler):
     """A handler of an optimizer of LocalSGD or DiLoCo, or with op=Adasum.
 
     Replicated are the parameters, and DiLoCo's copy of them with the state of the outer optimizer. The state
-    of a rank's own steps, such as momenta, is its own; a rank that joins begins with rank 0's.
+    of a rank's own steps, such as momenta, is its own; a rank that joins begins with rank 0's. What a rank's
+    compression has left out is never sent; a rank that joins begins with nothing left out.
     """
 
     keeps_rest = True
     value: SeparateOptimizer
+
+    def __init__(self, value: SeparateOptimizer) -> None:
+        super().__init__(value)
+        self._memory: Any = None
+
+    def save(self) -> None:
+        super().save()
+        self._memory = copied(self.value.memory_state(), self._memory)
+
+    def restore(self) -> None:
+        super().restore()
+        self.value.load_memory_state(self._memory)
 
     def content(self) -> tuple[Any, Any]:
         replicas = {"parameters": self.parameters(), "state": self.value.shared_state()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,9 @@ from sirtaki.common.handles import Handle, start
 from sirtaki.common.ops import Reduction
 from sirtaki.common.requests import ALLREDUCE_IN_PLACE
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.compressed.exchange import METHODS
+from sirtaki.torch.compressed.method import Link, Slot, compute_dtype
+from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.periodic.format import Format
 
 
@@ -36,10 +39,12 @@ class Parts(NamedTuple):
     Attributes:
         parameters: parameters or their differences, which may be compressed.
         buffers: exchanged exactly.
+        owners: the parameters themselves, by which a memory knows their differences.
     """
 
     parameters: Sequence[Tensor]
     buffers: Sequence[Tensor] = ()
+    owners: Sequence[Tensor] = ()
 
 
 class Average(NamedTuple):
@@ -62,16 +67,21 @@ class AverageInFlight:
     ) -> None:
         """Starts it. The tensors belong to the average from now on: it overwrites them."""
         self._own, self._format = own, exchange_format
-        self._tensors, self._undo = [*parts.parameters, *parts.buffers], []
         self._exact: Handle[list[Tensor]] | None = None
         self._encoded: Handle[list[Tensor]] | None = None
+        self._compressed: _CompressedSums | None = None
+        self._tensors = [*parts.parameters, *parts.buffers]
         if scope.has_no_peers:
             return
+        if exchange_format.memory is not None:
+            self._compressed = _CompressedSums(scope, exchange_format.memory, parts, own.weight)
+            parts = parts._replace(parameters=self._compressed.others)
+        tensors = [*parts.parameters, *parts.buffers]
         # The third number counts the ranks that take part: those that have joined contribute zeros.
         header = torch.tensor([own.weight, own.has_ended, 1.0, own.is_rewritten], dtype=torch.float64)
         # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
-        self._shares = [1.0 / len(scope.ranks) if one.element_size() == 2 else 1.0 for one in self._tensors]
-        pairs = zip(self._tensors, self._shares, strict=True)
+        self._shares = [1.0 / len(scope.ranks) if one.element_size() == 2 else 1.0 for one in tensors]
+        pairs = zip(tensors, self._shares, strict=True)
         weighted = [_weighted(one, own.weight * share) for one, share in pairs]
         small = [self._format.compress(one) for one in weighted[: len(parts.parameters)]]
         self._undo = [undo for _, undo in small]
@@ -95,6 +105,7 @@ class AverageInFlight:
             return Average(self._tensors if self._own.weight else None, self._own.has_ended)
         header, *exact = self._exact.wait()
         encoded = iter(self._encoded.wait() if self._encoded is not None else ())
+        compressed = self._compressed.wait() if self._compressed is not None else {}
         weight, ended, present, rewritten = header.tolist()
         if 0 < rewritten < present:
             raise ValueError(
@@ -108,7 +119,59 @@ class AverageInFlight:
         sums = [next(encoded if is_encoded else others) for is_encoded in self._is_encoded]
         large = [self._format.decompress(one, undo) for one, undo in zip(sums, self._undo, strict=True)]
         pairs = zip((*large, *others), self._shares, strict=True)
-        return Average([one.div_(weight * share) for one, share in pairs], ended == present)
+        averages = [one.div_(weight * share) for one, share in pairs]
+        for index, slot in compressed.items():  # in ascending order
+            averages.insert(index, slot.values.div_(weight).to(slot.parameter.dtype))
+        return Average(averages, ended == present)
+
+
+class _CompressedSums:
+    """Weighted sums of differences that each rank compresses, adding to them what it has left out before.
+
+    What is left out has no weight: a rank multiplies what it sends. A rank without weight sends zeros, and
+    keeps what it has left out. (Sarfi et al., SparseLoCo, arXiv 2508.15706.)
+
+    Attributes:
+        others: the differences that are not compressed.
+    """
+
+    def __init__(self, scope: CollectiveScope, memory: CompressionState, parts: Parts, weight: float) -> None:
+        self._memory, self._weight = memory, weight
+        self._method = METHODS[type(memory.compression)](
+            memory, Link(scope.derived("compressed"), Reduction(SUM))
+        )
+        is_exact = memory.exchanges < memory.compression.start
+        memory.exchanges += 1
+        self.others: list[Tensor] = []
+        self._slots: dict[int, Slot] = {}
+        for index, (owner, difference) in enumerate(zip(parts.owners, parts.parameters, strict=True)):
+            if is_exact or not self._method.compresses(owner):
+                self.others.append(difference)
+            else:
+                self._slots[index] = self._slot(owner, difference)
+        self._phased = self._method.start(self._slots) if self._slots else None
+
+    def _slot(self, owner: Tensor, difference: Tensor) -> Slot:
+        dtype = compute_dtype(owner.dtype)
+        values = difference.to(dtype).contiguous()
+        residual = self._memory.residual(owner, dtype)
+        if residual is not None:
+            values += residual
+        return Slot(owner, _weighted(values, self._weight), is_new=True)
+
+    def wait(self) -> Mapping[int, Slot]:
+        """Returns the sums by the indices of their parameters, once all ranks have started them.
+
+        If a value is not finite on any rank, this rank keeps what it has left out before.
+        """
+        if self._phased is None:
+            return {}
+        keeps = self._phased.wait() and self._weight > 0
+        for slot in self._method.end(self._slots, keeps):
+            residual = self._memory.residuals.get(slot.parameter) if keeps else None
+            if residual is not None and self._weight != 1:
+                residual.div_(self._weight)
+        return self._slots
 
 
 def _start(scope: CollectiveScope, tensors: Sequence[Tensor], how: Reduction) -> Handle[list[Tensor]]:

@@ -9,22 +9,26 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.library import WireFormat
-from sirtaki.common.stateful_compression import Quantised, StatefulCompression
+from sirtaki.common.stateful_compression import Quantised, StatefulCompression, TopK
 from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.compressed.arguments import plain_and_memory
 from sirtaki.torch.compressed.quantised import can_encode, hint_at_shared_memory, wire_format_of
+from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compressor, NoneCompressor
 
 
 class Format(NamedTuple):
-    """A format without a memory: what rounding leaves out of an average is lost.
+    """A format. Without a memory, what rounding leaves out of an average is lost.
 
     Attributes:
         compressor: makes the tensors that are exchanged instead.
         wire_format: the core's format for tensors of 32 and 16 bits; None: they are exchanged exactly.
+        memory: of a compression that has one; None otherwise.
     """
 
     compressor: type[Compressor] = NoneCompressor
     wire_format: WireFormat | None = None
+    memory: CompressionState | None = None
 
     def encodes(self, tensor: Tensor) -> bool:
         """Returns whether a tensor is sent in the core's format."""
@@ -69,16 +73,18 @@ def format_of(compression: Any) -> Format:
     """Returns the format that the argument `compression` of DiLoCo asks for.
 
     Raises:
-        ValueError: a compression that needs a memory, or exact exchanges at first.
+        ValueError: not a compression.
     """
-    if isinstance(compression, Quantised) and not compression.start:
+    plain, memory = plain_and_memory(compression)
+    if isinstance(compression, Quantised):  # the core rounds differences once, and nothing is fed back
         return Format(wire_format=wire_format_of(compression))
-    is_class = isinstance(compression, type)
-    if isinstance(compression, StatefulCompression) or (
-        is_class and issubclass(compression, StatefulCompression)
-    ):
-        raise ValueError(
-            f"compression is {compression}, but DiLoCo averages differences without a memory of what is left "
-            "out: take Compression.fp16, Compression.bf16, Compression.int8() or Compression.fp8()"
-        )
-    return Format(compression)
+    return Format(plain, memory=memory)
+
+
+def memory_of_gradients(compression: Any) -> str:
+    """Returns the words for a compression whose memory is for gradients only; "" for others."""
+    can_average = isinstance(compression, TopK) or (
+        isinstance(compression, Quantised) and not compression.start
+    )
+    has_memory = isinstance(compression, StatefulCompression)
+    return str(compression) if has_memory and not can_average else ""

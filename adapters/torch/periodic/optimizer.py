@@ -11,20 +11,22 @@ from torch import Tensor, nn
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.common.stateful_compression import Quantised
+from sirtaki.common.stateful_compression import Quantised, TopK
 from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.parameters import all_named
-from sirtaki.torch.periodic.format import format_of
+from sirtaki.torch.periodic.format import format_of, memory_of_gradients
 from sirtaki.torch.periodic.synchronizer import Schedule, Synchronizer, fragments_of, with_buffers
 from sirtaki.torch.periodic.updates import OuterStep, ParameterAveraging, Update
 from sirtaki.torch.survivor import SeparateOptimizer
 from sirtaki.torch.wrapping import Optimizer, make_plain, wrap
 
-_OUTER = "outer"  # the key of the outer optimizer in a state_dict()
+# The keys of a state_dict(): the outer optimizer, and what this rank has left out of its differences.
+_OUTER, _MEMORY = "outer", "compression"
 
 
 def LocalSGD(  # noqa: N802  # a function like DistributedOptimizer
@@ -69,7 +71,7 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
     fragments: int = 1,
     overlap: int = 0,
     alpha: float = 0.0,
-    compression: type[Compressor] | Quantised = Compression.none,
+    compression: type[Compressor] | Quantised | TopK = Compression.none,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Makes each rank step with its own gradients, and an outer optimizer step with the average changes.
@@ -91,15 +93,18 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
         alpha: the share of a rank's own values that it keeps at an average, 0 to 1, for use with overlap.
         compression: Compression.fp16 or Compression.bf16 to exchange the differences in 16 bits;
             Compression.int8() or Compression.fp8() in 8 bits between hosts, without error feedback.
+            Compression.topk(fraction, start=0) sends the largest differences only, and each rank adds what
+            it leaves out to its next differences (SparseLoCo, arXiv 2508.15706, whose outer optimizer has
+            no momentum); the first `start` averages are exact.
         process_set: the ranks that take part.
 
     Returns:
         The inner optimizer, which now also has `synchronize()` and `is_synchronized`. Its `state_dict()`
-        includes the outer optimizer.
+        includes the outer optimizer, and what this rank has left out.
 
     Raises:
         ValueError: wrong arguments, an inner optimizer that is distributed already, an outer one of other
-            parameters, a compression that needs a memory, or a process set in an elastic job.
+            parameters, another compression with a memory, or a process set in an elastic job.
         UnsupportedError: parameters on a GPU with a compression to 8 bits.
         NotInitializedError: init() has not been called.
     """
@@ -110,6 +115,7 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
         outer = torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
     elif {id(one) for group in outer.param_groups for one in group["params"]} != set(map(id, parameters)):
         raise ValueError("the outer optimizer has other parameters than the inner one; give both the same")
+    refuse_combinations({"diloco": True, "memory_of_gradients": memory_of_gradients(compression)})
     schedule = Schedule(every, fragments, overlap, format_of(compression))
     names = _Names(model, {one: name for name, one in model.named_parameters()})
     return _periodic(inner, schedule, OuterStep(outer, alpha), names, process_set)
@@ -172,6 +178,14 @@ class PeriodicOptimizer(SeparateOptimizer):
         self._synchronizer.update.load_state_dict(shared)
         super().return_to(shared, own)
 
+    def memory_state(self) -> Any:
+        memory = self._synchronizer.memory
+        return memory.content([*self._named.values()]) if memory is not None else None
+
+    def load_memory_state(self, state: Any) -> None:
+        if self._synchronizer.memory is not None:
+            self._synchronizer.memory.load(state, [*self._named.values()])
+
     @property
     def is_synchronized(self) -> bool:
         """Whether the parameters are equal on all ranks: no step was taken since the last synchronization."""
@@ -187,15 +201,26 @@ class PeriodicOptimizer(SeparateOptimizer):
         self._synchronizer.synchronize()
 
     def state_dict(self) -> dict[str, Any]:
-        """Works like the optimizer's own; with DiLoCo, it includes the outer optimizer and its copy."""
-        state, outer = self.own_state(), self.shared_state()
-        return state if outer is None else {**state, _OUTER: outer}
+        """Works like the optimizer's own; with DiLoCo, it includes the outer optimizer and its copy.
+
+        With a compression that has a memory, it includes what this rank has left out, too.
+        """
+        state, outer, memory = self.own_state(), self.shared_state(), self.memory_state()
+        if outer is not None:
+            state[_OUTER] = outer
+        if memory is not None:
+            state[_MEMORY] = {"rank": self._scope.context.rank, **memory}
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Works like the optimizer's own. All ranks have to load the same one, or exchange it afterwards.
 
+        What a rank has left out is loaded from the state of the same rank only; with another state, the rank
+        begins with nothing left out.
+
         Raises:
-            ValueError: steps have been taken since the last synchronization.
+            ValueError: steps have been taken since the last synchronization, or another compression has left
+                out what the state has.
         """
         if not self.is_synchronized:
             raise ValueError(
@@ -204,6 +229,11 @@ class PeriodicOptimizer(SeparateOptimizer):
                 "after optimizer.synchronize()"
             )
         own = dict(state_dict)
+        left_out = own.pop(_MEMORY, None)
+        if (memory := self._synchronizer.memory) is not None:
+            known = left_out or CompressionState(memory.compression).content(())
+            is_own = known.get("rank") == self._scope.context.rank
+            self.load_memory_state(known if is_own else {**known, "residuals": {}})
         self.return_to(own.pop(_OUTER, None), own)
         self._is_checked = False
 
@@ -220,7 +250,10 @@ class PeriodicOptimizer(SeparateOptimizer):
         refuse_other_reducers(self._named.items())
         if not scope.has_no_peers and scope.context.setting("check_parameters") != "0":
             tensors = self._named | self._synchronizer.update.tensors()
+            if (memory := self._synchronizer.memory) is not None:  # a name that ranks without it lack
+                tensors[f"compression={memory.compression!r}"] = torch.zeros(0)
             check_parameters(tensors.items(), scope.process_set)
+        self._synchronizer.agree()
         self._synchronizer.begin()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sirtaki.torch import device
 from sirtaki.torch.autograd import CollectiveScope
+from sirtaki.torch.compressed.exchange import Agreement
 from sirtaki.torch.periodic.exchange import AverageInFlight, Contribution, Parts
 from sirtaki.torch.periodic.format import EXACT, Format
 from sirtaki.torch.periodic.updates import Update
@@ -76,6 +77,7 @@ class Synchronizer:
         self, scope: CollectiveScope, schedule: Schedule, fragments: Sequence[Fragment], update: Update
     ) -> None:
         self._schedule, self.fragments, self.update = schedule, fragments, update
+        self.memory = schedule.format.memory
         self.move_to(scope)
 
     def move_to(self, scope: CollectiveScope) -> None:
@@ -87,6 +89,7 @@ class Synchronizer:
         self.scope = scope
         parameters = [one for fragment in self.fragments for one in fragment.parameters]
         self._format = self._schedule.format.for_ranks_of(scope, parameters)
+        self._agreement = Agreement(self.memory, scope) if self.memory is not None else None
         self.restart()
 
     def restart(self) -> None:
@@ -102,6 +105,16 @@ class Synchronizer:
     def is_synchronized(self) -> bool:
         """Returns whether this rank has taken no step since the parameters were equal on all ranks."""
         return self._steps == 0
+
+    def agree(self) -> None:
+        """Makes the number of compressed averages equal on all ranks. All ranks have to call it.
+
+        Raises:
+            ValueError: the ranks have different compressions.
+        """
+        if self._agreement is not None and not self.scope.has_no_peers:
+            self._agreement.start()
+            self._agreement.finish()
 
     def begin(self) -> None:
         """Prepares for a step."""
@@ -148,7 +161,7 @@ class Synchronizer:
         own = Contribution(fragment.steps / self._schedule.every, has_ended, self._is_rewritten)
         fragment.steps, self._is_rewritten = 0, False
         buffers = [one.clone() for one in fragment.buffers]
-        parts = Parts(self.update.contributions(fragment.parameters), buffers)
+        parts = Parts(self.update.contributions(fragment.parameters), buffers, fragment.parameters)
         average = AverageInFlight(scope, parts, own, self._format)
         self._in_flight = self._steps + self._schedule.overlap, fragment, average
 
