@@ -1,7 +1,7 @@
 """Measures local SGD and DiLoCo: steps over a limited link, and the loss of a small language model.
 
     sudo python benchmarks/local_steps.py [--hosts 2] [--rate 1gbit] [--json FILE]
-    python benchmarks/local_steps.py --only losses [-np 2] [--updates 1500] [--rounds 3]
+    python benchmarks/local_steps.py --only losses [-np 2] [--updates 1500] [--rounds 3] [--methods ...]
 
 Steps: hosts are network namespaces on a bridge, each with one rank and its own link of the given rate. A step
 is the mean over complete windows. Losses: a language model of characters learns the topics of pydoc, in as
@@ -9,6 +9,7 @@ many steps with each way to exchange. Each round has another seed, for the model
 ranks share a host but not its memory, so int8 rounds as it does between hosts. Noise is the difference
 between the largest and the smallest loss of synchronous training. DiLoCo(0.1) has an outer rate of 0.1, not
 the paper's 0.7: differences after few steps point the same way, and momentum multiplies them by up to 10.
+DiLoCo(3 %) and DiLoCo(1 %) send the largest differences only, and have an outer rate of 1 without momentum.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ PORT = 29_900
 EVERY = (1, 10, 100)
 WINDOWED = ("LocalSGD", "DiLoCo")
 GENTLE = "DiLoCo(0.1)"
+SPARSE = ("DiLoCo(3 %)", "DiLoCo(1 %)")
 COMPRESSED = [("int8", 1), ("powersgd", 1)]
+METHODS = (*WINDOWED, GENTLE, *SPARSE, *(method for method, _ in COMPRESSED))
 MODELS = ("linear", "transformer")
 LEAST_GAIN = 3.0  # times the synchronous step's speed, of the linear model with LocalSGD and every=100
 SETTINGS = {"SIRTAKI_TRANSPORT": "socket"}  # of trainings
@@ -56,15 +59,17 @@ class LossRow:
     losses: list[float]  # by seed
     mean: float
     excess: float  # over the mean of synchronous training
+    kilobytes: float  # that a rank sends in an exchange
 
 
 def name_of(row: StepRow | LossRow) -> str:
-    return f"{row.method}, every={row.every}" if row.method in (*WINDOWED, GENTLE) else row.method
+    return f"{row.method}, every={row.every}" if row.method in (*WINDOWED, GENTLE, *SPARSE) else row.method
 
 
 def ways_of(options: Namespace, methods: Sequence[str] = WINDOWED) -> list[tuple[str, int]]:
-    """Returns the methods, each with its steps between two exchanges."""
-    return [("synchronous", 1), *((method, every) for method in methods for every in options.every)]
+    """Returns the methods with local steps, each with its steps between two exchanges."""
+    windowed = [method for method in (*WINDOWED, GENTLE, *SPARSE) if method in methods]
+    return [("synchronous", 1), *((method, every) for method in windowed for every in options.every)]
 
 
 STEP_COLUMNS = [
@@ -79,6 +84,7 @@ LOSS_COLUMNS = [
     ("loss by seed", lambda row: "  ".join(f"{loss:.3f}" for loss in row.losses)),
     ("mean", lambda row: f"{row.mean:.3f}"),
     ("over synchronous", lambda row: f"{row.excess:+.3f}"),
+    ("KB sent in an exchange", lambda row: f"{row.kilobytes:,.0f}"),
 ]
 
 
@@ -114,16 +120,19 @@ def measure_steps(job: Job, model: str, options: Namespace) -> list[StepRow]:
 
 def measure_losses(job: Job, options: Namespace) -> list[LossRow]:
     """Trains by all methods, in turns."""
+    compressed = [way for way in COMPRESSED if way[0] in options.methods]
     losses: dict[tuple[str, int], list[float]] = {
-        way: [] for way in [*ways_of(options, (*WINDOWED, GENTLE)), *COMPRESSED]
+        way: [] for way in [*ways_of(options, options.methods), *compressed]
     }
+    sent = {}
     for seed in range(options.rounds):
         for method, every in losses:
             ranks = job.ask("train", method=method, every=every, updates=options.updates, seed=seed)
             losses[method, every].append(ranks[0]["loss"])
+            sent[method, every] = ranks[0]["sent"] / 1e3
     means = {way: sum(found) / len(found) for way, found in losses.items()}
     plain = means["synchronous", 1]
-    return [LossRow(*way, found, means[way], means[way] - plain) for way, found in losses.items()]
+    return [LossRow(*way, found, means[way], means[way] - plain, sent[way]) for way, found in losses.items()]
 
 
 def show(results: Results) -> None:
@@ -158,6 +167,7 @@ def judge(results: Results) -> list[Target]:
 OPTIONS = [
     choice("--only", ("steps", "losses"), "what to measure (both)"),
     choice("--models", MODELS, "models of the steps (both)"),
+    choice("--methods", METHODS, "trainings beside synchronous ones (all)"),
     Option("--every", type=int, nargs="+", default=EVERY, help="steps between two exchanges (1 10 100)"),
     RANKS,
     *HOST_OPTIONS,

@@ -21,19 +21,29 @@ MODELS: dict[str, Callable[[], Step]] = {"linear": large_linear, "transformer": 
 ROWS = 16  # of a rank's batch
 RATE = 3e-3  # of AdamW at the beginning; it falls to a tenth
 LEAST_WARM_UP = 2  # steps
-OUTER_RATES = {"DiLoCo": 0.7, "DiLoCo(0.1)": 0.1}  # the paper's, and one for few steps between exchanges
+# The rate and the momentum of the outer optimizer: those of DiLoCo, a rate for few steps between exchanges,
+# and those of SparseLoCo.
+OUTER = {"DiLoCo": (0.7, 0.9), "DiLoCo(0.1)": (0.1, 0.9), "DiLoCo(3 %)": (1, 0), "DiLoCo(1 %)": (1, 0)}
+FRACTIONS = {"DiLoCo(3 %)": 0.03, "DiLoCo(1 %)": 0.01}  # of the differences that are sent
 
 
 def distributed(method: str, every: int, model: nn.Module, plain: Any, exact: int = 0) -> Any:
     """Returns an optimizer that exchanges by a method; compressions begin after `exact` steps."""
     if method == "LocalSGD":
         return hvd.LocalSGD(plain, every, model=model)
-    if method in OUTER_RATES:
-        rate = OUTER_RATES[method]
-        outer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, nesterov=True)
-        return hvd.DiLoCo(model, plain, outer, every)
+    if method in OUTER:
+        rate, momentum = OUTER[method]
+        outer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)
+        fraction = FRACTIONS.get(method)
+        compression = hvd.Compression.topk(fraction, start=0) if fraction else hvd.Compression.none
+        return hvd.DiLoCo(model, plain, outer, every, compression=compression)
     kinds = {"int8": hvd.Compression.int8, "powersgd": lambda: hvd.Compression.powersgd(4, start=exact)}
     return hvd.DistributedOptimizer(plain, compression=kinds.get(method, lambda: hvd.Compression.none)())
+
+
+def sent_bytes() -> int:
+    """Returns the bytes that this rank has sent, control messages included."""
+    return sum(connection["bytes"] for connection in hvd.stats()["sent"])
 
 
 class Rank:
@@ -63,7 +73,10 @@ class Rank:
         return {"seconds": seconds / count, "bytes": (hvd.stats()["bytes"] - before) / count}
 
     def train(self, method: str, every: int, updates: int, seed: int) -> dict[str, float]:
-        """Trains a language model, with other data on each rank; returns its loss on the validation text."""
+        """Trains a language model, with other data on each rank.
+
+        Returns its loss on the validation text, and the bytes that this rank has sent in an exchange.
+        """
         training, validation, characters = load()
         torch.manual_seed(seed)
         model = LanguageModel(characters)
@@ -71,15 +84,17 @@ class Rank:
         plain = torch.optim.AdamW(model.parameters(), lr=RATE)
         decay = torch.optim.lr_scheduler.LinearLR(plain, 1.0, 0.1, updates)
         optimizer = distributed(method, every, model, plain, exact=updates // 10)
+        before = sent_bytes()
         for _ in range(updates):
             optimizer.zero_grad()
             model.loss(*batch_of(training, ROWS, source)).backward()
             optimizer.step()
             decay.step()
-        if method == "LocalSGD" or method in OUTER_RATES:
+        sent = sent_bytes() - before
+        if method == "LocalSGD" or method in OUTER:
             optimizer.synchronize()
         hvd.check_parameters(model.state_dict())
-        return {"loss": validation_loss(model, validation)}
+        return {"loss": validation_loss(model, validation), "sent": sent / max(updates // every, 1)}
 
 
 if __name__ == "__main__":

@@ -186,10 +186,14 @@ def test_local_steps_are_measured_beside_synchronous_ones(tmp_path: Path) -> Non
     assert [(row["method"], row["every"]) for row in losses] == [
         *windows,
         ("DiLoCo(0.1)", 2),
+        ("DiLoCo(3 %)", 2),
+        ("DiLoCo(1 %)", 2),
         ("int8", 1),
         ("powersgd", 1),
     ]
     assert all(1 < row["mean"] < 6 for row in losses)
+    sent = {row["method"]: row["kilobytes"] for row in losses}
+    assert sent["DiLoCo(1 %)"] < sent["DiLoCo(3 %)"] < 0.2 * sent["DiLoCo"]
     if reason := missing():
         pytest.skip(reason)
     steps = ("--only", "steps", "--models", "transformer", "--steps", "1", "--rate", "none")
