@@ -268,6 +268,16 @@ def buffers_are_averaged_with_the_model(is_model_given: bool) -> None:
 
 
 @case()
+def buffers_that_are_no_state_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(4, 3)).double()
+    model.register_buffer("mask", torch.tensor([hvd.rank(), -torch.inf]), persistent=False)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.LocalSGD(sgd(model), 1, model=model)
+    train_step(model, optimizer, hvd.rank(), 0)
+    assert model.mask.tolist() == [hvd.rank(), -torch.inf]
+
+
+@case()
 def unequal_starts_are_refused() -> None:
     model = network(seed=hvd.rank())
     optimizer = hvd.LocalSGD(sgd(model), 5)

@@ -202,6 +202,12 @@ def fragments_of(parameters: Sequence[Tensor], count: int) -> list[Fragment]:
 
 
 def with_buffers(fragments: Sequence[Fragment], model: torch.nn.Module | None) -> list[Fragment]:
-    """Adds the floating buffers of a model to the last fragment."""
-    buffers = [one for one in model.buffers() if one.is_floating_point()] if model is not None else []
+    """Adds the floating buffers of a model's state to the last fragment.
+
+    Buffers that are no part of it, such as masks, are constants.
+    """
+    if model is None:
+        return list(fragments)
+    state = {id(one) for one in model.state_dict(keep_vars=True).values()}
+    buffers = [one for one in model.buffers() if one.is_floating_point() and id(one) in state]
     return [*fragments[:-1], replace(fragments[-1], buffers=buffers)]
