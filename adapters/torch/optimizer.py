@@ -133,7 +133,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         ValueError: wrong arguments, names that are partial or not unique, a parameter that cannot be
             exchanged, one that torch's DDP or FSDP exchanges as well, or an optimizer that is already
             distributed; one of a world that has ended may be distributed again. In an elastic job, a process
-            set, shard, staleness, a deadline or overlap_forward.
+            set, shard, staleness or a deadline.
         NotInitializedError: init() has not been called.
     """
     make_plain(optimizer)

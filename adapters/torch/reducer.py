@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.round_checks import RoundChecks, RoundPosition
 from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
@@ -96,6 +97,9 @@ class GradientReducer:
         self._nodes = [self._protect(one.parameter) for one in named] if self.flight is not None else []
         self.weighting = RowWeighting(named, exchange_options.how.op)
         self._by_world.setdefault(self._scope.context, weakref.WeakSet()).add(self)
+        if self.flight is not None and self._scope.context.survivors is not None:
+            leave = weakref.WeakMethod(self._leave_world)  # the world may outlive this reducer
+            self._scope.context.shutdown_callbacks.append(lambda: None if (own := leave()) is None else own())
 
     @classmethod
     def of_world(cls, context: Context) -> list[GradientReducer]:
@@ -225,6 +229,15 @@ class GradientReducer:
         """Ends a round that a pass has left open for the next forward pass."""
         if self._is_left_open:
             self._end_round()
+
+    def _leave_world(self) -> None:
+        """Ends a flight before the world of an elastic job ends: its parameters are used in the next world.
+
+        If the world has failed, updates that are still due are given up: the state returns to a commit.
+        """
+        with suppress(HorovodInternalError):
+            self.finish_flight()
+        self._is_left_open = False
 
     @property
     def _is_open(self) -> bool:

@@ -151,10 +151,6 @@ RULES: tuple[Rule, ...] = (
         "groups",
         "overlap_forward exchanges each gradient by itself: leave out groups and num_groups",
     ),
-    _elastic(
-        "overlap_forward",
-        "whose commits need parameters that are the same on all ranks, and not still in flight",
-    ),
     Rule(
         "elastic",
         "process_set",

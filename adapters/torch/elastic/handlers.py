@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from sirtaki.torch._private import forget_stages
 from sirtaki.torch.elastic.sampler import ElasticSampler
 from sirtaki.torch.nested import Path, copied
+from sirtaki.torch.overlapped.parameter import land
 from sirtaki.torch.tensors import plain_name
 
 Names = Mapping[int, str]  # of parameters, by their id()
@@ -78,6 +79,13 @@ class ContentHandler(Handler):
     def restore(self) -> None:
         self.load(*copied(self._saved))
 
+    def land(self) -> None:
+        """Waits for the object's updates that are due, so that it can be saved.
+
+        Raises:
+            HorovodInternalError: they cannot be made. Nothing has been saved.
+        """
+
     def require_commit(self) -> None:
         """Raises ValueError if the object is in no state that could be committed."""
 
@@ -128,6 +136,10 @@ class ModelStateHandler(ContentHandler):
         state = self.value.state_dict(keep_vars=True)
         state.update(replicas | rest)
         self.value.load_state_dict(state)
+
+    def land(self) -> None:
+        for parameter in self.value.parameters():
+            land(parameter)
 
     def save(self) -> None:
         """Copies the content; of a frozen parameter only if it has changed."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sirtaki.torch._private import without_subclasses
 from sirtaki.torch.elastic.handlers import ContentHandler, Entries, Names, kind_of
 from sirtaki.torch.nested import Path, copied, placed
 from sirtaki.torch.optimizer import drop_round
 from sirtaki.torch.optimizer_state import options_of, parameters_of, set_options, set_state, state_of
+from sirtaki.torch.overlapped.optimizer import Overlapped
 from sirtaki.torch.sharded.optimizer import Sharded
 from sirtaki.torch.survivor import SeparateOptimizer
 from sirtaki.torch.wrapping import Optimizer
@@ -73,7 +76,12 @@ class OptimizerStateHandler(OptimizerHandler):
         set_state(self.value, placed(replicas["state"], state_of(self.value)), parameters)
         set_options(self.value, rest)
 
+    def land(self) -> None:
+        if isinstance(self.value, Overlapped):
+            self.value.finish_updates()
+
     def save(self) -> None:
+        self.land()
         if isinstance(self.value, Sharded):
             raise ValueError(
                 "an elastic state cannot hold an optimizer with shard=, of which this rank has only slices: "
@@ -108,13 +116,23 @@ class OptimizerStateHandler(OptimizerHandler):
         return self._versions == self._versions_now()
 
     def _versions_now(self) -> list[int]:
-        return [one._version for group in self._groups for one in group]
+        with without_subclasses():  # parameters in flight stay there: their world may have failed
+            return [one._version for group in self._groups for one in group]
+
+    @property
+    def exchanges_first(self) -> bool:
+        """Returns whether a step exchanges nothing once it has begun to write."""
+        return not isinstance(self.value, Overlapped)
 
     def copy(self) -> None:
-        """Copies what a step writes, to the memory of the last copy where that fits."""
+        """Copies what a step writes, to the memory of the last copy where that fits.
+
+        Parameters in flight whose update is not due yet are copied there: the step goes on without a wait.
+        """
         replicas, _ = self.content()
         self._copied_parameters = replicas["parameters"]
-        self._copy = copied(replicas, self._copy)
+        with without_subclasses() if isinstance(self.value, Overlapped) else nullcontext():
+            self._copy = copied(replicas, self._copy)
 
     def drop_copy(self) -> None:
         """Frees the memory of the copy."""
@@ -129,8 +147,8 @@ class OptimizerStateHandler(OptimizerHandler):
     def watch(self, before_write: Callable[[bool], None]) -> None:
         """Calls `before_write(has_closure)` in each step, once the gradients have been exchanged.
 
-        Hooks run in the order of their registration, so this one is registered again if the optimizer has
-        become distributed since.
+        With overlap_forward, the gradients may still be exchanged. Hooks run in the order of their
+        registration, so this one is registered again if the optimizer has become distributed since.
         """
         if type(self.value) is self._watched:
             return

@@ -49,10 +49,10 @@ class TorchState(ObjectState):
     commit. These are copied with `copy="auto"` only before the first step after a commit, and not at all once
     the training has committed after every step for a while: the loss of a rank shows in the exchange of
     gradients, before the optimizer writes. Other forms of training always take that copy: several steps for
-    each commit, operations between a step and its commit, several optimizers, closures, op=Adasum. If a
-    training that commits after every step does one of these for once, the loss of a rank in this very moment
-    costs the commit, and the job ends if no rank has it any more. `copy="always"` takes a copy at each
-    commit.
+    each commit, operations between a step and its commit, several optimizers, closures, op=Adasum and
+    overlap_forward. If a training that commits after every step does one of these for once, the loss of a
+    rank in this very moment costs the commit, and the job ends if no rank has it any more. `copy="always"`
+    takes a copy at each commit. A commit waits for all updates of overlap_forward.
 
     **Changes that cannot be seen.** Between a commit and the next step, the program should change parameters
     and optimizer state only through torch's operations on the parameters themselves, such as
@@ -100,8 +100,11 @@ class TorchState(ObjectState):
         Raises:
             ValueError: an ElasticSampler that was made before the training function has recorded samples, and
                 is not part of this state.
+            HorovodInternalError: the world has failed before all updates of overlap_forward were made; this
+                rank's last commit is still intact.
         """
         self._require_commit()
+        self._land()
         super().save()
         self._assign_parameters()
         for handler in self._handlers.values():
@@ -122,6 +125,11 @@ class TorchState(ObjectState):
     def _require_commit(self) -> None:
         for handler in self._content_handlers.values():
             handler.require_commit()
+
+    def _land(self) -> None:
+        """Waits for updates that are due, before anything is saved: their world may fail."""
+        for handler in (*self._optimizers, *self._models.values()):
+            handler.land()
 
     def can_restore(self) -> bool:
         """Returns whether parameters and optimizer state have not been written since, or were copied."""

@@ -134,7 +134,7 @@ class Writes:
         if is_intact and not self._has_copy and (has_closure or not self._ends_copies):
             self._copy()
         self._steps += 1
-        is_only = len(self._optimizers) == 1
+        is_only = len(self._optimizers) == 1 and self._optimizers[0].exchanges_first
         self._is_simple = is_intact and is_only and not has_closure
         self._operations = _operations()
 

@@ -63,10 +63,16 @@ class Overlapped(Wrapped):
 
     # ---- Calls that need the state of all parameters ---------------------------------------------------
 
+    def finish_updates(self) -> None:
+        """Waits for all updates that are due. Exchanges nothing that has not been submitted."""
+        self._put_parameters_back()
+        self._reducer.finish_flight()
+
     @property
     def state(self) -> Any:
-        """The optimizer's state, after all updates that are due."""
-        if self._replaced is None:
+        """The optimizer's state, after all updates that are due: gradients in flight do not concern it."""
+        flight = self._reducer.flight
+        if self._replaced is None and flight is not None and flight.has_update:
             self._reducer.finish_flight()
         return self.__dict__["state"]
 
@@ -77,18 +83,15 @@ class Overlapped(Wrapped):
 
     def state_dict(self) -> dict[str, Any]:
         """Works like the optimizer's own, after all updates that are due."""
-        self._put_parameters_back()
-        self._reducer.finish_flight()
+        self.finish_updates()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Works like the optimizer's own, after all updates that are due."""
-        self._put_parameters_back()
-        self._reducer.finish_flight()
+        self.finish_updates()
         super().load_state_dict(state_dict)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles as the plain optimizer, after all updates that are due."""
-        self._put_parameters_back()
-        self._reducer.finish_flight()
+        self.finish_updates()
         return super().__reduce_ex__(protocol)
