@@ -29,6 +29,22 @@ def test_two_ranks_are_lost_one_after_the_other_and_others_join() -> None:
     assert all(result["size"] == 3 for result in job.results)
 
 
+@pytest.mark.parametrize("place", ["step", "written"])
+def test_a_rank_is_lost_while_the_updates_of_others_are_due(place: str) -> None:
+    """The bits are those of the same job without overlap_forward: another rank joins at step 12 in both.
+
+    Without the gradients of rank 1, the others leave their world with all updates due.
+    """
+    faults, options = (f"1:{place}:10",), {"EVERY": "3", "HOLD": "12:3"}
+    job = run_job(THREE, "torch_training.py", SAMPLES, *faults, **options, OVERLAP="1")
+    plain = run_job(THREE, "torch_training.py", SAMPLES, *faults, **options)
+    for one in (job, plain):
+        check(one, {0, 2})
+        assert "2 ranks from commit 3 on: rank 1 was lost" in one.text
+    assert job.results[0]["steps"] == plain.results[0]["steps"]
+    assert job.results[0]["digest"] == plain.results[0]["digest"]
+
+
 def test_nothing_is_lost_without_a_loss() -> None:
     job = run_job(THREE, "torch_training.py", SAMPLES)
     check(job, {0, 1, 2})

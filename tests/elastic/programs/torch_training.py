@@ -3,6 +3,8 @@
 Each rank takes its samples from an ElasticSampler; the state records which samples the ranks processed in
 each step. A fault is WORKER:PLACE:STEP, where the place is "step", "exchanged" or "written".
 
+The environment may ask for overlap_forward (OVERLAP), and for a commit in EVERY steps instead of each.
+
 Usage: torch_training.py SAMPLES [FAULT...]
 """
 
@@ -21,6 +23,7 @@ import sirtaki.torch as hvd
 
 SAMPLES = int(sys.argv[1])
 WORKER = os.environ.get("SIRTAKI_WORKER", "0")
+OVERLAP, EVERY = "OVERLAP" in os.environ, int(os.environ.get("EVERY", "1"))
 FAULTS = {tuple(fault.split(":")) for fault in sys.argv[2:]}
 X, Y = map(torch.from_numpy, regression(SAMPLES))
 
@@ -54,10 +57,10 @@ def train(state: Any) -> None:
     while len(state.sampler.processed_indices) < SAMPLES:
         for batch, index in enumerate(state.sampler):
             hold(state, hvd.size)
+            samples = hvd.allgather(torch.tensor([index]), name="samples").tolist()
             fail_if_planned("step", state.step)
             state.optimizer.zero_grad()
             nn.functional.mse_loss(state.model(X[index : index + 1]), Y[index : index + 1]).backward()
-            samples = hvd.allgather(torch.tensor([index]), name="samples").tolist()
             fail_if_planned("exchanged", state.step)
             state.optimizer.step()
             state.scheduler.step()
@@ -66,7 +69,8 @@ def train(state: Any) -> None:
             state.steps = [*state.steps, (0, samples)]
             state.step += 1
             pause()
-            state.commit()
+            if state.step % EVERY == 0:
+                state.commit()
             pace(state.step)
 
 
@@ -74,7 +78,7 @@ def main() -> None:
     hvd.init()
     model, optimizer, scheduler = make()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), overlap_forward=OVERLAP)
     state = hvd.elastic.TorchState(
         model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, step=0, steps=[]
     )
