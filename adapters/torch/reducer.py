@@ -172,7 +172,7 @@ class GradientReducer:
     def step_ahead(self, optimizer: Wrapped) -> list[list[Tensor]] | None:
         """Leaves the update of parameters in flight to their landing, if all gradients of the step are there.
 
-        Returns what the optimizer's groups had; None if it has to update all parameters now.
+        Returns the parameters to update now, by group; None if the optimizer has to update all.
 
         Raises:
             ParametersDifferError: the ranks have diverged.

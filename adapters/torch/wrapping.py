@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sirtaki.bindings.step_counters import Stepper
 from sirtaki.torch.autograd import CollectiveScope
@@ -26,6 +27,7 @@ class Wrapped(Optimizer):
         _inner_hooks: the last hook before its step and the first one after it, if its groups do not hold all
             parameters while it steps: hooks of the program see whole groups.
         _stepper: the optimizer, for autotune; None if its steps cannot be compared.
+        _program_groups: the program's parameters of each group, while the groups hold others.
     """
 
     _technique = ""
@@ -34,6 +36,7 @@ class Wrapped(Optimizer):
     _counting: Any
     _inner_hooks: tuple[Any, Any] | None
     _stepper: Stepper | None
+    _program_groups: list[list[Tensor]] | None = None
 
     @property
     def _scope(self) -> CollectiveScope:
@@ -60,8 +63,18 @@ class Wrapped(Optimizer):
     def _replace_groups(self) -> None:
         """Makes the groups hold what the optimizer's own step is to update, after all hooks before it."""
 
+    def _swap_groups(self, groups: Sequence[list[Tensor]]) -> None:
+        """Makes the groups hold other parameters, while the optimizer steps."""
+        self._program_groups = [group["params"] for group in self.param_groups]
+        for group, parameters in zip(self.param_groups, groups, strict=True):
+            group["params"] = parameters
+
     def _put_parameters_back(self) -> None:
         """Makes the groups hold the program's parameters, also after a step that has raised."""
+        if self._program_groups is not None:
+            for group, parameters in zip(self.param_groups, self._program_groups, strict=True):
+                group["params"] = parameters
+            self._program_groups = None
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
         """Works like the optimizer's own."""

@@ -91,30 +91,27 @@ class Flight(Stage):
     def step_ahead(self, optimizer: Wrapped) -> list[list[Tensor]]:
         """Makes parameters in flight be updated when they land, as the optimizer would do it now.
 
-        Takes them out of the optimizer's groups; returns what the groups had.
+        Returns the other parameters, by group.
         """
         with self._lock, _undisturbed():
             self._update = Update(optimizer)
             for number in self._gradients.in_flight:
                 self._hide(number)
-            return self._leave_out(optimizer)
+            return self._others(optimizer)
 
     def drop_gradients_later(self, optimizer: Optimizer, set_to_none: bool) -> list[list[Tensor]]:
         """Makes gradients in flight be dropped after the update.
 
-        Takes their parameters out of the optimizer's groups; returns what the groups had.
+        Returns the other parameters, by group.
         """
         with self._lock, _undisturbed():
             if self._update is not None:
                 self._update.drop_gradients(set_to_none)
-            return self._leave_out(optimizer)
+            return self._others(optimizer)
 
-    def _leave_out(self, optimizer: Optimizer) -> list[list[Tensor]]:
+    def _others(self, optimizer: Optimizer) -> list[list[Tensor]]:
         absent = {id(self._parameters[number]) for number in self._gradients.in_flight}
-        whole = [group["params"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["params"] = [one for one in group["params"] if id(one) not in absent]
-        return whole
+        return [[one for one in group["params"] if id(one) not in absent] for group in optimizer.param_groups]
 
     def _hide(self, number: int) -> None:
         """Replaces the values of a parameter by NaN, for code that does not wait for the new ones.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from sirtaki.torch.reducer import GradientReducer
 from sirtaki.torch.wrapping import Wrapped
 
@@ -17,7 +15,6 @@ class Overlapped(Wrapped):
     """
 
     _reducer: GradientReducer
-    _replaced: list[list[Tensor]] | None = None  # the parameters of each group, while it steps
 
     def _own_inner_hooks(self) -> tuple[Any, Any]:
         before, after = self._hooks
@@ -25,19 +22,14 @@ class Overlapped(Wrapped):
 
     def _begin_update(self) -> None:
         """Leaves the update of parameters that are in flight to their landing."""
-        self._replaced = self._reducer.step_ahead(self)
-        if self._replaced is None:
+        groups = self._reducer.step_ahead(self)
+        if groups is None:
             super()._begin_update()  # type: ignore[misc]  # of the optimizer that exchanges the gradients
+        else:
+            self._swap_groups(groups)
 
     def _end_update(self) -> None:
         self._put_parameters_back()
-
-    def _put_parameters_back(self) -> None:
-        """Ends an update, also one that has raised."""
-        if self._replaced is not None:
-            for group, parameters in zip(self.param_groups, self._replaced, strict=True):
-                group["params"] = parameters
-            self._replaced = None
 
     def synchronize(self) -> None:
         """Waits for the updates that are due; before `step()`, makes sure that the gradients are reduced.
@@ -55,7 +47,7 @@ class Overlapped(Wrapped):
         if flight is None or not flight.has_update:
             super().zero_grad(set_to_none)
             return
-        self._replaced = flight.drop_gradients_later(self, set_to_none)
+        self._swap_groups(flight.drop_gradients_later(self, set_to_none))
         try:
             self._plain_class().zero_grad(self, set_to_none)
         finally:
@@ -72,7 +64,7 @@ class Overlapped(Wrapped):
     def state(self) -> Any:
         """The optimizer's state, after all updates that are due: gradients in flight do not concern it."""
         flight = self._reducer.flight
-        if self._replaced is None and flight is not None and flight.has_update:
+        if self._program_groups is None and flight is not None and flight.has_update:
             self._reducer.finish_flight()
         return self.__dict__["state"]
 

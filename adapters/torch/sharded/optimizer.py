@@ -36,12 +36,11 @@ class Sharded(Wrapped):
     _sharding_scope: CollectiveScope
     _parameter_names: dict[Tensor, str]
     _named_slices: list[tuple[str, Slice]]
-    _replaced: list[list[Tensor]] | None  # the parameters of each group, while it steps
 
     def _adopt_slices(self, partition: Partition, scope: CollectiveScope, names: dict[Tensor, str]) -> None:
         """Divides the state that the optimizer has."""
         self._partition, self._sharding_scope, self._parameter_names = partition, scope, names
-        self._gathering, self._replaced, self._named_slices = ParameterGathering(scope), None, []
+        self._gathering, self._named_slices = ParameterGathering(scope), []
         self._divide_state()
 
     def _slices(self) -> list[Slice]:
@@ -75,9 +74,7 @@ class Sharded(Wrapped):
             for one in slices:
                 one.follow()
                 one.tensor.grad = _own_gradient(one)
-        self._replaced = [group["params"] for group in self.param_groups]
-        for group, slices in zip(self.param_groups, groups, strict=True):
-            group["params"] = [one.tensor for one in slices]
+        self._swap_groups([[one.tensor for one in slices] for slices in groups])
 
     def _end_update(self) -> None:
         """Gathers what the ranks have updated."""
@@ -88,14 +85,10 @@ class Sharded(Wrapped):
         self._gathering.run([pair for pair in self._named_slices if _is_trained(pair[1].parameter)])
 
     def _put_parameters_back(self) -> None:
-        """Ends an update, also one that has raised."""
-        if self._replaced is None:
-            return
-        for group, parameters in zip(self.param_groups, self._replaced, strict=True):
+        for group in self.param_groups if self._program_groups is not None else ():
             for one in group["params"]:
                 one.grad = None
-            group["params"] = parameters
-        self._replaced = None
+        super()._put_parameters_back()
 
     # ---- Calls of the program --------------------------------------------------------------------------
 
