@@ -6,6 +6,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
 from sirtaki.bindings.survivors import Survivor
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.training.combinations import refuse_combinations
 
 
 def is_elastic() -> bool:
@@ -23,11 +24,8 @@ def add_survivor(one: Survivor) -> None:
 
 def require_all_ranks(process_set: ProcessSet) -> None:
     """Raises ValueError if an object of an elastic job is to work on some of the ranks only."""
-    if process_set is not global_process_set and is_elastic():
-        raise ValueError(
-            "in an elastic job gradients and statistics are those of all ranks, because a rank that joins "
-            "gets the state of another: leave process_set out"
-        )
+    has_set = process_set is not global_process_set
+    refuse_combinations({"elastic": is_elastic(), "process_set": has_set})
 
 
 def reserve_number(context: Context, kind: str, number: int) -> None:

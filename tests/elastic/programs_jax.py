@@ -220,5 +220,5 @@ class Refusals:
             lambda: hvd.grad(loss, process_set=some),
             lambda: hvd.value_and_grad(loss, process_set=some),
         ):
-            with pytest.raises(ValueError, match="leave process_set out"):
+            with pytest.raises(ValueError, match="leave out process_set"):
                 make()

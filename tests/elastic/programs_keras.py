@@ -382,7 +382,7 @@ class Refusals:
         unbuilt = keras.Sequential([keras.layers.Dense(1)])
         with pytest.raises(ValueError, match=r"model\.build"):
             hvd.elastic.KerasState(unbuilt)
-        with pytest.raises(ValueError, match="leave process_set out"):
+        with pytest.raises(ValueError, match="leave out process_set"):
             hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=hvd.ProcessSet([0]))
         with pytest.raises(ValueError, match="1 at least"):
             hvd.elastic.CommitStateCallback(None, 0)

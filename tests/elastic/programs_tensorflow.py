@@ -201,7 +201,7 @@ class Refusals:
             lambda: hvd.GradientAccumulator(2, process_set=first),
             lambda: hvd.SyncBatchNormalization(process_set=first),
         ):
-            with pytest.raises(ValueError, match="leave process_set out"):
+            with pytest.raises(ValueError, match="leave out process_set"):
                 make()
         some = tf.function(lambda: hvd.allreduce(1.0, process_set=first))
         with pytest.raises(ValueError, match="cannot use a process set"):
