@@ -45,6 +45,15 @@ def check_parameters(model: Any, process_set: ProcessSet = global_process_set) -
     consistency.check(_subject(optimizer, model.trainable_variables), _BROADCAST, process_set)
 
 
+def check_before_local_steps(model: Any, outer_variables: Sequence[Any]) -> None:
+    """Works like `check_parameters`, without the optimizer's variables, which are each rank's own.
+
+    Compares the variables of an outer optimizer as well.
+    """
+    subject = _subject(model.optimizer, [*model.trainable_variables, *outer_variables], has_equal_state=False)
+    consistency.check(subject, _BROADCAST, global_process_set)
+
+
 class OptimizerChecks:
     """The checks of one distributed optimizer. It does not keep the optimizer alive."""
 
@@ -111,7 +120,7 @@ def _steps_of(optimizer: Any) -> int:
     return int(keras.ops.convert_to_numpy(optimizer.iterations))
 
 
-def _subject(optimizer: Any, variables: Sequence[Any]) -> Subject:
+def _subject(optimizer: Any, variables: Sequence[Any], *, has_equal_state: bool = True) -> Subject:
     """Returns the variables of a model and of its optimizer, and the latter's hyper-parameters."""
     if optimizer is None:
         return Subject(lambda: _named(variables))
@@ -122,7 +131,8 @@ def _subject(optimizer: Any, variables: Sequence[Any]) -> Subject:
     def rate() -> tuple[float]:
         return (float(keras.ops.convert_to_numpy(optimizer.learning_rate)),)
 
-    return Subject(lambda: _named([*variables, *equal_variables(optimizer)]), rate, options)
+    state = equal_variables(optimizer) if has_equal_state else []
+    return Subject(lambda: _named([*variables, *state]), rate, options)
 
 
 def _named(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:

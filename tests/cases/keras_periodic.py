@@ -118,6 +118,15 @@ def all_ranks_train_as_their_replicas(how: tuple[int, bool]) -> None:
 
 
 @case()
+def a_second_training_goes_on_with_each_ranks_momenta() -> None:
+    model, replicas = compiled(linear()), Replicas(hvd.size())
+    for _ in range(2):
+        fit(model, 2, hvd.callbacks.LocalSGDCallback(2))
+        replicas.epoch([2] * hvd.size(), 2)
+    assert_replica(model, replicas.params[hvd.rank()])
+
+
+@case()
 def batches_of_one_execution_are_counted() -> None:
     """Ranks with 5 and fewer batches, four of which are executed together."""
     counts = [max(5 - 3 * rank, 1) for rank in range(hvd.size())]
@@ -231,7 +240,7 @@ def other_uses_are_refused() -> None:
     context = current()
     context.survivors = Survivors()
     try:
-        with pytest.raises(ValueError, match="not available in an elastic job"):
+        with pytest.raises(ValueError, match="has to be part of the state"):
             fit(compiled(linear()), 1, callback)
     finally:
         context.survivors = None

@@ -13,6 +13,7 @@ import pytest
 import sirtaki.keras as hvd
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HostsUpdatedInterrupt
+from sirtaki.keras.callbacks.state import sync_variables
 
 STEPS, ROWS = 3, 4  # in each world; per rank
 
@@ -95,6 +96,82 @@ class EagerFit(Fit):
 
 class GroupedFit(Fit):
     options: ClassVar[dict[str, Any]] = {"groups": 3, "compression": hvd.Compression.none}
+
+
+class LocalSteps:
+    """DiLoCo in `model.fit`: each rank keeps its optimizer's state; the outer optimizer's is that of all."""
+
+    def __init__(self) -> None:
+        self.model = make_model()
+        self.model.compile(self.inner(), "mse")
+        self.averages = hvd.callbacks.LocalSGDCallback(STEPS, self.outer())
+        self.state = hvd.elastic.KerasState(self.model, local_steps=self.averages, step=0)
+        self.commits = hvd.elastic.CommitStateCallback(self.state, 2)  # due within a window
+
+    @staticmethod
+    def inner() -> Any:
+        return keras.optimizers.SGD(0.05, momentum=0.9)
+
+    @staticmethod
+    def outer() -> Any:
+        return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        data = [batch(self.state.step + index, hvd.rank()) for index in range(STEPS)]
+        x, y = (np.concatenate(part) for part in zip(*data, strict=True))
+        self.state.step += STEPS
+        self.fit(x, y, [self.averages, self.commits])
+        assert self.state.is_synchronized
+        expected = self.trained_alone(sizes)
+        assert_close(self.model, expected)
+        with pytest.raises(InterruptedError):  # what it has trained is not committed
+            self.fit(np.tile(x, (2, 1)), np.tile(y, (2, 1)), [self.averages, Ends(STEPS + 1)])
+        for commit in (self.state.commit, self.state.check_host_updates):
+            with pytest.raises(ValueError, match="since the last average"):
+                commit()
+        self.state.restore()
+        assert_close(self.model, expected)
+        self.state.check_host_updates()
+
+    def fit(self, x: Any, y: Any, callbacks: list[Any]) -> None:
+        self.model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=callbacks)
+
+    def trained_alone(self, sizes: Sequence[int]) -> Any:
+        """Returns the model after all worlds, in each of which a rank that joins has rank 0's optimizer."""
+        whole, outer = make_model(), self.outer()
+        outer.build(whole.trainable_variables)
+        ranks: list[list[Any]] = []
+        for world, size in enumerate(sizes):
+            before, ranks, trained = ranks, [], []
+            for rank in range(size):
+                model, inner = make_model(), self.inner()
+                model.set_weights(whole.get_weights())
+                model.compile(inner, "mse")
+                inner.build(model.trainable_variables)
+                own = before[rank if rank < len(before) else 0] if before else inner.variables
+                for variable, value in zip(inner.variables, own, strict=True):
+                    variable.assign(value)
+                for step in range(STEPS * world, STEPS * (world + 1)):
+                    model.train_on_batch(*batch(step, rank))
+                sync_variables(model)
+                ranks.append([np.array(keras.ops.convert_to_numpy(one.value)) for one in inner.variables])
+                trained.append(model.get_weights())
+            means = [np.mean(parts, axis=0) for parts in zip(*trained, strict=True)]
+            gradients = [one - mean for one, mean in zip(whole.get_weights(), means, strict=True)]
+            outer.apply([keras.ops.convert_to_tensor(one) for one in gradients], whole.trainable_variables)
+        return whole
+
+
+class Ends(keras.callbacks.Callback):
+    """Interrupts a training after some batches, as the loss of a rank does."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch + 1 == self.batches:
+            raise InterruptedError
 
 
 class LocalLayer:

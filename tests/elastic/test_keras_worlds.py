@@ -12,13 +12,13 @@ if importlib.util.find_spec("keras") is None:  # not imported here: that would f
     pytest.skip("there is no keras here", allow_module_level=True)
 
 # In one process each: it is the import of the backend that takes the time.
-PROGRAMS = ("Fit", "EagerFit", "GroupedFit", "LocalLayer", "SeveralOptimizers", "WarmUp", "ConvertedBatches")
-PROGRAMS += ("Interrupted", "OrderOfBatches", "SkippedBatches", "Refusals")
+PROGRAMS = ("Fit", "EagerFit", "GroupedFit", "LocalSteps", "LocalLayer", "SeveralOptimizers", "WarmUp")
+PROGRAMS += ("ConvertedBatches", "Interrupted", "OrderOfBatches", "SkippedBatches", "Refusals")
 BACKENDS = [
     "tensorflow",
     *(pytest.param(one, marks=exhaustive_unless(one == "jax")) for one in ("jax", "torch")),
 ]
-ON_JAX = ("Fit", "SkippedBatches")  # what compiled steps without state do differently
+ON_JAX = ("Fit", "LocalSteps", "SkippedBatches")  # what compiled steps without state do differently
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,9 @@ def test_a_rank_is_lost_in_fit(backend: str) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"there is no {backend} here")
     run("programs_keras", ("LostRank",), ("ABC", "BC"), KERAS_BACKEND=backend)
+
+
+def test_ranks_that_go_on_keep_the_state_of_their_local_steps() -> None:
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("there is no jax here")
+    run("programs_keras", ("LocalSteps",), ("AB", "ABC", "AB"), KERAS_BACKEND="jax")

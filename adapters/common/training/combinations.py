@@ -22,7 +22,7 @@ CHOICES = {
     "staleness": "`staleness=`",
     "diloco": "`hvd.DiLoCo`",
     "memory_of_gradients": "`Compression.powersgd()` and `onebit()`; `int8()` and `fp8()` with `start=`",
-    "local_steps": "local SGD and DiLoCo of Keras and JAX",
+    "local_steps": "local SGD and DiLoCo of JAX",
     "parameter_server": "`hvd.ParameterServer`",
     "keras_shard": "`shard=` of Keras",
     "jax_shard": "`hvd.shard` of JAX",

@@ -8,9 +8,8 @@ import keras
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.objects import allgather_object
-from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.keras.callbacks.state import is_built, mark_averaged, sync_variables
-from sirtaki.keras.consistency import check_parameters
+from sirtaki.keras.consistency import check_before_local_steps
 from sirtaki.keras.distributed_optimizer import distributed_of
 from sirtaki.keras.periodic import Averager, Outcome, Part
 
@@ -35,7 +34,8 @@ class LocalSGDCallback(keras.callbacks.Callback):
     step from there. (DiLoCo, arXiv 2311.08105.)
 
     All ranks have to begin with equal variables, as BroadcastGlobalVariablesCallback gives; this is checked
-    before the first batch.
+    before the first batch. In an elastic job, the callback is part of the state:
+    `hvd.elastic.KerasState(model, local_steps=callback)`.
     """
 
     def __init__(
@@ -68,6 +68,22 @@ class LocalSGDCallback(keras.callbacks.Callback):
         self._batches = 0  # since the last average
         self._last_batch = -1
         self._is_open = False  # whether an epoch is to be ended
+        self.is_in_state = False  # of an elastic job
+
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether the model is equal on all ranks: no batch was trained since the last average."""
+        return self._batches == 0
+
+    def restart(self) -> None:
+        """Begins a new window: the model has become that of a commit, which is equal on all ranks."""
+        self._averager, self._batches = None, 0
+
+    def outer_variables(self, model: Any) -> list[Any]:
+        """Returns the variables of the outer optimizer of this model; [] without one."""
+        if self._outer is not None and not self._outer.built:
+            self._outer.build(model.trainable_variables)
+        return [] if self._outer is None else list(self._outer.variables)
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
@@ -77,10 +93,10 @@ class LocalSGDCallback(keras.callbacks.Callback):
         """Checks that the ranks can average.
 
         Raises:
-            ValueError: the model's optimizer is distributed, the job is elastic, or, on all ranks, a model
-                without weights.
+            ValueError: the model's optimizer is distributed, the callback is no part of an elastic job's
+                state, or, on all ranks, a model without weights.
         """
-        self._averager, self._batches = None, 0
+        self.restart()
         if distributed_of(self.model.optimizer) is not None:
             raise ValueError(
                 "LocalSGDCallback averages variables, and the model's optimizer averages gradients as well: "
@@ -91,8 +107,11 @@ class LocalSGDCallback(keras.callbacks.Callback):
                 "the model's optimizer has use_ema=True, with which fit ends by giving each rank its own "
                 "averages over time, after the last average over the ranks: leave out use_ema"
             )
-        is_elastic = current().survivors is not None
-        refuse_combinations({"local_steps": "LocalSGDCallback", "elastic": is_elastic})
+        if current().survivors is not None and not self.is_in_state:
+            raise ValueError(
+                "in an elastic job LocalSGDCallback has to be part of the state, which knows by it when the "
+                "ranks are equal: hvd.elastic.KerasState(model, local_steps=callback, …)"
+            )
         gathered = allgather_object(is_built(self.model))
         if not all(gathered):
             raise ValueError(
@@ -148,6 +167,6 @@ class LocalSGDCallback(keras.callbacks.Callback):
         """Makes sure, before the first batch, that all ranks begin with the same variables."""
         if self._averager is None:
             sync_variables(self.model)
-            check_parameters(self.model)
+            check_before_local_steps(self.model, self.outer_variables(self.model))
             self._averager = Averager(self.model, self._outer, "LocalSGDCallback")
         return self._averager

@@ -30,7 +30,10 @@ _INEXACT = (
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Commits a state after every `batches_per_commit` batches, and after every epoch."""
+    """Commits a state after every `batches_per_commit` batches, and after every epoch.
+
+    A state with local steps is committed at the next average after so many batches.
+    """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         """Creates the callback.
@@ -57,13 +60,18 @@ class CommitStateCallback(keras.callbacks.Callback):
         if _is_skipped(self.model, batch):
             return
         self.batches_remaining -= 1
-        if self.batches_remaining == 0:
+        if self.batches_remaining <= 0 and self._is_synchronized:
             self.batches_remaining = self.batches_per_commit
             self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Commits; raises as `on_train_batch_end` does."""
-        self.state.commit()
+        if self._is_synchronized:
+            self.state.commit()
+
+    @property
+    def _is_synchronized(self) -> bool:
+        return getattr(self.state, "is_synchronized", True)
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):

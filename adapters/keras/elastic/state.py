@@ -10,6 +10,7 @@ import numpy as np
 
 from sirtaki.keras import backends
 from sirtaki.keras._private import accumulators_of, discard_jax_state, layers_of
+from sirtaki.keras.callbacks.local_steps import LocalSGDCallback
 from sirtaki.keras.callbacks.state import sync_variables
 from sirtaki.keras.distributed_optimizer import Distributed
 from sirtaki.keras.gradient_reducer import stable_path
@@ -35,13 +36,18 @@ class KerasState(ArraysState):
     rank has been trained on, in an epoch that the ranks change in.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: Any, optimizer: Any = None, local_steps: LocalSGDCallback | None = None, **kwargs: Any
+    ) -> None:
         """Creates the state, and saves it.
 
         Args:
             model: a built model of Keras. Compile it before, so that its optimizer is part of the state.
             optimizer: an optimizer in place of the one that the model is compiled with. One that has no
                 variables yet is built for the model's trainable weights.
+            local_steps: the callback that averages the model. The model can be committed after each average.
+                The optimizer's variables are each rank's own then, and a rank that joins begins with rank
+                0's; those of the outer optimizer are equal on all ranks.
             kwargs: attributes, such as `epoch=0, batch=0`.
 
         Raises:
@@ -51,6 +57,9 @@ class KerasState(ArraysState):
             raise ValueError(_UNBUILT)
         self.model = model
         self._given_optimizer = optimizer
+        self._local_steps = local_steps
+        if local_steps is not None:
+            local_steps.is_in_state = True
         self._backend = backends.find()
         self.world_of_batch = 0  # the number of ranks in whose batches `batch` counts; 0: not known
         super().__init__(**kwargs)
@@ -60,6 +69,32 @@ class KerasState(ArraysState):
         """Returns the optimizer; None if the model has not been compiled."""
         return self._given_optimizer or getattr(self.model, "optimizer", None)
 
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether the model is equal on all ranks, so that it can be committed."""
+        return self._local_steps is None or self._local_steps.is_synchronized
+
+    def save(self) -> None:
+        """Copies model, optimizer and attributes.
+
+        Raises:
+            ValueError: this rank has trained batches since the last average of local steps.
+        """
+        self._require_commit()
+        super().save()
+
+    def check_host_updates(self) -> None:
+        """Works like `State.check_host_updates`, which may commit; raises ValueError as `save` does."""
+        self._require_commit()
+        super().check_host_updates()
+
+    def _require_commit(self) -> None:
+        if not self.is_synchronized:
+            raise ValueError(
+                "a commit needs a model that is equal on all ranks, but this rank has trained batches since "
+                "the last average: commit when state.is_synchronized is true, as CommitStateCallback does"
+            )
+
     def restore(self) -> None:
         """Sets model, optimizer and attributes to their values at the last commit."""
         discard_jax_state(self.model)
@@ -68,7 +103,7 @@ class KerasState(ArraysState):
     def _entries(self) -> list[Entry]:
         shared: list[tuple[Kind, Any]] = []
         own: list[tuple[Kind, Any]] = []
-        for kind, variable in _classified(self.model, self._built_optimizer()):
+        for kind, variable in _classified(self.model, self._built_optimizer(), self._local_steps):
             (own if kind is Kind.OWN else shared).append((kind, variable))
         return [
             *(_entry(f"{place}: {_name(one)}", kind, one) for place, (kind, one) in enumerate(shared)),
@@ -87,6 +122,8 @@ class KerasState(ArraysState):
 
     def _write(self, entries: Sequence[Entry], arrays: Iterable[Any], details: Any) -> None:
         discard_jax_state(self.model)
+        if self._local_steps is not None:
+            self._local_steps.restart()
         for entry, array in zip(entries, arrays, strict=True):
             entry.target.assign(array)
 
@@ -106,7 +143,9 @@ class TensorFlowKerasState(KerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
-def _classified(model: Any, optimizer: Any) -> Iterator[tuple[Kind, Any]]:
+def _classified(
+    model: Any, optimizer: Any, local_steps: LocalSGDCallback | None
+) -> Iterator[tuple[Kind, Any]]:
     """Yields each variable once, with its kind."""
     local = _local_numbers(optimizer)
     seen: set[int] = set()
@@ -119,14 +158,17 @@ def _classified(model: Any, optimizer: Any) -> Iterator[tuple[Kind, Any]]:
             if id(variable) not in seen:
                 seen.add(id(variable))
                 yield Kind.OWN if id(variable) in local else kind, variable
+    for variable in local_steps.outer_variables(model) if local_steps is not None else ():
+        seen.add(id(variable))
+        yield Kind.EQUAL, variable
     if optimizer is None:
         return
     collected = {id(one) for one in _accumulators(optimizer)}
     for variable in optimizer.variables:
         if id(variable) not in seen:
             seen.add(id(variable))
-            is_own = id(variable) in collected
-            yield Kind.OWN if is_own else _kind_of_slot(variable, model, local), variable
+            kind = Kind.SENT if local_steps is not None else _kind_of_slot(variable, model, local)
+            yield Kind.OWN if id(variable) in collected else kind, variable
 
 
 def _local_numbers(optimizer: Any) -> set[int]:
