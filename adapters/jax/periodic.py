@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from sirtaki.bindings.default_context import current
 from sirtaki.common.ops import Min, Sum
-from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.jax.collectives import allreduce, broadcast
 from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.consistency import is_traced
+from sirtaki.jax.topology import size
 
 
 class LocalState(NamedTuple):
@@ -43,6 +43,9 @@ def local_sgd(optimizer: Any, every: int, name: str = "local_sgd") -> Any:
     It includes the last incomplete window, and makes the parameters equal bit by bit. A rank with fewer steps
     waits there, and takes part in the others' averages with the weight of its steps since the last one.
 
+    In an elastic job all ranks call it before each commit, too. The state of the wrapped transformation is
+    the rank's own; a rank that joins begins with rank 0's.
+
     Args:
         optimizer: an optax.GradientTransformation.
         every: steps between two averages, 1 or more.
@@ -53,7 +56,7 @@ def local_sgd(optimizer: Any, every: int, name: str = "local_sgd") -> Any:
 
     Raises:
         TypeError: `optimizer` is not a transformation of optax.
-        ValueError: wrong arguments, or an elastic job. From `update`: it has not been given the parameters.
+        ValueError: wrong arguments. From `update`: it has not been given the parameters.
     """
     return _LocalSteps(optimizer, every, _Averaging(), _Exchange(name)).transformation()
 
@@ -84,7 +87,7 @@ def diloco(
 
     Raises:
         TypeError: `optimizer` or `outer` is not a transformation of optax.
-        ValueError: wrong arguments, or an elastic job. From `update`: it has not been given the parameters.
+        ValueError: wrong arguments. From `update`: it has not been given the parameters.
     """
     import optax  # imported late, because only these need it
 
@@ -118,7 +121,7 @@ class _Exchange:
         # The third number counts the ranks that take part: those that have joined contribute zeros.
         header = jnp.stack([steps, jnp.asarray(has_ended, jnp.int32), jnp.ones((), jnp.int32)])
         # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
-        divisors = jax.tree.map(lambda one: current().size if one.dtype.itemsize == 2 else 1, tree)
+        divisors = jax.tree.map(lambda one: size() if one.dtype.itemsize == 2 else 1, tree)
         weighted = jax.tree.map(
             lambda one, divisor: _times(one, steps, every * divisor).astype(one.dtype), tree, divisors
         )
@@ -208,8 +211,6 @@ class _LocalSteps:
         _require_transformation(optimizer)
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every is {every!r}, but it has to be a number of steps, 1 or more")
-        is_elastic = current().survivors is not None
-        refuse_combinations({"local_steps": "local_sgd or diloco", "elastic": is_elastic})
         self._optimizer = optax.with_extra_args_support(optimizer)
         self._every, self._rule, self._exchange = every, rule, exchange
         self._moved = optax.apply_updates

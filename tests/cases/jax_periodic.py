@@ -14,8 +14,6 @@ import pytest
 import sirtaki.jax as hvd
 from cases import case
 from cases.jax_training import parameters, same_on_all_ranks
-from sirtaki.bindings.default_context import current
-from sirtaki.bindings.survivors import Survivors
 
 RATE, MOMENTUM = 0.1, 0.9
 Replica = dict[str, np.ndarray]
@@ -280,11 +278,3 @@ def other_arguments_are_refused() -> None:
         optimizer.update(params, state)
     with pytest.raises(ValueError, match="call it outside jit"):
         jax.jit(optimizer.synchronize)(params, state)
-    context = current()
-    context.survivors = Survivors()
-    try:
-        for make in (hvd.local_sgd, hvd.diloco):
-            with pytest.raises(ValueError, match="not available in an elastic job"):
-                make(inner(), every=2)
-    finally:
-        context.survivors = None

@@ -94,6 +94,68 @@ class Eager(Jit):
     is_compiled = False
 
 
+class LocalSteps:
+    """DiLoCo in jit: each rank keeps its inner state; the outer transformation's is that of all."""
+
+    def __init__(self) -> None:
+        self.optimizer = hvd.diloco(self.inner(), self.outer(), every=STEPS)
+        params = parameters()
+        self.state = hvd.elastic.JaxState(params=params, optimizer=self.optimizer.init(params), step=0)
+        self.step = jax.jit(self._step)
+
+    @staticmethod
+    def inner() -> Any:
+        return optax.sgd(0.05, momentum=0.9)
+
+    @staticmethod
+    def outer() -> Any:
+        return optax.sgd(0.7, momentum=0.9, nesterov=True)
+
+    def _step(self, params: Any, state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        updates, state = self.optimizer.update(jax.grad(loss)(params, x, y), state, params)
+        return optax.apply_updates(params, updates), state
+
+    def take_step(self, number: int) -> None:
+        state = self.state
+        state.params, state.optimizer = self.step(state.params, state.optimizer, *batch(number, hvd.rank()))
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        state = self.state
+        for index in range(STEPS):
+            self.take_step(state.step + index)
+        state.step += STEPS
+        state.params, state.optimizer = self.optimizer.synchronize(state.params, state.optimizer)
+        state.commit()
+        expected = self.trained_alone(sizes)
+        assert_close(state.params, expected)
+        self.take_step(state.step)  # is not committed
+        for commit in (state.commit, state.check_host_updates):
+            with pytest.raises(ValueError, match="since the last synchronization"):
+                commit()
+        state.restore()
+        assert_close(state.params, expected)
+        state.check_host_updates()
+
+    def trained_alone(self, sizes: Sequence[int]) -> Any:
+        """Returns the parameters after all worlds; a rank that joins has rank 0's inner state."""
+        whole, inner, outer = parameters(), self.inner(), self.outer()
+        outer_state, states = outer.init(whole), [inner.init(whole)]
+        for world, size in enumerate(sizes):
+            states = [states[rank if rank < len(states) else 0] for rank in range(size)]
+            trained = []
+            for rank in range(size):
+                params = whole
+                for step in range(STEPS * world, STEPS * (world + 1)):
+                    gradients = jax.grad(loss)(params, *batch(step, rank))
+                    updates, states[rank] = inner.update(gradients, states[rank], params)
+                    params = optax.apply_updates(params, updates)
+                trained.append(params)
+            change = jax.tree.map(lambda one, *own: one - sum(own) / len(own), whole, *trained)
+            updates, outer_state = outer.update(change, outer_state, whole)
+            whole = optax.apply_updates(whole, updates)
+        return whole
+
+
 class CountedSteps(Jit):
     """Steps of a compiled program count when they are committed, in all worlds of a process."""
 

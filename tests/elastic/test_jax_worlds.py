@@ -12,7 +12,7 @@ PROGRAMS = ("Jit", "Eager", "Gradients", "Refusals")
 
 
 def test_one_rank_two_one_three() -> None:
-    run("programs_jax", PROGRAMS)
+    run("programs_jax", (*PROGRAMS, "LocalSteps"))
 
 
 def test_steps_that_are_undone_do_not_count() -> None:
@@ -27,6 +27,10 @@ def test_numbers_of_the_world_are_no_constants() -> None:
 def test_rows_of_one_batch_count_by_the_ranks_of_their_world() -> None:
     """B has two of five rows on two ranks, which count for 4/5, and on three, which count for 6/5."""
     run("programs_jax", ("Rows", "RowsOverInitial"), ("AB", "B", "BCD"))
+
+
+def test_ranks_that_go_on_keep_the_state_of_their_local_steps() -> None:
+    run("programs_jax", ("LocalSteps",), ("AB", "ABC", "AB"))
 
 
 def test_the_loss_of_rank_0() -> None:

@@ -22,7 +22,6 @@ CHOICES = {
     "staleness": "`staleness=`",
     "diloco": "`hvd.DiLoCo`",
     "memory_of_gradients": "`Compression.powersgd()` and `onebit()`; `int8()` and `fp8()` with `start=`",
-    "local_steps": "local SGD and DiLoCo of JAX",
     "parameter_server": "`hvd.ParameterServer`",
     "keras_shard": "`shard=` of Keras",
     "jax_shard": "`hvd.shard` of JAX",
@@ -163,7 +162,6 @@ RULES: tuple[Rule, ...] = (
         "DiLoCo has no place for the memory of {other}: take Compression.topk() to send large differences "
         "only, or Compression.fp16, bf16, int8() or fp8() to round all of them",
     ),
-    _elastic("local_steps", _EQUAL_STATES, "use DistributedOptimizer"),
     _elastic(
         "parameter_server",
         "because a lost rank's part of the table exists nowhere else",

@@ -17,6 +17,7 @@ import numpy as np
 from sirtaki.jax._private import weakly_typed
 from sirtaki.jax.consistency import is_array, is_key
 from sirtaki.jax.optimizer import AccumulatingState
+from sirtaki.jax.periodic import LocalState
 from sirtaki.numpy.elastic import ArraysState
 from sirtaki.numpy.elastic.entries import Entry, Kind
 
@@ -32,6 +33,9 @@ class JaxState(ArraysState):
     `DistributedOptimizer` or optax.MultiSteps adds up over several passes. Those of MultiSteps are not part
     of a checkpoint, and when ranks join or a checkpoint is loaded, it begins its passes again on all ranks:
     a new rank has no part in them. Other attributes are copied and sent as objects.
+
+    The state of `local_sgd` and `diloco` has parts of each rank's own, which a rank that joins gets from rank
+    0. It can be committed after `optimizer.synchronize(params, state)`, which makes the parameters equal.
 
     A restored or received array has the dtype, the weak type, and the device or sharding that it had.
     """
@@ -60,7 +64,11 @@ class JaxState(ArraysState):
         """Waits until the arrays are computed, and keeps them.
 
         If one cannot be computed, the last commit is intact.
+
+        Raises:
+            ValueError: this rank has taken local steps since the last synchronization.
         """
+        self._require_commit()
         if self._donated:
             super().save()
             return
@@ -69,6 +77,20 @@ class JaxState(ArraysState):
         entries, values = self._entries(), copy.deepcopy(self._values())
         self._saved_entries, self._saved_details = entries, self._details(entries)
         self._kept, self._saved_state, self._is_saved = trees, values, True
+
+    def check_host_updates(self) -> None:
+        """Works like `State.check_host_updates`, which may commit; raises ValueError as `save` does."""
+        self._require_commit()
+        super().check_host_updates()
+
+    def _require_commit(self) -> None:
+        for node in jax.tree.leaves([getattr(self, name) for name in self._names], is_leaf=_has_local_steps):
+            if _has_local_steps(node) and int(node.steps):
+                raise ValueError(
+                    "a commit needs parameters that are equal on all ranks, but this rank has taken steps "
+                    "since the last synchronization: call params, state = optimizer.synchronize(params, "
+                    "state) on all ranks before it"
+                )
 
     def can_restore(self) -> bool:
         """Returns whether the last commit is complete: nobody has donated its arrays, if it has no copies."""
@@ -116,8 +138,10 @@ class JaxState(ArraysState):
                 shape, dtype = _description(leaf)
                 name = f"{tree.attribute}{jax.tree_util.keystr(path)}"
                 place = _Place(tree, index, _Template.of(leaf), roles[index])
-                is_own = place.role in _SUMS or tree.attribute in self._own
-                entries.append(Entry(name, shape, dtype, Kind.OWN if is_own else Kind.EQUAL, place))
+                kind = Kind.SENT if place.role is _Role.LOCAL else Kind.EQUAL
+                if place.role in _SUMS or tree.attribute in self._own:
+                    kind = Kind.OWN
+                entries.append(Entry(name, shape, dtype, kind, place))
                 tree.leaves[index] = None  # memory is not held by a description
         return entries
 
@@ -173,15 +197,17 @@ def _arrays(entries: Sequence[Entry], leaves_of: dict[str, list[Any]]) -> list[A
 
 
 class _Role(Enum):
-    """The part that a leaf has in adding up the gradients of several passes.
+    """The part that a leaf has in adding up the gradients of several passes, or in local steps.
 
     Attributes:
         NONE: none.
+        LOCAL: it is the state of this rank's local steps.
         SUM: the sum of `DistributedOptimizer`.
         SUM_OF_MULTI_STEPS, PASSES_OF_MULTI_STEPS: those of optax.MultiSteps.
     """
 
     NONE = "none"
+    LOCAL = "local steps"
     SUM = "sum"
     SUM_OF_MULTI_STEPS = "sum of MultiSteps"
     PASSES_OF_MULTI_STEPS = "passes of MultiSteps"
@@ -197,17 +223,25 @@ def _roles_of(tree: Any) -> Any:
     """Returns a tree of the same structure with the role of each leaf."""
     multi_steps: Any = getattr(sys.modules.get("optax"), "MultiStepsState", ())
 
-    def accumulates(node: Any) -> bool:
-        return isinstance(node, (AccumulatingState, multi_steps))
+    def has_roles(node: Any) -> bool:
+        return isinstance(node, (AccumulatingState, LocalState, multi_steps))
 
     def roles(node: Any) -> Any:
         if isinstance(node, AccumulatingState):
             return _fields(node, total=_Role.SUM)
         if isinstance(node, multi_steps):
             return _fields(node, acc_grads=_Role.SUM_OF_MULTI_STEPS, mini_step=_Role.PASSES_OF_MULTI_STEPS)
+        if isinstance(node, LocalState):
+            inner = _roles_of(node.inner)
+            inner = jax.tree.map(lambda role: _Role.LOCAL if role is _Role.NONE else role, inner)
+            return LocalState(inner, _roles_of(node.shared), _Role.NONE)
         return _Role.NONE
 
-    return jax.tree_util.tree_map(roles, tree, is_leaf=accumulates)
+    return jax.tree_util.tree_map(roles, tree, is_leaf=has_roles)
+
+
+def _has_local_steps(node: Any) -> bool:
+    return isinstance(node, LocalState)
 
 
 def _fields(node: Any, **roles: _Role) -> Any:
