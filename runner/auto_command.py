@@ -70,7 +70,7 @@ def _without_shebang(command: Sequence[str], environment: Mapping[str, str]) -> 
         return list(command)
     words = shlex.split(os.fsdecode(first[2:])) if first.startswith(b"#!") else []
     if words and os.path.basename(words[0]) == "env":
-        words = [one for one in words[1:] if one not in ("-S", "--split-string")]
+        words = [word for word in words[1:] if word not in ("-S", "--split-string")]
     if not words or not _PYTHON.fullmatch(os.path.basename(words[0])):
         return list(command)
     return [*words, path, *command[1:]]

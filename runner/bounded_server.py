@@ -115,4 +115,6 @@ def is_wildcard(host: str) -> bool:
 def own_addresses() -> set[str]:
     """Returns the addresses of this machine's network interfaces, without their scopes."""
     addresses = [one for several in psutil.net_if_addrs().values() for one in several]
-    return {one.address.partition("%")[0] for one in addresses if one.family in (AF_INET, AF_INET6)}
+    return {
+        address.address.partition("%")[0] for address in addresses if address.family in (AF_INET, AF_INET6)
+    }

@@ -263,7 +263,11 @@ class FailureAnalyzer:
             if status.failed and rank not in self._secondary and status.killed_by not in self._signals_sent
         ]
         died = [status for status in candidates if status.died]
-        origin = [one for one in candidates if self._abort is not None and one.rank == self._abort.rank]
+        origin = [
+            candidate
+            for candidate in candidates
+            if self._abort is not None and candidate.rank == self._abort.rank
+        ]
         return next(iter(died or origin or candidates), None)
 
     def _describe_absence(self, event: RankEvent) -> str:

@@ -146,7 +146,9 @@ class _Launch:
                 environment = replace(environment, torch=torch[allocation.host.name])
                 ranks |= self._start_local(environment, [placements[rank] for rank in allocation.ranks])
         for remote in remotes:
-            for allocation in (one for one in allocations if one.host.name == remote.name):
+            for allocation in (
+                allocation for allocation in allocations if allocation.host.name == remote.name
+            ):
                 own = [placements[rank] for rank in allocation.ranks]
                 values = start_values(settings, job, server.address)
                 values["placements"] = [astuple(placement) for placement in own]
@@ -243,7 +245,7 @@ class _Launch:
     def _start_endpoints(self, folder: Path, allocations: Sequence[HostAllocation]) -> Endpoints:
         """Starts what the user wants to be served: the page, and the metrics of this host's ranks, if any."""
         settings = self._settings
-        if not any(is_own_host(one.host.name) for one in allocations):
+        if not any(is_own_host(allocation.host.name) for allocation in allocations):
             settings = replace(settings, metrics=None)
         return start_endpoints(settings, folder, self._reaper, self._display.say)
 

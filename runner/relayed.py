@@ -49,7 +49,7 @@ class RelayedProcess:
         self._result: tuple[int, int] | None = None
         self._signals: set[int] = set()  # that were sent: they all end it
         self._input = os.dup(streams[0])
-        self._output, self._errors = (Outgoing(os.dup(one), selector) for one in streams[1:])
+        self._output, self._errors = (Outgoing(os.dup(stream), selector) for stream in streams[1:])
         os.set_blocking(self._input, False)
         self._watched = False
         self.watch(True)

@@ -34,7 +34,7 @@ class Servers:
     ) -> None:
         self.job = job_of_tables(job, count)
         self.numbers = range(FIRST_SERVER, FIRST_SERVER + count)
-        self.on_host = {one.host.name: servers_of(one, hosts, count) for one in hosts}
+        self.on_host = {host.host.name: servers_of(host, hosts, count) for host in hosts}
         self.processes: Sequence[Rank] = []
         self.end_due: float | None = None  # when they have to have ended (time.monotonic())
         self._ranks = job.size
@@ -86,7 +86,7 @@ class Servers:
 
     def overdue(self, now: float) -> str:
         """Returns a sentence about the servers that have not ended in time; "" if it is not yet time."""
-        late = [name_of(one.rank) for one in self.processes if not one.exit_status]
+        late = [name_of(process.rank) for process in self.processes if not process.exit_status]
         if self.end_due is None or now < self.end_due or not late:
             return ""
         return f"all ranks have ended, but not {join_names(late)} within {_END_SECONDS:g} s"

@@ -144,7 +144,7 @@ class Supervisor:
             found.append(ranks)
             wakeup.wake()
 
-        lost = [one.rank for one in self.ranks if one.exit_status and one.exit_status.lost]
+        lost = [rank.rank for rank in self.ranks if rank.exit_status and rank.exit_status.lost]
         self.server.drain(DRAIN_SECONDS, note, lost)
         deadline = self._drained_at = time.monotonic() + 2 * DRAIN_SECONDS  # even if its thread has ended
         self._run_until(lambda: bool(found) or self._patience.has_ended or time.monotonic() >= deadline)
@@ -295,7 +295,7 @@ class Supervisor:
             remote.note_signal(number)
 
     def _handle_termination(self, number: int) -> None:
-        running = [one.rank for one in self._processes if not one.exit_status]
+        running = [process.rank for process in self._processes if not process.exit_status]
         if not running:
             self._patience.note_signal()
             self.display.drop()
@@ -339,7 +339,7 @@ class Supervisor:
         reason, rank = "", None if failure is None else failure.rank
         explains = service is not None and service.has_outcome(rank)
         if rank is not None and not explains:
-            status = next((one.exit_status for one in self._processes if one.rank == rank), None)
+            status = next((process.exit_status for process in self._processes if process.rank == rank), None)
             reason = self.display.show_error_of(rank, died=status is not None and status.died)
         for line in summary:
             self.display.say(line)

@@ -51,7 +51,7 @@ def fill(module: ModuleType) -> None:
         if whole in MODULES:
             return import_module(whole)
         is_public = not wanted.startswith("_") or wanted in names
-        source = next((one for one in sources if is_public and hasattr(one, wanted)), None)
+        source = next((source for source in sources if is_public and hasattr(source, wanted)), None)
         if source is None:
             raise AttributeError(explain(whole))
         return getattr(source, wanted)

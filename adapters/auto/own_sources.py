@@ -60,7 +60,7 @@ class Source:
             elif name.rpartition(".")[2] in _SEEDING:
                 inner = (one for argument in node.args for one in ast.walk(argument))
                 clocks = [self._full_name(one.func) for one in inner if isinstance(one, ast.Call)]
-                if any(one in _CLOCKS for one in clocks):
+                if any(clock in _CLOCKS for clock in clocks):
                     yield node.lineno, f"{name}(): a seed of the clock"
 
     def _imported_names(self) -> Iterator[tuple[str, str]]:

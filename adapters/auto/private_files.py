@@ -363,4 +363,4 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _is_below(path: str, folders: tuple[str, ...]) -> bool:
-    return any(path == one or path.startswith(f"{one}/") for one in folders)
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)

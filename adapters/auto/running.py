@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> None:
     context = current()
     began = _agree(context, began)
     if context.rank == 0 and context.size > 1:
-        for line in (f"{one.path}:{line}: {why}" for one in sources for line, why in one.unequal()):
+        for line in (f"{source.path}:{line}: {why}" for source in sources for line, why in source.unequal()):
             sys.stderr.write(f"sirtaki: random numbers that differ between ranks: {line}\n")
     _Rank(context, Gate(context), began).run(script)
 
@@ -106,7 +106,7 @@ class _Rank:
 def _hide_callers(error: BaseException, script: Script) -> None:
     """Lets the traceback of an uncaught exception begin with the script, as without --auto."""
     frames = list(_entries(error.__traceback__))
-    own = [one for one in frames if one.tb_frame.f_code is script.code]
+    own = [frame for frame in frames if frame.tb_frame.f_code is script.code]
     if not own:
         return
     show = sys.excepthook

@@ -57,7 +57,7 @@ def measure_models(plan: Plan) -> Iterator[StepTimes | str]:
         steps = _Steps(model, torch.randn(model.batch), plan)
         times = steps.rounds(plan.rounds)
         parameters = list(steps.model.parameters())
-        size = sum(one.numel() * one.element_size() for one in parameters)
+        size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
         yield StepTimes(name, len(parameters), size, _count_wrong(parameters), times)
 
 
@@ -68,7 +68,7 @@ class _Steps:
         self._make, self._batch = model.make, batch
         self.model, own = self._copy()
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
-        gradients = [torch.zeros_like(one) for one in self.model.parameters()]
+        gradients = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
         self._calls: dict[str, Callable[[], object]] = {
             SYNC: self._without_exchange(),
             OWN: own,
@@ -122,7 +122,7 @@ class _Steps:
 
 def _count_wrong(parameters: list[nn.Parameter]) -> int:
     """Returns how many elements, of all ranks, differ from those of rank 0 by more than rounding."""
-    flat = torch.cat([one.detach().reshape(-1) for one in parameters])
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     first = hvd.broadcast(flat, root_rank=0, name="bench parameters")
     differing = torch.tensor([int((~torch.isclose(flat, first, rtol=_RTOL, atol=_ATOL)).sum())])
     return int(hvd.allreduce(differing, op=hvd.Sum, name="bench wrong")[0])

@@ -67,7 +67,9 @@ def _run_collective(plan: Plan, first: Sequence[int]) -> None:
     has_limit = len(first) == 1 and OPERATIONS[plan.operation].has_size and plan.device == CPU
     names = [OWN, *([COPY] if has_limit else []), *plan.peers]
     implementations = {name: implement(name, device) for name in names}
-    _describe({name: one.version for name, one in implementations.items()}, first, left_out)
+    _describe(
+        {name: implementation.version for name, implementation in implementations.items()}, first, left_out
+    )
     run = Run(plan, implementations)
     for count in run.counts:
         run.measure(count)
@@ -112,7 +114,9 @@ class Run:
     def measure(self, count: int) -> None:
         """Checks and measures all implementations on parts of `count` elements, and sends the result."""
         size = count * self._operation.parts(basics.size()) * ITEMSIZES[self._plan.dtype]
-        bound = {name: self._bind(one, count) for name, one in self._implementations.items()}
+        bound = {
+            name: self._bind(implementation, count) for name, implementation in self._implementations.items()
+        }
         before = self._count_wrong(bound, count)
         for one in bound.values():
             one.fill(0)  # zeros stay zeros, however often they are summed in place
@@ -204,10 +208,10 @@ def slowest_stream(first: Sequence[int]) -> tuple[float, int]:
         addresses, port = listeners[following]
         speed = _measure(addresses, port, token)
     speeds = [one for one in hvd.allgather_object(speed) if one is not None]
-    rates = [max(one.one_stream, one.several_streams) for one in speeds]
+    rates = [max(speed.one_stream, speed.several_streams) for speed in speeds]
     if len(rates) < len(first) or not min(rates):
         return 0.0, 0
-    slowest = min(speeds, key=lambda one: max(one.one_stream, one.several_streams))
+    slowest = min(speeds, key=lambda speed: max(speed.one_stream, speed.several_streams))
     return min(rates), slowest.streams if slowest.several_streams > slowest.one_stream else 1
 
 

@@ -115,4 +115,4 @@ def compressed(
         return list(exchange(tensors))
     small = [compression.compress(tensor) for tensor in tensors]
     results = exchange([one for one, _ in small])
-    return [compression.decompress(one, undo) for one, (_, undo) in zip(results, small, strict=True)]
+    return [compression.decompress(result, undo) for result, (_, undo) in zip(results, small, strict=True)]

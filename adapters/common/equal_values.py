@@ -82,6 +82,6 @@ def _difference(scope: Scope, reports: Sequence[_Report]) -> str:
         if one != another:
             return f"{one.label} has other values on {theirs} than on {ours}; {scope.remedy}"
     return (
-        f"{theirs} has {', '.join(one.label for one in other.values) or 'nothing'}, and {ours} has "
-        f"{', '.join(one.label for one in base.values) or 'nothing'}; {scope.remedy}"
+        f"{theirs} has {', '.join(value.label for value in other.values) or 'nothing'}, and {ours} has "
+        f"{', '.join(value.label for value in base.values) or 'nothing'}; {scope.remedy}"
     )

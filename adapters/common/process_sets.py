@@ -238,7 +238,9 @@ def _declare(context: Context, added: ProcessSet) -> None:
 def _following(context: Context, ranks: Sequence[int]) -> ProcessSet | None:
     """Returns the set with these ranks that follows its members through an elastic job; None if none does."""
     assert context.survivors is not None
-    following = [one for one in context.survivors.process_sets if one._context is context]
+    following = [
+        process_set for process_set in context.survivors.process_sets if process_set._context is context
+    ]
     return next((one for one in following if one._ranks == ranks), None)
 
 

@@ -37,6 +37,9 @@ def compatible(arguments: Mapping[str, Any], process_sets: Sequence[Any]) -> dic
         rest["comm"] = None
     elif hasattr(comm, "Get_size") and comm.Get_size() == current().size:
         rest["comm"] = None
-    if all(isinstance(one, ProcessSet) and one.process_set_id is not None for one in process_sets):
+    if all(
+        isinstance(process_set, ProcessSet) and process_set.process_set_id is not None
+        for process_set in process_sets
+    ):
         rest["process_sets"] = None
     return rest

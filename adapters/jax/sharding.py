@@ -195,7 +195,7 @@ def _check_by_trial(optimizer: Any, params: Any) -> None:
         whole, facts = _trained(optimizer, structure, values, steps)
         cut, facts_of_cut = zip(
             *(
-                _trained(optimizer, structure, _part(values, at), [_part(one, at) for one in steps])
+                _trained(optimizer, structure, _part(values, at), [_part(step, at) for step in steps])
                 for at in range(_PARTS)
             ),
             strict=True,
@@ -212,18 +212,18 @@ def _check_by_trial(optimizer: Any, params: Any) -> None:
 
 
 def _part(arrays: list[Any], at: int) -> list[Any]:
-    return [_padded(one, _PARTS).reshape(_PARTS, -1)[at] for one in arrays]
+    return [_padded(array, _PARTS).reshape(_PARTS, -1)[at] for array in arrays]
 
 
 def _trained(
     optimizer: Any, structure: Any, values: list[Any], steps: list[list[Any]]
 ) -> tuple[list[Any], list[Any]]:
     """Returns the updates of all steps, and the arrays of the state after them."""
-    params = structure.unflatten([jnp.asarray(one) for one in values])
+    params = structure.unflatten([jnp.asarray(value) for value in values])
     state, found = optimizer.init(params), []
     for gradients in steps:
-        given = structure.unflatten([jnp.asarray(one) for one in gradients])
+        given = structure.unflatten([jnp.asarray(gradient) for gradient in gradients])
         updates, state = optimizer.update(given, state, params)
-        found += [np.asarray(one) for one in jax.tree.leaves(updates)]
+        found += [np.asarray(leaf) for leaf in jax.tree.leaves(updates)]
     state = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(state)]
     return found, [np.asarray(leaf) for leaf in state]

@@ -41,12 +41,12 @@ def slots_of(optimizer: Any) -> dict[str, list[Any]]:
     `_trainable_variables_indices`: a variable, or None.
     """
     count = len(_KERAS.attribute(optimizer, "_trainable_variables_indices"))
-    own = {id(one) for one in optimizer.variables}
+    own = {id(variable) for variable in optimizer.variables}
     return {
         name: values
         for name, values in vars(optimizer).items()
         if name != "_variables" and isinstance(values, list) and len(values) == count
-        if any(id(one) in own for one in values)
+        if any(id(value) in own for value in values)
     }
 
 
@@ -54,9 +54,9 @@ def keep_slots(optimizer: Any, places: Sequence[int]) -> None:
     """Makes an optimizer forget the state of all variables but those at these places."""
     indices = _KERAS.attribute(optimizer, "_trainable_variables_indices")
     for values in slots_of(optimizer).values():
-        for place, one in enumerate(values):
-            if one is not None and place not in places:
-                optimizer._untrack_variable(one)
+        for place, value in enumerate(values):
+            if value is not None and place not in places:
+                optimizer._untrack_variable(value)
         values[:] = [values[place] for place in places]
     keys = list(indices)
     indices.clear()
@@ -161,7 +161,7 @@ def build_for(model: Any, batch: Any) -> None:
 def metrics_of_losses(model: Any) -> Sequence[Any]:
     """Returns the metrics in which a compiled model of several outputs keeps the mean of each one's loss."""
     losses = _KERAS.attribute(model, "_compile_loss")
-    return [one for one in losses.metrics if one is not None] if losses is not None else []
+    return [metric for metric in losses.metrics if metric is not None] if losses is not None else []
 
 
 def is_compiled(model: Any) -> bool:

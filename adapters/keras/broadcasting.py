@@ -64,7 +64,9 @@ def broadcast_model(
     if isinstance(optimizer, Sharded):
         _check_steps(optimizer)
     variables = [*model.weights, *(equal_variables(optimizer) if optimizer is not None else ())]
-    broadcast_variables([one for one in variables if id(one) not in kept], root_rank, process_set)
+    broadcast_variables(
+        [variable for variable in variables if id(variable) not in kept], root_rank, process_set
+    )
 
 
 def _check_steps(optimizer: Sharded) -> None:
@@ -79,7 +81,9 @@ def _check_steps(optimizer: Sharded) -> None:
 
 
 def _check_alike(variables: Sequence[Any], process_set: ProcessSet) -> None:
-    mine = [(tuple(one.shape), keras.backend.standardize_dtype(one.dtype)) for one in variables]
+    mine = [
+        (tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)) for variable in variables
+    ]
     ranks = process_set.ranks
     gathered = allgather_object(mine, process_set=process_set)
     for rank, theirs in zip(ranks, gathered, strict=True):

@@ -71,7 +71,9 @@ class OptimizerChecks:
         process_set = self._exchange.how.process_set
         shared = self._shared(variables)
         own = {id(one) for one in shared}
-        mine = [one for one, variable in zip(gradients, variables, strict=True) if id(variable) in own]
+        mine = [
+            gradient for gradient, variable in zip(gradients, variables, strict=True) if id(variable) in own
+        ]
         return self._beside_steps.around(
             process_set, self._compared(shared, variables), lambda: _arrays(mine)
         )
@@ -102,7 +104,7 @@ class OptimizerChecks:
 
     def _shared(self, variables: Sequence[Any]) -> list[Any]:
         own = self._exchange.local.numbers()
-        return [one for one in variables if id(one) not in own]
+        return [variable for variable in variables if id(variable) not in own]
 
     def _compared(self, shared: Sequence[Any], variables: Sequence[Any]) -> Subject:
         """Returns the shared variables and the optimizer.
@@ -136,12 +138,12 @@ def _subject(optimizer: Any, variables: Sequence[Any], *, has_equal_state: bool 
 
 
 def _named(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    for place, one in enumerate(variables):
+    for place, variable in enumerate(variables):
         # An optimizer's variables have the running numbers of layers in the middle of their names.
-        name = re.sub(r"_\d+(?=_)", "", stable_path(one))
-        yield f"{place}: {name}", np.asarray(keras.ops.convert_to_numpy(one))
+        name = re.sub(r"_\d+(?=_)", "", stable_path(variable))
+        yield f"{place}: {name}", np.asarray(keras.ops.convert_to_numpy(variable))
 
 
 def _arrays(gradients: Sequence[Any]) -> Iterator[Any]:
-    for one in gradients:
-        yield None if one is None else keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(one))
+    for gradient in gradients:
+        yield None if gradient is None else keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(gradient))

@@ -156,7 +156,7 @@ class Exchange:
         """Returns the gradients as they count in the average over the ranks."""
         if self._rows is None:
             return list(gradients)
-        return [None if one is None else self._weighted(self._rows, one) for one in gradients]
+        return [None if gradient is None else self._weighted(self._rows, gradient) for gradient in gradients]
 
     def _weighted(self, rows: Rows, gradient: Any) -> Any:
         ranks = current().size
@@ -229,7 +229,11 @@ class Exchange:
         process set must call it.
         """
         results, own = list(gradients), self.local.numbers()
-        stored = [place for place, one in enumerate(variables) if is_stored(one) and id(one) not in own]
+        stored = [
+            place
+            for place, variable in enumerate(variables)
+            if is_stored(variable) and id(variable) not in own
+        ]
         if stored and self.ranks:
             how = Combination(Max, process_set=self.how.process_set)
             self._reduce_group("stored", stored, results, variables, how)
@@ -317,20 +321,24 @@ class Exchange:
 
         Every rank must exchange it whose variables include own ones, even if this rank has no gradient.
         """
-        places = [place for place, one in enumerate(variables) if id(one) in own and not is_stored(one)]
+        places = [
+            place
+            for place, variable in enumerate(variables)
+            if id(variable) in own and not is_stored(variable)
+        ]
         if not places:
             return []
         given = [gradients[place] for place in places if gradients[place] is not None]
         values = [one.values if self.backend.is_sparse(one) else one for one in given]
         flag = keras.ops.zeros((), "float32")
-        for one in values:
-            is_finite = keras.ops.all(keras.ops.isfinite(one))
+        for value in values:
+            is_finite = keras.ops.all(keras.ops.isfinite(value))
             flag = keras.ops.where(is_finite, flag, keras.ops.full((), float("nan"), "float32"))
         return [Gradient(f"{self.prefix}.overflow", flag)]
 
     def _add_overflow(self, flags: Sequence[Any], results: list[Any]) -> None:
         """Adds the exchanged flag to one result, a dense one if there is any."""
-        present = [place for place, one in enumerate(results) if one is not None]
+        present = [place for place, result in enumerate(results) if result is not None]
         dense = [place for place in present if not self.backend.is_sparse(results[place])]
         for flag in flags:
             for place in (dense or present)[:1]:

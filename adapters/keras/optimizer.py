@@ -238,11 +238,15 @@ def patch_losses() -> None:
 
 def _in_float16(model: Any) -> set[int]:
     """Returns the `id()` of the variables whose gradients are computed in float16."""
-    layers = {id(one): layer for layer in layers_of(model) for one in layer.trainable_variables}  # innermost
+    layers = {
+        id(variable): layer for layer in layers_of(model) for variable in layer.trainable_variables
+    }  # innermost
     return {
-        id(one)
-        for one in model.trainable_variables
-        if id(one) in layers and layers[id(one)].compute_dtype == "float16" and is_autocast(one)
+        id(variable)
+        for variable in model.trainable_variables
+        if id(variable) in layers
+        and layers[id(variable)].compute_dtype == "float16"
+        and is_autocast(variable)
     }
 
 

@@ -65,8 +65,8 @@ class Averager:
         header = np.array([*part, 1.0], np.float64)
         # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
         values = [*own, *_values(self._statistics)]
-        shares = [1.0 / current().size if one.dtype.itemsize == 2 else 1.0 for one in values]
-        sent = [_weighted(one, part.weight * share) for one, share in zip(values, shares, strict=True)]
+        shares = [1.0 / current().size if value.dtype.itemsize == 2 else 1.0 for value in values]
+        sent = [_weighted(value, part.weight * share) for value, share in zip(values, shares, strict=True)]
         found, *sums = arrays.grouped_allreduce([header, *sent], op=Sum, name=self._name)
         weight, ended_epoch, ended, present = found.tolist()
         if weight:
@@ -83,24 +83,24 @@ class Averager:
             _assign(self._trainable, averages)
             return
         _assign(self._trainable, self._whole)
-        gradients = [keras.ops.convert_to_tensor(one) for one in averages]
+        gradients = [keras.ops.convert_to_tensor(average) for average in averages]
         self._outer.apply(gradients, self._trainable)
         self._whole = _values(self._trainable)
 
 
 def _statistics_of(model: Any) -> list[Any]:
     """Returns the floating variables that are no parameters, of layers that are not frozen."""
-    frozen = {id(one) for layer in layers_of(model) if not layer.trainable for one in layer.weights}
+    frozen = {id(weight) for layer in layers_of(model) if not layer.trainable for weight in layer.weights}
     return [
-        one
-        for one in model.non_trainable_weights
-        if id(one) not in frozen and "float" in keras.backend.standardize_dtype(one.dtype)
+        weight
+        for weight in model.non_trainable_weights
+        if id(weight) not in frozen and "float" in keras.backend.standardize_dtype(weight.dtype)
     ]
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:
     """Returns copies."""
-    return [np.array(keras.ops.convert_to_numpy(one)) for one in variables]
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
 
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:

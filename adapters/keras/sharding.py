@@ -164,7 +164,9 @@ def _refuse_other_orders(dataset: Any) -> None:
 def _shuffles(function: Any) -> bool:
     """Returns whether the function of a `flat_map`, an `interleave` or the like makes a shuffled dataset."""
     graph = getattr(getattr(function, "function", None), "graph", None)
-    return graph is not None and any(one.type.startswith("Shuffle") for one in graph.get_operations())
+    return graph is not None and any(
+        operation.type.startswith("Shuffle") for operation in graph.get_operations()
+    )
 
 
 def _mapped(part: Any, change: Any) -> Any:

@@ -157,7 +157,7 @@ class ActorJob:
         if self._next_poll <= now:
             self._next_poll = now + _POLL_SECONDS
             slots = self._places.poll()
-            used = [one.slot for one in self._workers.values()]  # their ends are reported separately
+            used = [worker.slot for worker in self._workers.values()]  # their ends are reported separately
             self._driver.set_slots(list(dict.fromkeys([*slots, *used])))
         self._driver.advance(now)
         if self._kill_at is not None and self._kill_at <= now:
@@ -168,8 +168,8 @@ class ActorJob:
 
     def _seconds_to_next(self) -> float:
         moments = [self._next_poll, self._driver.due, self._post.due, self._kill_at]
-        moments += [one.told_at for one in self._workers.values()]
-        return max(min(one for one in moments if one is not None) - time.monotonic(), 0.0)
+        moments += [worker.told_at for worker in self._workers.values()]
+        return max(min(moment for moment in moments if moment is not None) - time.monotonic(), 0.0)
 
     def _note_ends(self, now: float) -> None:
         """Tells the driver the ends of workers, each after its last message if that can be known."""
@@ -208,7 +208,7 @@ class ActorJob:
                 raise RunError(f"{result.text} ({self._places.describe()})")
             assert result.culprit is not None
             results_of([replace(culprit, rank=ranks.get(result.culprit, 0), is_caused_elsewhere=False)])
-        returned = [number for number, one in self._outcomes.items() if one.has_returned]
+        returned = [number for number, outcome in self._outcomes.items() if outcome.has_returned]
         if not returned:
             raise RunError("no rank has returned a result")
         by_rank = sorted(returned, key=lambda number: (ranks.get(number, number), number))
@@ -252,7 +252,7 @@ class Places:
     def poll(self) -> list[Slot]:
         """Returns the slots that there are now. A slot whose node is lost does not come back."""
         own = ray.util.get_node_ip_address()
-        nodes = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
+        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         table = placement_group_table()
         for group in self._groups:
             found = table.get(group.id.hex(), {})

@@ -63,10 +63,10 @@ class RankGroup:
                 runtime_env={"env_vars": self._variables},
             ).remote()
             self._ranks.append(_Rank(actor, name))
-        descriptions = self._get([one.actor.describe.remote() for one in self._ranks], seconds)
+        descriptions = self._get([rank.actor.describe.remote() for rank in self._ranks], seconds)
         for one, description in zip(self._ranks, descriptions, strict=True):
             one.host, one.hostname, one.pid = description
-        by_rank = dict(zip(ranks_by_host([one.host for one in self._ranks]), self._ranks, strict=True))
+        by_rank = dict(zip(ranks_by_host([rank.host for rank in self._ranks]), self._ranks, strict=True))
         self._ranks = [by_rank[rank] for rank in range(len(by_rank))]
         self._enter(job)
 
@@ -74,7 +74,7 @@ class RankGroup:
         """Calls all actors, or that of rank 0, and returns the results. Raises as `RayExecutor.run`."""
         self._recover()
         ranks = self._ranks[:1] if only_first else self._ranks
-        waiting = {call(one.actor): number for number, one in enumerate(ranks)}
+        waiting = {call(rank.actor): number for number, rank in enumerate(ranks)}
         try:
             outcomes = self._wait_for(waiting)
         except BaseException:
@@ -89,13 +89,13 @@ class RankGroup:
     def references_of(self, call: Callable[[Any], Any]) -> list[Any]:
         """Calls all actors, and returns references to their results, by rank."""
         self._recover()
-        return [call(one.actor) for one in self._ranks]
+        return [call(rank.actor) for rank in self._ranks]
 
     def shutdown(self) -> None:
         """Ends the actors; those that are idle leave their world before."""
         leaving = []
         with contextlib.suppress(RayError):
-            leaving = [one.actor.leave.remote() for one in self._ranks]
+            leaving = [rank.actor.leave.remote() for rank in self._ranks]
         if leaving and not self._lost:
             ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS)
         for one in self._ranks:
@@ -111,7 +111,7 @@ class RankGroup:
         """
         if self._lost:
             raise RunError(f"{self._lost}: call shutdown() and start() to begin again")
-        if any(self._get([one.actor.has_failed.remote() for one in self._ranks], None)):
+        if any(self._get([rank.actor.has_failed.remote() for rank in self._ranks], None)):
             self._enter(self._new_job())
 
     def _enter(self, job: EngineJob) -> None:
@@ -157,7 +157,7 @@ class RankGroup:
                     self._note_lost(number, str(error))
             if not done:
                 break
-            if deadline is None and (self._lost or not all(one.has_returned for one in outcomes)):
+            if deadline is None and (self._lost or not all(outcome.has_returned for outcome in outcomes)):
                 deadline = time.monotonic() + _GRACE_SECONDS
         return outcomes
 

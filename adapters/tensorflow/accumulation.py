@@ -56,7 +56,7 @@ class GradientAccumulator:
         Returns:
             Whether `apply` has been called, a scalar bool.
         """
-        dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
+        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         with tf.init_scope():
             if self._count is None:
                 self._count = tf.Variable(0, dtype=tf.int64, trainable=False)

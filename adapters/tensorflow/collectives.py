@@ -264,7 +264,7 @@ def broadcast_(
     Raises:
         ValueError: an object that is not a variable; else as for `broadcast`.
     """
-    wrong = next((one for one in variables if not hasattr(one, "assign")), None)
+    wrong = next((variable for variable in variables if not hasattr(variable, "assign")), None)
     if wrong is not None:
         raise ValueError(f"broadcast_ overwrites variables; {type(wrong).__name__} is none: use broadcast()")
     values = grouped_broadcast(variables, root_rank, name, process_set)
@@ -317,8 +317,8 @@ def _allreduce(
     process_set: ProcessSet,
 ) -> list[Any]:
     number = set_number(process_set)
-    sparse = [one for one in tensors if isinstance(one, tf.IndexedSlices)]
-    dense = [one for one in tensors if not isinstance(one, tf.IndexedSlices)]
+    sparse = [tensor for tensor in tensors if isinstance(tensor, tf.IndexedSlices)]
+    dense = [tensor for tensor in tensors if not isinstance(tensor, tf.IndexedSlices)]
     added, reduced = iter(()), iter(())
     if sparse:
         called = call("sparse_allreduce", None if name is None else f"{name}.slices", number)
@@ -326,7 +326,7 @@ def _allreduce(
     if dense:
         called = call("allreduce" if len(tensors) == 1 else "grouped_allreduce", name, number)
         reduced = iter(_compressed(operations.allreduce, dense, how, compression, called))
-    return [next(added if isinstance(one, tf.IndexedSlices) else reduced) for one in tensors]
+    return [next(added if isinstance(tensor, tf.IndexedSlices) else reduced) for tensor in tensors]
 
 
 def _add_slices(tensors: list[tf.IndexedSlices], how: Reduction, called: Call) -> list[tf.IndexedSlices]:

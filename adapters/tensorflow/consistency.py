@@ -43,11 +43,11 @@ class _Series:
 
     def __init__(self, name: str, variables: Sequence[Any]) -> None:
         self.checks = EagerChecks(name, _BROADCAST)
-        self._variables = [ref(one) for one in variables]
+        self._variables = [ref(variable) for variable in variables]
 
     def is_of(self, variables: Sequence[Any]) -> bool:
         """Returns whether it is for these objects, and not for earlier objects with the same ids."""
-        return all(known() is one for known, one in zip(self._variables, variables, strict=True))
+        return all(known() is variable for known, variable in zip(self._variables, variables, strict=True))
 
     @property
     def has_ended(self) -> bool:
@@ -107,11 +107,11 @@ def reduce_checked(
 
 def _named(variables: Iterable[Any]) -> list[tuple[str, Any]]:
     return [
-        (f"{place}: {getattr(one, 'path', None) or one.name.partition(':')[0]}", one.numpy())
-        for place, one in enumerate(variables)
+        (f"{place}: {getattr(variable, 'path', None) or variable.name.partition(':')[0]}", variable.numpy())
+        for place, variable in enumerate(variables)
     ]
 
 
 def _arrays(gradients: Iterable[Any]) -> Iterator[Any]:
-    for one in gradients:
-        yield None if one is None else tf.convert_to_tensor(one).numpy()
+    for gradient in gradients:
+        yield None if gradient is None else tf.convert_to_tensor(gradient).numpy()

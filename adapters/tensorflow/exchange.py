@@ -62,7 +62,9 @@ class GradientExchange:
             return list(gradients)
         context = find()
         divisor = fixed_divisor(context) if context is not None and self.op == Average else None
-        results = [self._own(one, source, divisor) for one, source in zip(gradients, sources, strict=True)]
+        results = [
+            self._own(gradient, source, divisor) for gradient, source in zip(gradients, sources, strict=True)
+        ]
         exchanged = [
             i
             for i, gradient in enumerate(gradients)

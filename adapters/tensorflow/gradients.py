@@ -100,7 +100,9 @@ def _of_allgather(op: Any, *gradients: Any) -> list[Any]:
     called = _call(op)
 
     def derivative(given: list[tf.Tensor]) -> list[tf.Tensor]:
-        which = [i for i, one in enumerate(op.outputs) if one.dtype.is_floating or one.dtype.is_complex]
+        which = [
+            i for i, output in enumerate(op.outputs) if output.dtype.is_floating or output.dtype.is_complex
+        ]
         sources = [op.inputs[i + 1] for i in which]
         own = [tf.shape(source, tf.int64)[:1] for source in sources]
         rows = operations.allgather(own, called._replace(label=part(called.label, ".rows")))

@@ -29,7 +29,7 @@ class Accumulation:
 
     def add(self, gradients: Sequence[Any], combine: Callable[[list[Any]], list[Any]]) -> list[Any]:
         """Adds the gradients of a pass; returns the combined sums in the last one, zeros in the others."""
-        dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
+        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         count = _state(tf.zeros([], tf.int64))
         sums = [None if one is None else _state(tf.zeros(one.shape, one.dtype)) for one in dense]
         added = [
@@ -50,7 +50,7 @@ class Accumulation:
             with tf.control_dependencies(values):
                 resets = [total.assign(tf.zeros_like(total), read_value=False) for total in known]
             with tf.control_dependencies(resets):
-                return [tf.identity(one) for one in results]
+                return [tf.identity(result) for result in results]
 
         chosen = iter(tf.cond(self._is_last, combined, lambda: [tf.zeros_like(one) for one in known]))
         return [None if one is None else next(chosen) for one in dense]
@@ -130,17 +130,19 @@ class _AdasumDistributed(_Distributed):
             return super()._step(pairs, global_step, name)
         variables = [variable for gradient, variable in pairs if gradient is not None]
         # An identity would share the memory of a variable, which some kinds of variables overwrite.
-        before = [tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(one)) for one in variables]
+        before = [tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(variable)) for variable in variables]
         with tf.control_dependencies(before):
             stepped = super()._step(pairs, global_step, name)
         with tf.control_dependencies([] if stepped is None else [stepped]):
-            changes = [one.read_value() - value for one, value in zip(variables, before, strict=True)]
+            changes = [
+                variable.read_value() - value for variable, value in zip(variables, before, strict=True)
+            ]
             with exposed():
                 combined = grouped_allreduce(
                     changes, compression=exchange.compression, op=Adasum, process_set=exchange.process_set
                 )
         results = [value + change for value, change in zip(before, combined, strict=True)]
-        return tf.group(*[one.assign(value) for one, value in zip(variables, results, strict=True)])
+        return tf.group(*[variable.assign(value) for variable, value in zip(variables, results, strict=True)])
 
 
 def distribute(optimizer: Any, exchange: GradientExchange, passes: int, averages: bool) -> Any:

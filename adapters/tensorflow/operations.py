@@ -118,7 +118,9 @@ def _compiled(
             if kind != core.ALLREDUCE or attributes["reduce_op"] not in (core.SUM, core.AVERAGE):
                 raise ValueError("in a function that XLA compiles, only sums and averages have gradients")
             back = called._replace(label=part(called.label, ".gradient"))
-            return _compiled(kind, [tf.convert_to_tensor(one) for one in gradients], back, attributes)
+            return _compiled(
+                kind, [tf.convert_to_tensor(gradient) for gradient in gradients], back, attributes
+            )
 
         return results, gradient
 

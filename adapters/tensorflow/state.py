@@ -36,7 +36,7 @@ def broadcast_variables(
         tf.errors.InvalidArgumentError: ranks have variables of different shapes or dtypes.
         tf.errors.AbortedError: a rank died.
     """
-    wrong = next((one for one in variables if not hasattr(one, "assign")), None)
+    wrong = next((variable for variable in variables if not hasattr(variable, "assign")), None)
     if wrong is not None:
         raise ValueError(f"broadcast_variables takes variables, not {type(wrong).__name__}")
     written = broadcast_(variables, root_rank, process_set=process_set)

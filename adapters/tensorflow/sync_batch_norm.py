@@ -83,7 +83,7 @@ def _over_ranks(
     Each rank's own are computed as in Keras; the values added up over the ranks are sums in float64, which is
     precise enough to subtract the squared mean.
     """
-    mean, variance = (tf.cast(one, tf.float64) for one in moments)
+    mean, variance = (tf.cast(moment, tf.float64) for moment in moments)
     count = _count(layer, inputs, mask)
     squares = variance + tf.square(mean)
     own = tf.stack([mean, squares]) * count

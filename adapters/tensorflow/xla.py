@@ -117,7 +117,7 @@ def run(
     Raises:
         ValueError: unknown shapes, or no `enable_xla` before.
     """
-    is_known = all(one.shape.is_fully_defined() and one.dtype in _TYPES for one in tensors)
+    is_known = all(tensor.shape.is_fully_defined() and tensor.dtype in _TYPES for tensor in tensors)
     if not is_known or not _Choice.is_enabled:
         refuse()
     stablehlo, call_module = _private.stablehlo(), _private.xla_call_module
@@ -132,8 +132,8 @@ def run(
             list(tensors),
             version=9,
             module=module,
-            Sout=[one.shape for one in tensors],
-            Tout=[one.dtype for one in tensors],
+            Sout=[tensor.shape for tensor in tensors],
+            Tout=[tensor.dtype for tensor in tensors],
             platforms=["CPU"],
         )
     )
@@ -154,7 +154,10 @@ def _module(
     numbers = defaults | {"prescale": 1.0, "postscale": 1.0, "kind": kind, "count": len(names)} | attributes
     settings = [f"{key} = {_number(value)}" for key, value in numbers.items()]
     settings.append('names = "' + r"\0A".join(_escaped(name) for name in names) + '"')
-    types = [f"tensor<{''.join(f'{extent}x' for extent in one.shape)}{_TYPES[one.dtype]}>" for one in tensors]
+    types = [
+        f"tensor<{''.join(f'{extent}x' for extent in tensor.shape)}{_TYPES[tensor.dtype]}>"
+        for tensor in tensors
+    ]
     count, listed = len(types), ", ".join(types)
     arguments = ", ".join(f"%{place}: {one}" for place, one in enumerate(types))
     inputs = ", ".join(f"%{place}" for place in range(count))

@@ -104,7 +104,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         with device.exposed(scope.context, changes):
             return run(scope.context, COLLECTIVES.group(scope.context, ALLREDUCE, changes, options))
 
-    own = [one - previous for one, previous in zip(parameters, previous_values, strict=True)]
+    own = [parameter - previous for parameter, previous in zip(parameters, previous_values, strict=True)]
     changes = compressed(exchange_options.compression, own, combine)
     for parameter, previous, change in zip(parameters, previous_values, changes, strict=True):
         parameter.copy_(previous + change)

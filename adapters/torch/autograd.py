@@ -214,7 +214,7 @@ class AllReduce(_Reducing):
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         context, back = self.scope.context, replace(self, scope=self.scope.derived())
-        if all(one.numel() == 1 for one in gradients):
+        if all(gradient.numel() == 1 for gradient in gradients):
             averaged_losses[context] = averaged_losses.get(context, 0) + 1
         if self.is_linear:
             return back.apply(gradients)

@@ -61,9 +61,9 @@ def check_parameters(
         return
     if isinstance(params, torch.optim.Optimizer):
         parameters = [
-            (f"{group}.{place}", one)
+            (f"{group}.{place}", parameter)
             for group, settings in enumerate(params.param_groups)
-            for place, one in enumerate(settings["params"])
+            for place, parameter in enumerate(settings["params"])
         ]
         optimizer = TorchOptimizer(scope, parameters, params)
         consistency.check(_scope(scope, _BROADCAST_BOTH), optimizer, optimizer.options())
@@ -93,7 +93,7 @@ def round_checks(
     """
     here = scope.derived("check of parameters")
     prefix = f"{scope.name}."
-    parameters = [(one.name.removeprefix(prefix), one.parameter) for one in named]
+    parameters = [(entry.name.removeprefix(prefix), entry.parameter) for entry in named]
     kind = RoundChecks if checks_data else _ChecksOfParameters
     compared = TorchOptimizer(here, parameters, optimizer, has_same_state)
     return kind(_scope(here, _BROADCAST_BOTH), compared, first_check, loss_scale, marks)

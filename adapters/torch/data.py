@@ -217,7 +217,9 @@ def _identity_of(dataset: Any) -> int:
         return combined(parts) if any(parts) else 0
     if not isinstance(dataset, TensorDataset):
         return 0
-    exact = [one for one in dataset.tensors if not one.is_floating_point() and not one.is_complex()]
+    exact = [
+        tensor for tensor in dataset.tensors if not tensor.is_floating_point() and not tensor.is_complex()
+    ]
     sums = [checksum_of(_sample_of(one)) for one in exact if one.device.type == "cpu"]
     return combined(sums) if sums else 0
 

@@ -114,7 +114,7 @@ class Rounds:
 
     @property
     def _elements(self) -> int:
-        return sum(one.numel() for one in self._parameters) + len(self._parameters)
+        return sum(parameter.numel() for parameter in self._parameters) + len(self._parameters)
 
     def _check_parameters(self) -> None:
         """Makes sure, before the first round, that all ranks begin with the same parameters."""
@@ -130,7 +130,7 @@ class Rounds:
         Their sums tell which parameters no contributor's pass has touched.
         """
         parts = [_gradient_of(name, parameter) for name, parameter in self._named.items()]
-        present = torch.tensor([one is not None for one in parts], dtype=self._parameters[0].dtype)
+        present = torch.tensor([part is not None for part in parts], dtype=self._parameters[0].dtype)
         rows = [
             torch.zeros(parameter.numel(), dtype=parameter.dtype) if part is None else part.reshape(-1)
             for part, parameter in zip(parts, self._parameters, strict=True)

@@ -36,7 +36,7 @@ def current_stream(gpu: int) -> int:
 
 def exposed(context: Context, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Returns what measures a wait for these tensors as exposed; nothing on a GPU, whose stream waits."""
-    is_on_gpu = any(ordinal(one) >= 0 for one in tensors)
+    is_on_gpu = any(ordinal(tensor) >= 0 for tensor in tensors)
     return nullcontext() if is_on_gpu else context.steps.exposed
 
 
@@ -57,8 +57,8 @@ def record_stream(gpu: int, tensors: Any) -> None:
         if ordinal(tensors) == gpu:
             tensors.record_stream(torch.cuda.current_stream(gpu))
     elif isinstance(tensors, tuple | list):
-        for one in tensors:
-            record_stream(gpu, one)
+        for tensor in tensors:
+            record_stream(gpu, tensor)
 
 
 def new_stream(gpu: int) -> AbstractContextManager[Any]:

@@ -75,7 +75,7 @@ class GradientExchange:
         self._signatures: list[Any] = [None] * count
         self._converted = set(range(count))  # whose gradients are not sent unchanged, row by row
         # Those whose gradients may be conjugates or negatives of their memory: autograd keeps such views.
-        self._lazy = {index for index, one in enumerate(self._parameters) if _may_be_lazy(one)}
+        self._lazy = {index for index, parameter in enumerate(self._parameters) if _may_be_lazy(parameter)}
         self._in_place: list[Tensor] = []
         self._results: list[_Result] = []
         for index, parameter in enumerate(self._parameters):
@@ -196,7 +196,9 @@ class GradientExchange:
     def _are_on_described_devices(self, indices: list[int], gradients: Sequence[Any]) -> bool:
         if self._requests.gpu == CPU:
             return all(map(_is_cpu, gradients))
-        return [device.ordinal(one) for one in gradients] == [self._devices[index] for index in indices]
+        return [device.ordinal(gradient) for gradient in gradients] == [
+            self._devices[index] for index in indices
+        ]
 
     def _prepare(self, indices: list[int], absent: bool) -> tuple[list[Tensor], list[_Result]]:
         """Returns the described tensors to exchange for these gradients, and the results to put in place."""

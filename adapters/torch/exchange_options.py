@@ -51,5 +51,5 @@ class ExchangeOptions:
             return CompressedGradients(self.memory, self.scope, self.how, named)
         if self.overlaps_forward:
             gradients = UrgentGradients(self.scope, self.how, self.compression, named)
-            return Flight(gradients, [one.parameter for one in named])
+            return Flight(gradients, [entry.parameter for entry in named])
         return None

@@ -32,8 +32,10 @@ class IdleSteps:
         """Counts a step that has just ended, and hints at steps that did nothing."""
         if self.is_over:
             return
-        parameters: list[Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
-        has_gradients = any(one.grad is not None for one in parameters)
+        parameters: list[Tensor] = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
+        has_gradients = any(parameter.grad is not None for parameter in parameters)
         earlier, self._earlier = self._earlier, _state_of(parameters)
         self._without_gradients = 0 if has_gradients else self._without_gradients + 1
         self._without_change = self._without_change + 1 if has_gradients and self._earlier == earlier else 0
@@ -57,6 +59,8 @@ def _state_of(parameters: list[Tensor]) -> list[Any]:
 
     Fused updates are not counted as writes.
     """
-    smallest = min((one for one in parameters if one.grad is not None), key=Tensor.numel, default=None)
+    smallest = min(
+        (parameter for parameter in parameters if parameter.grad is not None), key=Tensor.numel, default=None
+    )
     values = [] if smallest is None else smallest.detach().flatten()[:_SAMPLED].tolist()
-    return [values, *[one._version for one in parameters]]
+    return [values, *[parameter._version for parameter in parameters]]

@@ -30,7 +30,7 @@ class ListedParameters:
         return True
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (one for parameters in self._lists for one in parameters)
+        return (parameter for parameters in self._lists for parameter in parameters)
 
     def refuse_others(self, groups: Sequence[Mapping[str, Any]], technique: str) -> None:
         """Raises UnsupportedError if groups have a parameter that is not among these. Cheap, as `are_in`."""
@@ -38,12 +38,12 @@ class ListedParameters:
             return
         known = set(self)
         for number, group in enumerate(groups):
-            for place, one in enumerate(group["params"]):
-                if one not in known:
+            for place, parameter in enumerate(group["params"]):
+                if parameter not in known:
                     raise UnsupportedError(
                         f"the program has put a parameter into optimizer.param_groups[{number}]['params'] "
-                        f"(index {place}, shape {tuple(one.shape)}) since the optimizer was wrapped, and "
-                        f"with {technique} only the parameters of that time are exchanged: make a new "
+                        f"(index {place}, shape {tuple(parameter.shape)}) since the optimizer was wrapped, "
+                        f"and with {technique} only the parameters of that time are exchanged: make a new "
                         "optimizer with the new parameters and wrap that"
                     )
 

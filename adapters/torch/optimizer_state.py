@@ -14,7 +14,7 @@ _PARAMETERS = ("params", "param_names")  # keys of a parameter group that are no
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Returns the parameters in the order of the groups."""
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:

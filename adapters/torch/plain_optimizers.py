@@ -62,7 +62,9 @@ class _Record:
 
     def count(self, context: Context, optimizer: Any) -> None:
         """Counts a step of an optimizer that is not distributed."""
-        if any(id(one) in self.shared for group in optimizer.param_groups for one in group["params"]):
+        if any(
+            id(parameter) in self.shared for group in optimizer.param_groups for parameter in group["params"]
+        ):
             return
         operations, volume = observe.ended_operations_and_bytes(context)
         losses = averaged_losses.get(context, 0)
@@ -84,8 +86,8 @@ def _has_more_elements(optimizer: Any, volume: int) -> bool:
     if volume >= _LITTLE:
         return False
     for group in optimizer.param_groups:
-        for one in group["params"]:
-            volume -= one.numel() if one.grad is not None else 0
+        for parameter in group["params"]:
+            volume -= parameter.numel() if parameter.grad is not None else 0
             if volume < 0:
                 return True
     return False

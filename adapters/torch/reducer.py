@@ -91,10 +91,10 @@ class GradientReducer:
         self._is_reduced = False  # a round has ended since the last step
         self._guards: list[Any] = []  # hooks that keep the next pass from changing gradients in flight
         prefix = f"{exchange_options.scope.name}."
-        self._claim = Claim([(one.name.removeprefix(prefix), one.parameter) for one in named])
-        self._memory = gradient_memory_of(exchange_options, [one.parameter for one in named])
-        self._handles = [self._watch(index, one.parameter) for index, one in enumerate(named)]
-        self._nodes = [self._protect(one.parameter) for one in named] if self.flight is not None else []
+        self._claim = Claim([(entry.name.removeprefix(prefix), entry.parameter) for entry in named])
+        self._memory = gradient_memory_of(exchange_options, [entry.parameter for entry in named])
+        self._handles = [self._watch(index, entry.parameter) for index, entry in enumerate(named)]
+        self._nodes = [self._protect(entry.parameter) for entry in named] if self.flight is not None else []
         self.weighting = RowWeighting(named, exchange_options.how.op)
         self._by_world.setdefault(self._scope.context, weakref.WeakSet()).add(self)
         if self.flight is not None and self._scope.context.survivors is not None:
@@ -113,8 +113,12 @@ class GradientReducer:
 
     def lacking(self, parameters: Iterable[Tensor]) -> list[Tensor]:
         """Returns those that could have a gradient, and are not exchanged."""
-        known = {id(one.parameter) for one in self._named}
-        return [one for one in parameters if id(one) not in known and can_have_gradient(one)]
+        known = {id(entry.parameter) for entry in self._named}
+        return [
+            parameter
+            for parameter in parameters
+            if id(parameter) not in known and can_have_gradient(parameter)
+        ]
 
     def others_for(self, parameters: Sequence[Tensor]) -> list[GradientReducer]:
         """Returns the others that exchange these, in one order on all ranks; none if one is in no other."""
@@ -154,8 +158,8 @@ class GradientReducer:
 
     def take_over(self, earlier: GradientReducer) -> list[int]:
         """Takes over what another reducer knows of gradients; returns the parameters that it did not have."""
-        places = {one.parameter: index for index, one in enumerate(earlier._named)}
-        sources = [places.get(one.parameter) for one in self._named]
+        places = {entry.parameter: index for index, entry in enumerate(earlier._named)}
+        sources = [places.get(entry.parameter) for entry in self._named]
         self._reduced.take(earlier._reduced, sources)
         return [index for index, source in enumerate(sources) if source is None]
 

@@ -35,8 +35,8 @@ class SparseGradients(Stage):
         as_dense: bool,
     ) -> None:
         self._scope, self._how, self._compression, self._as_dense = scope, how, compression, as_dense
-        self._names = [one.name for one in named]
-        parameters = [one.parameter for one in named]
+        self._names = [entry.name for entry in named]
+        parameters = [entry.parameter for entry in named]
         self._parameters = parameters
         self._dimensions = [0] * len(parameters)  # number of sparse dimensions that all ranks know of
         self._known: set[int] = set()  # those whose rows are exchanged

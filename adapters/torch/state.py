@@ -104,7 +104,7 @@ def broadcast_optimizer_state(
     structure = broadcast_object(described(mine), root_rank, "optimizer", process_set)
     _check_groups(context.rank, root_rank, structure["sizes"], mine["sizes"])
     parameters = parameters_of(optimizer)
-    gpu = next((one.device for one in parameters if one.is_cuda), None)
+    gpu = next((parameter.device for parameter in parameters if parameter.is_cuda), None)
     own = tensors_of(mine)
 
     def tensor_for(path: Path, placeholder: Placeholder) -> Tensor:

@@ -103,7 +103,7 @@ class Wrapped(Optimizer):
 
     def _plain_class(self) -> Any:
         optimizers = (one for one in type(self).__mro__ if issubclass(one, Optimizer))
-        return next(one for one in optimizers if not issubclass(one, Wrapped))
+        return next(optimizer for optimizer in optimizers if not issubclass(optimizer, Wrapped))
 
     def _unwrap(self) -> None:
         """Turns it back into the plain optimizer."""

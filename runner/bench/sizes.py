@@ -46,7 +46,7 @@ def counts(
     while round(size) <= last and len(sizes) < _MOST_SIZES:
         sizes.append(round(size))
         size *= factor
-    return list(dict.fromkeys(operation.count(one, ITEMSIZES[dtype], ranks) for one in sizes))
+    return list(dict.fromkeys(operation.count(size, ITEMSIZES[dtype], ranks) for size in sizes))
 
 
 def check_range(first: int, last: int, factor: float) -> None:

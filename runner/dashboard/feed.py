@@ -139,15 +139,15 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
     rows = rows_of(before, now)
     columns = columns_of(rows)
     newest = now.newest
-    times = {one.place: one.time for one in before.ranks} if before is not None else {}
-    renewed = {one.rank for one in now.ranks if one.time > times.get(one.place, one.time)}
+    times = {rank.place: rank.time for rank in before.ranks} if before is not None else {}
+    renewed = {rank.rank for rank in now.ranks if rank.time > times.get(rank.place, rank.time)}
     return {
         "schema": SCHEMA,
         "job": now.job,
         "time": now.time,
-        "ranks_up": sum(one.is_up for one in now.ranks),
+        "ranks_up": sum(rank.is_up for rank in now.ranks),
         "size": now.size,
-        "hosts": sorted({one.host for one in now.ranks}),
+        "hosts": sorted({rank.host for rank in now.ranks}),
         "ranks_away": now.ranks_away,
         "generation": newest.generation if newest is not None else 1,
         "last_change": newest.last_change if newest is not None else "",
@@ -157,8 +157,8 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
         "stalls": _stalls(before, now),
         "columns": [{"name": name, "is_number": is_number} for name, is_number, _ in columns],
         "rows": [
-            {**_row(row, columns, row.rank in renewed), "stack": one.stack}
-            for one, row in zip(now.ranks, rows, strict=True)
+            {**_row(row, columns, row.rank in renewed), "stack": rank.stack}
+            for rank, row in zip(now.ranks, rows, strict=True)
         ],
         "legend": legend_of(rows),
         "tensors": tensors_of(now),
@@ -179,7 +179,7 @@ def _mean(values: list[float]) -> float:
 
 def _stalls(before: Snapshot | None, now: Snapshot) -> list[str]:
     """Returns a sentence for each operation that waits for ranks that certainly have not submitted it."""
-    earlier = {one.place: one for one in before.ranks} if before is not None else {}
+    earlier = {rank.place: rank for rank in before.ranks} if before is not None else {}
     waiting: dict[tuple[str, str], list[RankSample]] = {}
     missing: dict[tuple[str, str], set[int]] = {}
     for one in now.ranks:
@@ -216,7 +216,7 @@ def tensors_of(now: Snapshot) -> dict[str, Any]:
     """
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
     ranks: dict[str, int] = defaultdict(int)
-    samples = [row for one in now.ranks if one.is_up for row in one.tensors]
+    samples = [row for rank in now.ranks if rank.is_up for row in rank.tensors]
     is_measured = any(row[2] is not None for row in samples)
     for name, *numbers in samples:
         ranks[name] += 1
@@ -236,7 +236,7 @@ def tensors_of(now: Snapshot) -> dict[str, Any]:
 
 def links_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
     """Returns the pairs of hosts with the bytes a second since the snapshot before, the busiest first."""
-    earlier = {one.place: one for one in before.ranks} if before is not None else {}
+    earlier = {rank.place: rank for rank in before.ranks} if before is not None else {}
     rates: dict[tuple[str, str, str], float] = defaultdict(float)
     for one in now.ranks:
         if (then := earlier.get(one.place)) is not None and one.time > then.time:

@@ -85,7 +85,7 @@ def _choice(options: argparse.Namespace) -> Choice:
     if options.quick:
         return Choice(frameworks, Trial.IMPORT)
     requests = (options.size, options.hosts, options.hostfile, options.frameworks)
-    return Choice(frameworks, Trial.JOB if any(one is not None for one in requests) else Trial.NONE)
+    return Choice(frameworks, Trial.JOB if any(request is not None for request in requests) else Trial.NONE)
 
 
 def _frameworks(text: str) -> tuple[str, ...]:

@@ -73,8 +73,8 @@ def _host_identity(facts: HostFacts) -> Hashable | None:
 def _frameworks_differ(picture: Picture) -> Iterator[Evidence]:
     found: dict[str, dict[str, list[str]]] = {}
     for host, frameworks in picture.each("frameworks"):
-        for one in frameworks:
-            found.setdefault(one.name, {}).setdefault(one.version or "none", []).append(host)
+        for framework in frameworks:
+            found.setdefault(framework.name, {}).setdefault(framework.version or "none", []).append(host)
     for name, versions in found.items():
         if len(versions) > 1:
             each = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in versions.items())
@@ -116,13 +116,13 @@ def _failed(kind: str, picture: Picture) -> Iterator[Evidence]:
 def _closed(states: Iterable[str], picture: Picture) -> Iterator[Evidence]:
     for link in picture.links:
         if link.attempts and link.open is None and _state(link) in states:
-            each = ", ".join(f"{one.address} {one.state}" for one in link.attempts)
+            each = ", ".join(f"{attempt.address} {attempt.state}" for attempt in link.attempts)
             yield Evidence(link.source, each, {"target": link.target})
 
 
 def _state(link: LinkFacts) -> str:
     """Returns how a link that is not open fails: "silent" if any packet was lost, else "refused"."""
-    return "silent" if any(one.state != "refused" for one in link.attempts) else "refused"
+    return "silent" if any(attempt.state != "refused" for attempt in link.attempts) else "refused"
 
 
 def _job_fails(picture: Picture) -> Iterator[Evidence]:

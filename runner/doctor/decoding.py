@@ -24,7 +24,7 @@ def decode(cls: type[_T], value: object) -> _T:
     if not isinstance(value, dict):
         raise ValueError(f"{cls.__name__} is no object")
     hints = get_type_hints(cls)
-    names = [one.name for one in fields(cls) if one.name in value]  # type: ignore[arg-type]
+    names = [field.name for field in fields(cls) if field.name in value]  # type: ignore[arg-type]
     try:
         return cls(**{name: _decode(hints[name], value[name]) for name in names})
     except TypeError:
@@ -55,7 +55,7 @@ def _decode(hint: Any, value: object) -> Any:
         return tuple(_decode(arguments[0], one) for one in _bounded(value, list))
     if origin is Mapping:
         entries = _bounded(value, dict)
-        return {_decode(arguments[0], name): _decode(arguments[1], one) for name, one in entries.items()}
+        return {_decode(arguments[0], name): _decode(arguments[1], entry) for name, entry in entries.items()}
     return _scalar(hint, value)
 
 

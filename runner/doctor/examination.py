@@ -61,7 +61,7 @@ def examine(hosts: Sequence[Host], size: int | None, ssh: SshOptions, choice: Ch
         with ThreadPoolExecutor(len(sessions)) as pool:
             results = dict(pool.map(lambda one: (one.host, _facts(one, note)), sessions))
         found = {name: facts for name, facts in results.items() if isinstance(facts, HostFacts)}
-        failures = {name: one for name, one in results.items() if isinstance(one, Failure)}
+        failures = {name: result for name, result in results.items() if isinstance(result, Failure)}
         ranks = {OWN: 0, **_count_ranks(hosts, size, found)}
         alive = [session for session in sessions if session.host in found]
         clocks = {one.host: offset for one in alive if (offset := _clock_offset(one)) is not None}
@@ -141,9 +141,9 @@ def _examine_links(sessions: Sequence[Session], note: Note) -> tuple[LinkFacts, 
     if len(sessions) < 2:
         return ()
     token = secrets.token_hex(TOKEN_BYTES)
-    doors = {one.host: _open_door(one, token) for one in sessions}
-    by_host = {one.host: one for one in sessions}
-    pairs = _pairs([one.host for one in sessions], _TRY_ALL)
+    doors = {session.host: _open_door(session, token) for session in sessions}
+    by_host = {session.host: session for session in sessions}
+    pairs = _pairs([session.host for session in sessions], _TRY_ALL)
     note("connections")
     with ThreadPoolExecutor(len(sessions)) as pool:  # a session answers one question at a time
         each = pool.map(
@@ -151,7 +151,7 @@ def _examine_links(sessions: Sequence[Session], note: Note) -> tuple[LinkFacts, 
             sessions,
         )
         links = [link for found in each for link in found]
-    measured = set(_pairs([one.host for one in sessions], _MEASURE_ALL))
+    measured = set(_pairs([session.host for session in sessions], _MEASURE_ALL))
     for index, link in enumerate(links):
         if link.open is not None and (link.source, link.target) in measured:
             note(f"{link.source} to {link.target}")
@@ -162,9 +162,9 @@ def _examine_links(sessions: Sequence[Session], note: Note) -> tuple[LinkFacts, 
 def _pairs(hosts: Sequence[str], limit: int) -> list[tuple[str, str]]:
     """Returns ordered pairs of hosts: all of them up to `limit` hosts, else those that matter most."""
     if len(hosts) <= limit:
-        return [(one, other) for one in hosts for other in hosts if one != other]
-    near = [(one, hosts[(index + 1) % len(hosts)]) for index, one in enumerate(hosts)]
-    first = [pair for one in hosts[1:] for pair in ((one, hosts[0]), (hosts[0], one))]
+        return [(host, other) for host in hosts for other in hosts if host != other]
+    near = [(host, hosts[(index + 1) % len(hosts)]) for index, host in enumerate(hosts)]
+    first = [pair for host in hosts[1:] for pair in ((host, hosts[0]), (hosts[0], host))]
     return list(dict.fromkeys([*near, *first]))
 
 
@@ -236,7 +236,7 @@ def try_job(
 
 
 def _working(facts: HostFacts) -> list[str]:
-    return [one.name for one in facts.frameworks or () if one.state == "works"]
+    return [framework.name for framework in facts.frameworks or () if framework.state == "works"]
 
 
 def _with_one_slot(name: str) -> str:

@@ -111,7 +111,7 @@ class Network:
     refusal: str = ""
 
     def interface_of(self, address: str) -> Interface | None:
-        return next((one for one in self.interfaces if address in one.addresses), None)
+        return next((interface for interface in self.interfaces if address in interface.addresses), None)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class LinkFacts:
 
     @property
     def open(self) -> Attempt | None:
-        return next((one for one in self.attempts if one.state == "open"), None)
+        return next((attempt for attempt in self.attempts if attempt.state == "open"), None)
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,10 @@ def gather_network(root: Path = _ROOT) -> Network:
     source = _source_address()
     reached = {source, *addresses}
     # Those that count come first, since another host takes a bounded number.
-    interfaces = tuple(sorted(_interfaces(root), key=lambda one: reached.isdisjoint(one.addresses)))
-    route = next((one.name for one in interfaces if source in one.addresses), "")
+    interfaces = tuple(
+        sorted(_interfaces(root), key=lambda interface: reached.isdisjoint(interface.addresses))
+    )
+    route = next((interface.name for interface in interfaces if source in interface.addresses), "")
     return Network(name, _resolve(name), interfaces, route, source, addresses, refusal)
 
 

@@ -91,7 +91,7 @@ def _try_pidfd() -> str:
 def _seccomp() -> int:
     status = Path("/proc/self/status").read_text()
     return next(
-        (int(one.split()[1]) for one in status.splitlines() if one.startswith("Seccomp:")),
+        (int(line.split()[1]) for line in status.splitlines() if line.startswith("Seccomp:")),
         -1,
     )
 

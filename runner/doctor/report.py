@@ -22,7 +22,7 @@ _MAX_LINE = 4000
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    return 1 if any(one.level == PROBLEM for one in findings) else 0
+    return 1 if any(finding.level == PROBLEM for finding in findings) else 0
 
 
 def as_json(picture: Picture, findings: Sequence[Finding]) -> str:
@@ -37,7 +37,7 @@ def as_json(picture: Picture, findings: Sequence[Finding]) -> str:
         "links": [asdict(link) for link in picture.links],
         "job": None if picture.job is None else asdict(picture.job),
         "clocks": {host: asdict(clock) for host, clock in picture.clocks.items()},
-        "findings": [asdict(one) for one in findings],
+        "findings": [asdict(finding) for finding in findings],
     }
     return json.dumps(redact_all(values), indent=2)
 
@@ -57,7 +57,7 @@ def as_lines(picture: Picture, findings: Sequence[Finding], with_variables: bool
         lines.append(f"  an all-reduce of {job.ranks} ranks with {job.framework}, one on each host: {result}")
     lines += _untried(picture)
     lines += ["", *map(str, findings), *([""] if findings else []), summary(findings)]
-    return [redact(printable(one.replace("\n", " "), _MAX_LINE)) for one in lines]
+    return [redact(printable(line.replace("\n", " "), _MAX_LINE)) for line in lines]
 
 
 def print_lines(lines: Sequence[str]) -> None:
@@ -69,9 +69,9 @@ def print_lines(lines: Sequence[str]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    for one in lines:
-        text = Text(one)
-        level = one.partition(":")[0]
+    for line in lines:
+        text = Text(line)
+        level = line.partition(":")[0]
         if level in _COLOURS:
             text.stylize(_COLOURS[level], 0, len(level))
         console.print(text, soft_wrap=True)
@@ -79,14 +79,14 @@ def print_lines(lines: Sequence[str]) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     """Formats "1 problem, 2 warnings"."""
-    counts = {level: sum(one.level == level for one in findings) for level in LEVELS}
+    counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
     parts = [f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count]
     return ", ".join(parts) or "nothing was found that needs attention"
 
 
 def _untried(picture: Picture) -> list[str]:
     """Returns a line about frameworks that nothing has tried, and the command that tries them; [] if none."""
-    each = [one for _, frameworks in picture.each("frameworks") for one in frameworks]
+    each = [framework for _, frameworks in picture.each("frameworks") for framework in frameworks]
     names = dict.fromkeys(one.name for one in each if one.state == "installed")
     text = f"not tried: {', '.join(names)}: `sirtaki doctor -np 2` runs a job of two ranks with each"
     return ["", text] if names else []
@@ -129,9 +129,9 @@ def _describe_software(facts: HostFacts) -> Iterator[tuple[str, str]]:
         "no-import": "no: it cannot be imported",
         "no-job": "no: its job of two ranks has failed",
     }
-    for one in facts.frameworks or ():
-        if one.state != "absent":
-            yield one.name, f"{one.version} {meanings.get(one.state, one.state)}"
+    for framework in facts.frameworks or ():
+        if framework.state != "absent":
+            yield framework.name, f"{framework.version} {meanings.get(framework.state, framework.state)}"
 
 
 def _describe_machine(facts: HostFacts) -> Iterator[tuple[str, str]]:
@@ -169,7 +169,7 @@ def _describe_link(picture: Picture, link: LinkFacts) -> str:
     name = f"{link.source} -> {link.target}"
     attempt = link.open
     if attempt is None:
-        each = ", ".join(f"{one.address} {one.state}" for one in link.attempts)
+        each = ", ".join(f"{attempt.address} {attempt.state}" for attempt in link.attempts)
         return f"{name}: {link.failure or each}"
     text = f"{name}: {attempt.address}, MTU {attempt.mtu}"
     if link.speed is None:

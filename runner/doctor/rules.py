@@ -42,17 +42,21 @@ def _broken_core(picture: Picture) -> Iterator[Evidence]:
 def _frameworks_in(state: str) -> Callable[[Picture], Iterator[Evidence]]:
     def find(picture: Picture) -> Iterator[Evidence]:
         for host, frameworks in picture.each("frameworks"):
-            for one in frameworks:
-                if one.state == state:
-                    yield Evidence(host, f"{one.name} {one.version}: {one.text}", {"name": one.name})
+            for framework in frameworks:
+                if framework.state == state:
+                    yield Evidence(
+                        host,
+                        f"{framework.name} {framework.version}: {framework.text}",
+                        {"name": framework.name},
+                    )
 
     return find
 
 
 def _no_framework(picture: Picture) -> Iterator[Evidence]:
     for host, frameworks in picture.each("frameworks"):
-        if frameworks and all(one.state == "absent" for one in frameworks):
-            yield Evidence(host, ", ".join(one.text for one in frameworks))
+        if frameworks and all(framework.state == "absent" for framework in frameworks):
+            yield Evidence(host, ", ".join(framework.text for framework in frameworks))
 
 
 def _lacks_room(is_memory: bool) -> Callable[[Picture], Iterator[Evidence]]:

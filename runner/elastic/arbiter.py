@@ -169,7 +169,7 @@ class Arbiter:
             return
         if isinstance(message, Received):
             worker.has_received = True
-            if all(one.has_received for one in self._members):
+            if all(member.has_received for member in self._members):
                 self._has_trained = True
                 if self.phase is Phase.LINKING:
                     self.phase = Phase.RUNNING
@@ -320,7 +320,7 @@ class Arbiter:
 
     def _lose_all(self, text: str, last: Worker | None = None) -> None:
         """Ends a job that has lost its state; or lets new workers start it again, from a checkpoint."""
-        reports = [one.report for one in self._members if one.report is not None]
+        reports = [member.report for member in self._members if member.report is not None]
         if self._restarts == _MAX_RESTARTS or not any(report.has_checkpoints for report in reports):
             self._finish(1, text, last)
             return
@@ -335,12 +335,12 @@ class Arbiter:
             self._finish(1, str(error))
             return
         self._attempts.note(formation.commit, bool(self._news))
-        reports = [one.report.text for one in self._members if one.report and one.report.text]
+        reports = [member.report.text for member in self._members if member.report and member.report.text]
         if verdict := self._attempts.verdict(reports[-1] if reports else "their links were lost"):
             self._finish(1, verdict)
             return
         members = formation.members
-        joined = [one for one in members if one.first_generation == 0]
+        joined = [member for member in members if member.first_generation == 0]
         if self.generation and joined:
             self._news.append(f"{len(joined)} {'rank joins' if len(joined) == 1 else 'ranks join'}")
         usual = "the ranks have linked anew" if self.generation else "the job starts"
@@ -359,7 +359,7 @@ class Arbiter:
     def _without_separated(self, candidates: list[Worker], wanted: int, now: float) -> list[Worker]:
         """Leaves out the hosts without which the others reach each other, if enough workers are left."""
         separated = self._reach.separated(candidates)
-        staying = [one for one in candidates if one.slot.host not in separated]
+        staying = [candidate for candidate in candidates if candidate.slot.host not in separated]
         if len(staying) < max(wanted, 1):
             return candidates
         for host, other in separated.items():
@@ -373,7 +373,7 @@ class Arbiter:
 
     def _joiners(self) -> list[Worker]:
         """Returns the workers that can join the current generation, if it has room."""
-        staying = sum(not one.is_draining for one in self._members if one.is_alive)
+        staying = sum(not member.is_draining for member in self._members if member.is_alive)
         room = max(self._rules.maximum - staying, 0)
         return [one for one in self.workers.living(Status.ENLISTED) if not one.is_draining][:room]
 

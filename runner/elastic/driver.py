@@ -109,7 +109,7 @@ class Driver:
     def due(self) -> float | None:
         """Returns when to call `advance`, whatever happens (time.monotonic())."""
         moments = [self.arbiter.due, *self._ends.values()]
-        return min((one for one in moments if one is not None), default=None)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     @property
     def is_over(self) -> bool:

@@ -26,7 +26,7 @@ class Formation:
     @property
     def numbers(self) -> tuple[int, ...]:
         """Returns the numbers of the members, by rank."""
-        return tuple(one.number for one in self.members)
+        return tuple(member.number for member in self.members)
 
     @property
     def summary(self) -> str:
@@ -38,14 +38,14 @@ class Formation:
         first = World(
             generation=generation,
             rank=0,
-            slots=[str(one.slot) for one in self.members],
+            slots=[str(member.slot) for member in self.members],
             workers=list(self.numbers),
             initial=initial,
             job="",
             address="",
             commit=self.commit,
             current=list(self.current),
-            joined=sum(one.first_generation in (0, generation) for one in self.members),
+            joined=sum(member.first_generation in (0, generation) for member in self.members),
             text=text,
             elapsed=0,
         )
@@ -61,9 +61,9 @@ def choose_candidates(enlisted: Sequence[Worker]) -> list[Worker]:
     staying = [one for one in enlisted if not one.is_draining]
     newest = max((one.commit for one in enlisted), default=-1)
     owners = [one for one in enlisted if one.commit == newest]
-    holders = [one for one in owners if one.can_restore] or owners
-    if holders and all(one.is_draining for one in holders):
-        staying.append(min(holders, key=lambda one: one.first_generation))
+    holders = [owner for owner in owners if owner.can_restore] or owners
+    if holders and all(holder.is_draining for holder in holders):
+        staying.append(min(holders, key=lambda holder: holder.first_generation))
     return staying
 
 
@@ -76,7 +76,7 @@ def form(candidates: Sequence[Worker], limit: int) -> Formation:
 
     Raises Unrestorable: no candidate can restore the newest commit.
     """
-    chosen = sorted(candidates, key=lambda one: (one.commit < 0, _age(one)))[:limit]
+    chosen = sorted(candidates, key=lambda candidate: (candidate.commit < 0, _age(candidate)))[:limit]
     commit = _commit(chosen)
     holders = [one for one in chosen if one.can_restore and one.commit == commit]
     first = min(holders or chosen, key=_age)
@@ -85,7 +85,7 @@ def form(candidates: Sequence[Worker], limit: int) -> Formation:
         chosen,
         key=lambda one: (one is not first, one.slot.host != first.slot.host, oldest[one.slot.host], one.slot),
     )
-    current = [rank for rank, one in enumerate(members) if one in holders] if holders else [0]
+    current = [rank for rank, member in enumerate(members) if member in holders] if holders else [0]
     return Formation(members, max(commit, 0), current)
 
 

@@ -198,7 +198,7 @@ class ElasticJob:
         now = time.monotonic()
         parts = (self._driver, self._discovery, self._hosts, self._processes, self._spares, self._post)
         moments = [self._kill_at, *(part.due for part in parts)]
-        times = [one - now for one in moments if one is not None]
+        times = [moment - now for moment in moments if moment is not None]
         return max(min(times), 0.0) if times else None
 
     def _handle_wakeup(self) -> None:

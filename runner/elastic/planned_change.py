@@ -50,8 +50,8 @@ class PlannedChange:
             if self.due is None or now < self.due:
                 return []
             self.is_asked, self.due = False, now + _ANSWER_SECONDS
-            return [Send(one.number, LeaveAt(generation, 0)) for one in members]
-        present = [one for one in members if one.status is Status.MEMBER]
+            return [Send(member.number, LeaveAt(generation, 0)) for member in members]
+        present = [member for member in members if member.status is Status.MEMBER]
         stays = bool(joiners) or any(not one.is_draining for one in present)
         leaves = stays and any(one.is_draining for one in present)
         if not joiners and not leaves:
@@ -67,15 +67,15 @@ class PlannedChange:
         self._question += 1
         for one in members:
             one.checks = -1
-        return [Send(one.number, Change(generation, self._question)) for one in members]
+        return [Send(member.number, Change(generation, self._question)) for member in members]
 
     def note_count(self, worker: Worker, answer: Counted) -> list[Action]:
         """Takes a member's answer; returns the orders once all have answered."""
         if not self.is_asked or answer.question != self._question:
             return []
         worker.checks = answer.checks
-        if any(one.checks < 0 for one in self._members):
+        if any(member.checks < 0 for member in self._members):
             return []
         self._is_agreed, self.due = True, None
-        leave_at = LeaveAt(answer.generation, 1 + max(one.checks for one in self._members))
-        return [Send(one.number, leave_at) for one in self._members]
+        leave_at = LeaveAt(answer.generation, 1 + max(member.checks for member in self._members))
+        return [Send(member.number, leave_at) for member in self._members]

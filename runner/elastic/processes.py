@@ -97,7 +97,7 @@ class Processes:
     def environment(self, worker: int, slot: Slot) -> Mapping[str, str]:
         """Returns the environment of a worker on this host."""
         settings = self.settings
-        slots_here = sum(is_own_host(one.host) for one in self._lanes)
+        slots_here = sum(is_own_host(lane.host) for lane in self._lanes)
         threads = thread_counts(min(self.size, slots_here), usable_cores(), os.environ)
         additions = {**threads, **settings.additions}
         additions.setdefault(REPORTS, os.environ.get(REPORTS, str(self.folder.path)))

@@ -36,7 +36,7 @@ class Reachability:
         assert report is not None
         lost = (
             [report.culprit]
-            if report.kind == "peer_lost" and all(one.has_received for one in members)
+            if report.kind == "peer_lost" and all(member.has_received for member in members)
             else []
         )
         for other in (members[rank] for rank in report.unreachable or lost if 0 <= rank < len(members)):
@@ -47,8 +47,8 @@ class Reachability:
 
     def note_links(self, members: Iterable[Worker]) -> None:
         """Notes that these workers have linked to each other."""
-        hosts = {one.slot.host for one in members}
-        for pair in [one for one in self._failures if one <= hosts]:
+        hosts = {member.slot.host for member in members}
+        for pair in [failure for failure in self._failures if failure <= hosts]:
             del self._failures[pair]
 
     def separated(self, workers: Sequence[Worker]) -> dict[str, str]:
@@ -59,10 +59,10 @@ class Reachability:
         before the others that have one, and these before newcomers: a host that has the state of the training
         goes only if another one that stays has it.
         """
-        ranks = Counter(one.slot.host for one in workers)
-        holders = Counter(one.slot.host for one in workers if one.can_restore)
-        trained = Counter(one.slot.host for one in workers if one.commit >= 0)
-        first = min(workers, key=lambda one: one.number).slot.host if workers else ""
+        ranks = Counter(worker.slot.host for worker in workers)
+        holders = Counter(worker.slot.host for worker in workers if worker.can_restore)
+        trained = Counter(worker.slot.host for worker in workers if worker.commit >= 0)
+        first = min(workers, key=lambda worker: worker.number).slot.host if workers else ""
         cut = {pair for pair, count in self._failures.items() if count >= _FAILURES and pair <= ranks.keys()}
         gone: dict[str, str] = {}
         while cut:
@@ -78,7 +78,7 @@ class Reachability:
 
     def leave_out(self, host: str) -> float:
         """Notes that a host is left out; returns for how many seconds. Then one more failure is enough."""
-        for pair in [one for one in self._failures if host in one]:
+        for pair in [failure for failure in self._failures if host in failure]:
             self._failures[pair] = _FAILURES - 1
         self._times[host] += 1
         return doubled(_SHORTEST_PAUSE, _LONGEST_PAUSE, self._times[host] - 1)

@@ -69,4 +69,4 @@ class Slots:
         return max(self._until.get(slot, 0.0), self._hosts_until.get(slot.host, 0.0))
 
     def _free(self, used: Collection[Slot]) -> list[Slot]:
-        return [one for one in self._slots if one not in used]
+        return [slot for slot in self._slots if slot not in used]

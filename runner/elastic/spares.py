@@ -68,7 +68,7 @@ class SparePool:
             now: time.monotonic().
         """
         self._hosts, self._is_running = dict(hosts), is_running
-        ended = [one for one in self._spares.values() if one.host not in self._hosts]
+        ended = [spare for spare in self._spares.values() if spare.host not in self._hosts]
         for spare in ended:
             del self._spares[spare.number]
         started: list[Spare] = []
@@ -148,7 +148,7 @@ class SparePool:
         return max(fullest, key=lambda one: (one.ready is None, one.number))
 
     def _on(self, host: str) -> list[Spare]:
-        return [one for one in self._spares.values() if one.host == host]
+        return [spare for spare in self._spares.values() if spare.host == host]
 
     def _usable_hosts(self) -> list[str]:
         """Returns the hosts that may have another spare, now or after a pause."""

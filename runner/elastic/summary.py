@@ -24,7 +24,7 @@ class Account:
     def summary(self, generations: int, losses: int, workers: Sequence[Worker], seconds: float) -> str:
         """Returns a line about a job that has taken so many seconds."""
         share = 100.0 * self._training / seconds if seconds > 0 else 0.0
-        joined = sum(one.first_generation > 1 for one in workers)
+        joined = sum(worker.first_generation > 1 for worker in workers)
         count = "1 generation" if generations == 1 else f"{generations} generations"
         times = f"they were training in {share:.1f} % of {seconds:.1f} s"
         return f"{count} of ranks, {count_losses(losses)}, {joined} joined; {times}"

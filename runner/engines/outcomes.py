@@ -100,7 +100,7 @@ def results_of(outcomes: Sequence[RankOutcome], lost: str = "") -> list[Any]:
         The exception that the function has raised; see `raise_reported`.
         RunError: no rank is known to have failed by itself, and `lost` says why the job has ended.
     """
-    failed = [one for one in outcomes if not one.has_returned]
+    failed = [outcome for outcome in outcomes if not outcome.has_returned]
     culprits = [one for one in failed if not one.is_caused_elsewhere]
     if lost and not culprits:
         victims = "".join(
@@ -108,9 +108,9 @@ def results_of(outcomes: Sequence[RankOutcome], lost: str = "") -> list[Any]:
         )
         raise RunError(lost + victims)
     if failed:
-        first = min(culprits or failed, key=lambda one: one.rank)
+        first = min(culprits or failed, key=lambda culprit: culprit.rank)
         raise_reported(first.rank, first.host, first.pid, first.report, first.load)
-    return [_load_result(one) for one in sorted(outcomes, key=lambda one: one.rank)]
+    return [_load_result(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
 
 def _summary_of(outcome: RankOutcome) -> str:

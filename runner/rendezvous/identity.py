@@ -131,9 +131,9 @@ def agree(members: Sequence[RankDescription]) -> bool:
 def disagreement(settings: Sequence[Mapping[str, str]]) -> RendezvousError:
     """Returns the error that names the first setting in which ranks differ, with both values."""
     first = settings[0]
-    for rank, one in enumerate(settings):
-        for name in sorted(first.keys() | one.keys()):
-            ours, theirs = first.get(name), one.get(name)
+    for rank, setting in enumerate(settings):
+        for name in sorted(first.keys() | setting.keys()):
+            ours, theirs = first.get(name), setting.get(name)
             if ours != theirs:
                 variable = f"SIRTAKI_{name.upper()}"
                 return RendezvousError(

@@ -42,11 +42,11 @@ def local_addresses(interfaces: Sequence[str] = ()) -> list[str]:
                 f"there is no network interface {name!r} on {socket.gethostname()}: there are {existing}"
             )
     found = [
-        one.address
+        address.address
         for name, addresses in by_interface.items()
         if (not interfaces or name in interfaces) and (name not in states or states[name].isup)
-        for one in addresses
-        if one.family in (socket.AF_INET, socket.AF_INET6) and _is_routable(one.address)
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6) and _is_routable(address.address)
     ]
     return sorted(found, key=lambda address: ":" in address)
 

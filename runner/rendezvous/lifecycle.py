@@ -368,7 +368,7 @@ def _is_caused_elsewhere(context: Context) -> bool:
     frameworks and users wrap sirtaki's exceptions in their own.
     """
     failures = [one.failure for one in (context, *_rank.tables)]
-    if culprits := [one.culprit for one in failures if one is not None]:
+    if culprits := [failure.culprit for failure in failures if failure is not None]:
         return culprits[0] != context.rank
     return any(one.has_missed_peer for one in (context, *_rank.tables))
 

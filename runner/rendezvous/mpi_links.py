@@ -86,8 +86,8 @@ def link(context: Context, world: World, states: Sequence[bytes], peers: Sequenc
     """
     from mpi4py import MPI
 
-    worlds = [int(one) for one in states]
-    without = [rank for rank, one in enumerate(worlds) if one < 0]
+    worlds = [int(state) for state in states]
+    without = [rank for rank, world in enumerate(worlds) if world < 0]
     if 0 < len(without) < len(worlds):
         raise RendezvousError(
             f"transport is mpi, and in an earlier init() with this communicator {name_ranks(without)} failed "

@@ -38,7 +38,7 @@ class Drain:
             return False
         if not session.ranks:  # without a connection, either, there is nobody to wait for
             return session.served is not None
-        return any(one.rank not in self.lost for one in session.ranks.values())
+        return any(rank.rank not in self.lost for rank in session.ranks.values())
 
 
 class RendezvousServer(ConnectionServer):
@@ -138,13 +138,13 @@ class RendezvousServer(ConnectionServer):
         if now < drain.deadline and (behind or connected):
             return
         self._drain = None
-        missing = {one.rank for session in behind for one in session.ranks.values()}
+        missing = {rank.rank for session in behind for rank in session.ranks.values()}
         drain.then(sorted(missing - drain.lost))
 
     def _next_deadline(self) -> float | None:
         drain = None if self._drain is None else self._drain.deadline
         deadlines = (self._state.next_deadline(), self._collectors.next_deadline(), drain)
-        return min((one for one in deadlines if one is not None), default=None)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _finish(self) -> None:
         for session in self._collectors.all():
@@ -310,7 +310,7 @@ class RendezvousServer(ConnectionServer):
     def _fail_generation(self, generation: int, culprit: int, text: str) -> None:
         """Notifies all ranks in this init(), whether they wait in an all-gather or for each other."""
         if self._state.mark_failed(generation, text):
-            concerned = [one for (other, _), one in self._ranks.items() if other == generation]
+            concerned = [rank for (other, _), rank in self._ranks.items() if other == generation]
             message = messages.pack_failure(culprit, text)
             self._deliver([one for one in concerned if not one.initialised], message)
 
@@ -326,8 +326,8 @@ class RendezvousServer(ConnectionServer):
     def _deliver(self, recipients: Iterable[Participant], message: bytes) -> None:
         """Sends a message once on each connection of the recipients. All queues share its bytes."""
         numbers: dict[ServedConnection | CollectorSession, list[int]] = {}
-        for one in recipients:
-            numbers.setdefault(one.line, []).extend(one.numbers)
+        for recipient in recipients:
+            numbers.setdefault(recipient.line, []).extend(recipient.numbers)
         for line, of_collector in numbers.items():
             if isinstance(line, CollectorSession):
                 line.send(messages.pack_delivery(of_collector), message)
@@ -369,8 +369,8 @@ class RendezvousServer(ConnectionServer):
     def _end_session(self, session: CollectorSession) -> None:
         """Takes all ranks of a host as gone: its collector has ended, or was not heard of for too long."""
         self._collectors.end(session)
-        for one in list(session.ranks.values()):
-            self._depart(one, _HOST_GONE)
+        for rank in list(session.ranks.values()):
+            self._depart(rank, _HOST_GONE)
         session.ranks.clear()
 
     def _depart(self, one: Participant, reason: str) -> None:

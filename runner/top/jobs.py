@@ -62,7 +62,7 @@ class Job:
         """Waits until all ranks that can have written states after those of the snapshot before, or some
         seconds have passed.
         """
-        moments = {} if before is None else {one.place: one.time for one in before.ranks}
+        moments = {} if before is None else {rank.place: rank.time for rank in before.ranks}
         end = time.monotonic() + (_FIRST_SECONDS if before is None else _NEXT_SECONDS)
         while True:
             found = self.snapshot()

@@ -68,21 +68,21 @@ class Progress:
 
 def rows_of(before: Snapshot | None, now: Snapshot) -> list[Row]:
     """Returns a row for each rank of a snapshot. Rates are 0 for ranks that the one before does not have."""
-    earlier = {one.place: one for one in before.ranks} if before is not None else {}
+    earlier = {rank.place: rank for rank in before.ranks} if before is not None else {}
     elapsed = now.time - before.time if before is not None else 0.0
-    missing = {one.rank: missing_ranks(one, now.ranks, earlier) for one in now.ranks}
+    missing = {rank.rank: missing_ranks(rank, now.ranks, earlier) for rank in now.ranks}
     wanted: dict[int, float] = {}  # how long others have waited for a rank
     for one in now.ranks:
         for rank in missing[one.rank]:
             wanted[rank] = max(wanted.get(rank, 0.0), one.activity["seconds"])
     return [
         _row(
-            one,
-            earlier.get(one.place),
+            rank,
+            earlier.get(rank.place),
             elapsed,
-            *_state(one, now, missing[one.rank], wanted.get(one.rank, 0.0)),
+            *_state(rank, now, missing[rank.rank], wanted.get(rank.rank, 0.0)),
         )
-        for one in now.ranks
+        for rank in now.ranks
     ]
 
 
@@ -101,15 +101,15 @@ def missing_ranks(
         return []
     begin = waiting.time + waiting.look_seconds - pending["seconds"]
     return [
-        one.rank
-        for one in ranks
-        if one.is_up
-        and not one.activity["operations"]  # or it may have submitted this one meanwhile
+        rank.rank
+        for rank in ranks
+        if rank.is_up
+        and not rank.activity["operations"]  # or it may have submitted this one meanwhile
         and any(
             begin <= seen.time
             and seen.time + seen.look_seconds <= waiting.time
             and not seen.activity["operations"]
-            for seen in (one, earlier.get(one.place))
+            for seen in (rank, earlier.get(rank.place))
             if seen is not None
         )
     ]
@@ -166,7 +166,7 @@ def _exposed(one: RankSample, before: RankSample | None, seconds: float) -> floa
 
 def progress_of(now: Snapshot, rows: Sequence[Row]) -> Progress | None:
     """Returns how far the training is, by the states of the ranks that are up; None if no step is known."""
-    known = [one for one in now.ranks if one.is_up and one.steps["count"]]
+    known = [rank for rank in now.ranks if rank.is_up and rank.steps["count"]]
     if not known:
         return None
     oldest = min(known, key=lambda one: one.begin)

@@ -88,7 +88,7 @@ class Snapshot:
     @property
     def newest(self) -> RankSample | None:
         """Returns a rank of the newest world, if there is any."""
-        return max(self.ranks, key=lambda one: one.generation, default=None)
+        return max(self.ranks, key=lambda rank: rank.generation, default=None)
 
     @property
     def size(self) -> int:
@@ -104,7 +104,7 @@ class Snapshot:
         """Returns whether each rank of the job that can has written a state after its moment, or after
         `since` if it has none there. A stopped rank, and one that has ended, cannot.
         """
-        able = [one for one in self.ranks if one.is_up and not one.is_stopped]
+        able = [rank for rank in self.ranks if rank.is_up and not rank.is_stopped]
         return 0 < self.size <= len(self.ranks) and all(
             one.time > moments.get(one.place, self.since) for one in able
         )
@@ -120,7 +120,7 @@ def from_line(line: str) -> Snapshot:
         values = json.loads(line)
         if values["schema"] != SCHEMA:
             raise ValueError(f"it has the schema {values['schema']}, not {SCHEMA}")
-        ranks = tuple(RankSample(**sample_shape(one)) for one in values["ranks"])
+        ranks = tuple(RankSample(**sample_shape(rank)) for rank in values["ranks"])
         return Snapshot(real(values["time"]), real(values["since"]), text(values["job"]), ranks)
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is no snapshot ({error})") from None

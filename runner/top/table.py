@@ -84,8 +84,8 @@ def head_of(snapshot: Snapshot, progress: Progress | None = None) -> list[str]:
     """Returns the lines above the table: the job, its ranks, its training, and the last change of an elastic
     job.
     """
-    up = [one for one in snapshot.ranks if one.is_up]
-    hosts = sorted({one.host for one in snapshot.ranks})
+    up = [rank for rank in snapshot.ranks if rank.is_up]
+    hosts = sorted({rank.host for rank in snapshot.ranks})
     lines = [f"{snapshot.job}: {len(up)} of {snapshot.size} ranks are up on {', '.join(hosts) or 'no host'}"]
     if texts := progress_texts(progress):
         lines.append(", ".join(f"{name} {text}" for name, text in texts.items()))

@@ -161,9 +161,9 @@ class _Generation:
 
     def _complete(self) -> Iterator[Exchange]:
         self._incomplete = 0
-        for one in exchanges(self._rows, self._offsets):
-            if one.is_complete:
-                yield one
+        for exchange in exchanges(self._rows, self._offsets):
+            if exchange.is_complete:
+                yield exchange
             else:
                 self._incomplete += 1
 

@@ -157,8 +157,8 @@ def _by_wall_clocks(first: Row, row: Row) -> int:
 
 
 def _first(operations: Sequence[Operation], event: str) -> int:
-    return min(getattr(one, event) for one in operations)
+    return min(getattr(operation, event) for operation in operations)
 
 
 def _last(operations: Sequence[Operation], event: str) -> int:
-    return max(getattr(one, event) for one in operations)
+    return max(getattr(operation, event) for operation in operations)

@@ -72,8 +72,8 @@ class ReportEvents:
 
     def body(self, report: FailureReport, operations: Sequence[Reported]) -> Iterator[bytes]:
         """Yields these operations of a report, and the failure, or that there was none."""
-        for one in operations:
-            yield from self._operation(one, report.moment)
+        for operation in operations:
+            yield from self._operation(operation, report.moment)
         what = {"s": "p", "cat": ENDING, "args": report.ending._asdict()}
         happened = "the world failed" if report.ending.is_failure else "the recorder was written"
         yield self._event("i", happened, _DECISIONS, (report.moment, None), **what)

@@ -77,10 +77,14 @@ def _events(trace: Trace, clock_of: Mapping[int, HostClock], show: Show) -> Iter
 
 def _mismatches(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[bytes]:
     """Yields an instant on each rank's track of a refused operation, where the rank learnt of it."""
-    for one in failures(trace):
-        if one.is_mismatch:
-            described = {"operation": one.name, "error": one.error, "submitted": one.submitted_text}
-            for row, failed in one.parts:
+    for failure in failures(trace):
+        if failure.is_mismatch:
+            described = {
+                "operation": failure.name,
+                "error": failure.error,
+                "submitted": failure.submitted_text,
+            }
+            for row, failed in failure.parts:
                 args = {**described, "place": failed.place}
                 moment = in_microseconds(failed.ended + clock_of[id(row)].offset)
                 place = f'"pid": {row.output_pid}, "tid": {failed.track}, "ts": {moment}'

@@ -55,7 +55,9 @@ def read_trace(sources: Sequence[Source], show: Show = show_nothing) -> Trace:
             raise LaunchError(f"cannot read {source.path}: {error.strerror or error}") from None
     rows = [row for reader in readers for row in reader.rows.values()]
     _refuse_twins(rows)
-    trace = Trace(_numbered(rows), list(texts), [*lacks, *(text for one in readers for text in one.lacks())])
+    trace = Trace(
+        _numbered(rows), list(texts), [*lacks, *(text for reader in readers for text in reader.lacks())]
+    )
     trace.lacks += _missing_ranks(trace)
     return trace
 

@@ -33,11 +33,11 @@ def as_json(picture: TracePicture, findings: Sequence[Finding]) -> str:
         "schema": SCHEMA,
         "version": VERSION,
         "exit_code": exit_code(findings),
-        "clocks": [_json_clock(one) for one in clocks],
-        "steps": [_json_step(one) for one in measures.steps],
-        "ranks": [_json_rank(one) for one in measures.ranks],
+        "clocks": [_json_clock(clock) for clock in clocks],
+        "steps": [_json_step(step) for step in measures.steps],
+        "ranks": [_json_rank(rank) for rank in measures.ranks],
         "tensors": [_json_tensor(trace, one) for one in _by_wait(measures)],
-        "failures": [_json_failure(one) for one in failures(trace)],
+        "failures": [_json_failure(failure) for failure in failures(trace)],
         "endings": [
             {"generation": row.generation, "rank": row.rank, **row.ending._asdict()}
             for row in trace.rows
@@ -86,7 +86,7 @@ def _endings(trace: Trace) -> Iterator[str]:
         place = f" in generation {rows[0].generation}" if rows[0].generation else ""
         endings = [row.ending for row in rows if row.ending is not None]
         for happened, is_failure in (("the world failed", True), ("the recorder was written", False)):
-            doings = [f"  {one.doing}" for one in endings if one.is_failure == is_failure]
+            doings = [f"  {ending.doing}" for ending in endings if ending.is_failure == is_failure]
             if doings:
                 yield from ("", f"when {happened}{place}:", *doings)
 
@@ -120,7 +120,7 @@ def _step_cells(step: Step) -> _Cells:
 
 def _ranks(measures: Measures) -> Iterator[str]:
     head = ("rank", "host", "caused wait", "own wait", "exposed", "times last", "late steps", _MEANWHILE)
-    ranks = sorted(measures.ranks, key=lambda one: -one.caused)[:_ROWS]
+    ranks = sorted(measures.ranks, key=lambda rank: -rank.caused)[:_ROWS]
     yield from _table("ranks, by the wait that they caused to others", head, map(_rank_cells, ranks))
 
 
@@ -134,7 +134,9 @@ def _rank_cells(one: RankMeasures) -> _Cells:
 def _tensors(trace: Trace, measures: Measures) -> Iterator[str]:
     head = ("tensor", "kind", "count", "bytes", "wait p50", "p99", "transfer p50", "p99")
     tensors = _by_wait(measures)[:_ROWS]
-    yield from _table("tensors, by wait and transfer", head, (_tensor_cells(trace, one) for one in tensors))
+    yield from _table(
+        "tensors, by wait and transfer", head, (_tensor_cells(trace, tensor) for tensor in tensors)
+    )
 
 
 def _tensor_cells(trace: Trace, one: TensorMeasures) -> _Cells:
@@ -147,7 +149,7 @@ def _tensor_cells(trace: Trace, one: TensorMeasures) -> _Cells:
 
 
 def _by_wait(measures: Measures) -> list[TensorMeasures]:
-    return sorted(measures.tensors.values(), key=lambda one: -(sum(one.waits) + sum(one.transfers)))
+    return sorted(measures.tensors.values(), key=lambda tensor: -(sum(tensor.waits) + sum(tensor.transfers)))
 
 
 def _table(title: str, head: _Cells, rows: Iterable[_Cells]) -> Iterator[str]:

@@ -40,9 +40,9 @@ class TracePicture(NamedTuple):
 
 
 def _mismatches(picture: TracePicture) -> Iterator[Evidence]:
-    for one in failures(picture.trace):
-        if one.is_mismatch:
-            yield Evidence("", _submitted(one), {"name": one.name})
+    for failure in failures(picture.trace):
+        if failure.is_mismatch:
+            yield Evidence("", _submitted(failure), {"name": failure.name})
 
 
 def _submitted(one: Disagreement) -> str:
@@ -64,7 +64,7 @@ def _ended_worlds(picture: TracePicture) -> Iterator[Evidence]:
 
 
 def _failed(picture: TracePicture) -> Iterator[Evidence]:
-    failed = [one for one in failures(picture.trace) if not one.is_mismatch]
+    failed = [failure for failure in failures(picture.trace) if not failure.is_mismatch]
     for status in sorted({status for one in failed for status in one.statuses}):
         names = list(dict.fromkeys(one.name for one in failed if status in one.statuses))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -82,18 +82,18 @@ def _pausing(picture: TracePicture) -> Iterator[Evidence]:
 def _late_ranks(picture: TracePicture, is_often: bool) -> Iterator[Evidence]:
     """Yields the ranks that are late in at least half of the steps, or those that are so in fewer."""
     wall, steps = picture.measures.wall, len(picture.measures.steps)
-    for one in sorted(picture.measures.ranks, key=lambda one: -one.caused):
-        worst = one.worst_steps()
-        if not worst or not wall or one.caused < _LATE_SHARE * wall or (2 * len(worst) >= steps) != is_often:
+    for rank in sorted(picture.measures.ranks, key=lambda rank: -rank.caused):
+        worst = rank.worst_steps()
+        if not worst or not wall or rank.caused < _LATE_SHARE * wall or (2 * len(worst) >= steps) != is_often:
             continue
         at_first = 2 * sum(step.at_first for step in worst) >= len(worst)
-        waited = f"they waited {time(one.caused)}, {percent(one.caused / wall)} of the time"
+        waited = f"they waited {time(rank.caused)}, {percent(rank.caused / wall)} of the time"
         named = f": {', '.join(str(step.number) for step in worst)}" if len(worst) <= _MAX_STEPS else ""
         text = f"{waited}; mostly in {len(worst)} of {steps} {'step' if steps == 1 else 'steps'}"
-        found = one.doings()
+        found = rank.doings()
         meanwhile = f"; meanwhile: {as_text(found)}" if found else ""
         values = {
-            "rank": one.row.rank,
+            "rank": rank.row.rank,
             "part": "before its first exchange" if at_first else "between exchanges",
             "advice": _advice(found, is_often),
         }

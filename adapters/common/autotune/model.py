@@ -182,7 +182,7 @@ def judge(measures: Measures | None, job: Job, start: Settings, changes: Sequenc
     if measures is None:
         return [Judgement(change, inf) for change in changes]
     savings = {change: _saving(measures, job, start, change) for change in changes}
-    small = max((one for one in savings.values() if one < MARGIN), default=0.0)
+    small = max((saving for saving in savings.values() if saving < MARGIN), default=0.0)
     judgements = []
     for change in changes:
         if reason := _useless(measures, job, start, changes[: changes.index(change)], change):
@@ -190,7 +190,7 @@ def judge(measures: Measures | None, job: Job, start: Settings, changes: Sequenc
         else:
             reason = f"no more than {small:.1%} of a step could be saved" if savings[change] < MARGIN else ""
             judgements.append(Judgement(change, savings[change], reason))
-    return sorted(judgements, key=lambda one: -one.saving)
+    return sorted(judgements, key=lambda judgement: -judgement.saving)
 
 
 def _saving(measures: Measures, job: Job, start: Settings, change: Change) -> float:

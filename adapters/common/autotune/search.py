@@ -104,11 +104,15 @@ def search(findings: Findings, changes: Sequence[Change]) -> Blocks:
     contenders = list(changes)
     while contenders:
         ratios = yield from _halve(findings.kept, contenders)
-        best = yield from _prove(findings, sorted(contenders, key=lambda one: _score(ratios[one])))
+        best = yield from _prove(
+            findings, sorted(contenders, key=lambda contender: _score(ratios[contender]))
+        )
         if best is None:
             break
         contenders = [
-            one for one in contenders if one.setting != best.setting and median(ratios[one]) < _HOPELESS
+            contender
+            for contender in contenders
+            if contender.setting != best.setting and median(ratios[contender]) < _HOPELESS
         ]
     if findings.changes:
         whole = yield from _compare(findings.start, findings.kept, "kept", PROOF_PAIRS)

@@ -195,9 +195,11 @@ class Tuner:
             return changes
         judgements = judge(measures, job, findings.start, changes)
         findings.measured = describe(measures)
-        findings.left_out = [LeftOut(one.change, one.reason) for one in judgements if one.reason]
+        findings.left_out = [
+            LeftOut(judgement.change, judgement.reason) for judgement in judgements if judgement.reason
+        ]
         self._log.model(self._steps, findings, median(seconds))
-        return [one.change for one in judgements if not one.reason]
+        return [judgement.change for judgement in judgements if not judgement.reason]
 
     def _counts(self) -> Counts:
         context = self._context()

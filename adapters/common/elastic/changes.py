@@ -50,8 +50,8 @@ class ChangeClock:
         agree, rebuild, state = (
             (end - begin) / 1e9 for begin, end in zip(self._moments, self._moments[1:], strict=False)
         )
-        gone = [rank for rank, one in enumerate(before.workers) if one not in workers] if before else []
-        joined = [rank for rank, one in enumerate(workers) if before and one not in before.workers]
+        gone = [rank for rank, worker in enumerate(before.workers) if worker not in workers] if before else []
+        joined = [rank for rank, worker in enumerate(workers) if before and worker not in before.workers]
         self._record = observe.Change(
             generation=world.generation,
             size=len(workers),

@@ -116,7 +116,7 @@ def part_of(context: Context, batch: Batch) -> Part:
     rows = batch.rows(share.rows if share.count else slice(0, 1))
     counts: tuple[Any, ...] = share.count, share.total
     if keras.backend.backend() != "torch":  # a number would be compiled into the step
-        counts = tuple(np.asarray(one, np.int32) for one in counts)
+        counts = tuple(np.asarray(count, np.int32) for count in counts)
     return Part(rows, *counts)
 
 

@@ -49,8 +49,8 @@ def probe(plain: Callable[..., Any], model: Any, batch: Any) -> Probe:
 def _stateful(plain: Callable[..., Any], model: Any, batch: Any) -> Probe:
     others, metrics = list(model.non_trainable_variables), list(model.metrics_variables)
     before = [(one, arrays_of([one])[0]) for one in [*others, *metrics]]
-    for one in metrics:
-        one.assign(keras.ops.zeros_like(one))
+    for metric in metrics:
+        metric.assign(keras.ops.zeros_like(metric))
     try:
         with model.optimizer._exchange.recording() as gradients:
             logs = plain(model, batch)
@@ -74,7 +74,7 @@ def _stateless(plain: Callable[..., Any], model: Any, batch: Any) -> Probe:
             return plain(model, state, given)
 
     trained, others, of_optimizer, metrics = (
-        [one.value for one in variables]
+        [variable.value for variable in variables]
         for variables in (
             model.trainable_variables,
             model.non_trainable_variables,
@@ -82,7 +82,7 @@ def _stateless(plain: Callable[..., Any], model: Any, batch: Any) -> Probe:
             model.metrics_variables,
         )
     )
-    state = (trained, others, of_optimizer, [keras.ops.zeros_like(one) for one in metrics])
+    state = (trained, others, of_optimizer, [keras.ops.zeros_like(metric) for metric in metrics])
     logs, (_, others, gradients, metrics) = (step if model.run_eagerly else jax.jit(step))(state, batch)
     return Probe(arrays_of(gradients), arrays_of(others), arrays_of(metrics), set(logs))
 
@@ -90,8 +90,8 @@ def _stateless(plain: Callable[..., Any], model: Any, batch: Any) -> Probe:
 def arrays_of(tensors: Any) -> list[Any]:
     """Returns copies of tensors or variables as arrays of numpy."""
     return [
-        None if one is None else np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(one)))
-        for one in tensors
+        None if tensor is None else np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(tensor)))
+        for tensor in tensors
     ]
 
 

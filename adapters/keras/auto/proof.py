@@ -59,12 +59,12 @@ def prove(context: Context, plain: Callable[..., Any], model: Any, batch: Batch,
     comparison = _Comparison(model, whole, part, share)
     refusal = comparison.refusal(gradients, metrics)
     agree(context, _NAME.format("results"), refusal and f"{where}: {refusal}")
-    return all(np.isfinite(one).all() for one in whole.gradients if one is not None)
+    return all(np.isfinite(gradient).all() for gradient in whole.gradients if gradient is not None)
 
 
 def _combined(context: Context, name: str, values: Sequence[Any], weight: float) -> list[Any]:
     """Returns the weighted sums of values over the ranks, which may have none of some."""
-    flat = [np.zeros(0), *(np.float64(one).ravel() for one in values if one is not None)]
+    flat = [np.zeros(0), *(np.float64(value).ravel() for value in values if value is not None)]
     mine = np.concatenate(flat) * weight if weight else np.zeros(sum(map(len, flat)))
     summed, start = arrays.allreduce(mine, op=Sum, name=_NAME.format(name)), 0
     results: list[Any] = []
@@ -146,7 +146,7 @@ class _Comparison:
         )
 
     def _of_metrics(self, combined: Sequence[Any]) -> str | None:
-        places = {id(one): place for place, one in enumerate(self._model.metrics_variables)}
+        places = {id(variable): place for place, variable in enumerate(self._model.metrics_variables)}
         for metric in _single_metrics(self._model):
             for variable in metric.variables:
                 place = places[id(variable)]
@@ -179,7 +179,7 @@ class _Comparison:
 
     def _tolerance(self) -> float:
         kinds = {str(getattr(one, "compute_dtype", "float32")) for one in layers_of(self._model)}
-        kinds |= {str(one.dtype) for one in self._whole.gradients if one is not None}
+        kinds |= {str(gradient.dtype) for gradient in self._whole.gradients if gradient is not None}
         kinds.add(keras.config.floatx())
         return max(_ROUNDING.get(kind, 0.0) for kind in kinds)
 

@@ -33,7 +33,7 @@ def line_of(function: Any) -> str:
 def agree(context: Context, name: str, refusal: str | None) -> None:
     """Raises UnsupportedError on all ranks if one of them refuses. All ranks call it."""
     refusals = gather_objects(context, refusal, name, global_process_set)
-    found = next((one for one in refusals if one is not None), None)
+    found = next((refusal for refusal in refusals if refusal is not None), None)
     if found is not None:
         raise UnsupportedError(found)
 

@@ -30,12 +30,12 @@ def train_on_part(plain: Callable[..., Any], model: Any, *given: Any) -> Any:
     if keras.backend.backend() == "jax":
         return _stateless(plain, model, given[0], part, rows, exchange)
     variables = model.metrics_variables
-    before = [keras.ops.copy(keras.ops.convert_to_tensor(one)) for one in variables]
+    before = [keras.ops.copy(keras.ops.convert_to_tensor(variable)) for variable in variables]
     for one in variables:
         one.assign(keras.ops.zeros_like(one))
     with exchange.counting(rows), own_random_numbers():
         plain(model, part.batch)
-    own = [keras.ops.copy(keras.ops.convert_to_tensor(one)) for one in variables]
+    own = [keras.ops.copy(keras.ops.convert_to_tensor(variable)) for variable in variables]
     if _counts_batches():
         own = _of_whole_batches(model, variables, own, rows)
     for one, value, more in zip(variables, before, _summed(exchange, own, rows), strict=True):
@@ -53,11 +53,13 @@ def _counts_batches() -> bool:
 
 def _of_whole_batches(model: Any, variables: Sequence[Any], own: Sequence[Any], rows: Rows) -> list[Any]:
     """Returns the contributions where the losses of single outputs count by this rank's rows of one batch."""
-    counts = {id(one): metric.count for metric in metrics_of_losses(model) for one in metric.variables}
-    places = {id(one): place for place, one in enumerate(variables)}
+    counts = {
+        id(variable): metric.count for metric in metrics_of_losses(model) for variable in metric.variables
+    }
+    places = {id(variable): place for place, variable in enumerate(variables)}
     return [
-        rows.weighted(value / own[places[id(counts[id(one)])]], 1) if id(one) in counts else value
-        for one, value in zip(variables, own, strict=True)
+        rows.weighted(value / own[places[id(counts[id(variable)])]], 1) if id(variable) in counts else value
+        for variable, value in zip(variables, own, strict=True)
     ]
 
 

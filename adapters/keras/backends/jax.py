@@ -28,7 +28,7 @@ def is_sparse(gradient: Any) -> bool:
 
 def is_eager(gradients: Sequence[Any]) -> bool:
     """Works like `Backend.is_eager`."""
-    return not any(isinstance(one, jax.core.Tracer) for one in gradients)
+    return not any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
 
 
 def scaled(gradient: Any, factor: float) -> Any:
@@ -49,7 +49,7 @@ def joined(gradients: list[Any]) -> list[Any]:
 
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
     """Works like `Backend.allreduce`. The program defines the gradients, so they are equal on all ranks."""
-    own = [one.value for one in gradients if not one.is_absent]
+    own = [gradient.value for gradient in gradients if not gradient.is_absent]
     with _exposed(own):
         reduced = grouped_allreduce(
             own,
@@ -60,17 +60,17 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
             name=name,
         )
     values = iter(reduced)
-    return [None if one.is_absent else next(values) for one in gradients]
+    return [None if gradient.is_absent else next(values) for gradient in gradients]
 
 
 def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
     """Works like `Backend.first_name`."""
-    return f"{name}[0]" if any(not one.is_absent for one in gradients) else None
+    return f"{name}[0]" if any(not gradient.is_absent for gradient in gradients) else None
 
 
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""
-    own = [one.value for one in variables]
+    own = [variable.value for variable in variables]
     with _exposed(own):
         values = broadcast_arrays(own, root, name)
     for one, value in zip(variables, values, strict=True):

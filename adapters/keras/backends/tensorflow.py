@@ -50,9 +50,13 @@ def joined(gradients: list[Any]) -> list[Any]:
 def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
     """Works like `Backend.allreduce`. The program defines the gradients, so they are equal on all ranks."""
     results: list[Any] = [None] * len(gradients)
-    sparse = [index for index, one in enumerate(gradients) if is_sparse(one.value)]
+    sparse = [index for index, gradient in enumerate(gradients) if is_sparse(gradient.value)]
     for indices, prescale, postscale, suffix in (
-        ([i for i, one in enumerate(gradients) if not one.is_absent and i not in sparse], *how[1:3], ""),
+        (
+            [i for i, gradient in enumerate(gradients) if not gradient.is_absent and i not in sparse],
+            *how[1:3],
+            "",
+        ),
         (sparse, 1.0, 1.0, ".sparse"),  # the exchange does not add up rows, so nothing can overflow there
     ):
         if indices:
@@ -72,7 +76,7 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> lis
 
 def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
     """Works like `Backend.first_name`. The exchange of sparse gradients has other operations."""
-    dense = [one for one in gradients if not one.is_absent and not is_sparse(one.value)]
+    dense = [gradient for gradient in gradients if not gradient.is_absent and not is_sparse(gradient.value)]
     if not dense:
         return None
     return name if len(dense) == 1 else f"{name}.0"
@@ -81,4 +85,4 @@ def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""
     with exchange.exposed():
-        broadcast_([one.value for one in variables], root, name)
+        broadcast_([variable.value for variable in variables], root, name)

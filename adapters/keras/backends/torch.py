@@ -73,7 +73,7 @@ def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
 @torch.compiler.disable
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""
-    tensors = [one.value.detach() for one in variables]
+    tensors = [variable.value.detach() for variable in variables]
     with device.exposed(current(), tensors):
         COLLECTIVES.run_group(BROADCAST_IN_PLACE, tensors, CollectiveOptions(name, root=root))
 

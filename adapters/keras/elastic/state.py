@@ -163,7 +163,7 @@ def _classified(
         yield Kind.EQUAL, variable
     if optimizer is None:
         return
-    collected = {id(one) for one in _accumulators(optimizer)}
+    collected = {id(accumulator) for accumulator in _accumulators(optimizer)}
     for variable in optimizer.variables:
         if id(variable) not in seen:
             seen.add(id(variable))
@@ -191,7 +191,7 @@ def _kind_of_slot(variable: Any, model: Any, local: set[int]) -> Kind:
     """
     if not local or not variable.shape:
         return Kind.EQUAL
-    owners = {one.path.replace("/", "_"): one for one in model.trainable_variables}
+    owners = {variable.path.replace("/", "_"): variable for variable in model.trainable_variables}
     names = [name for name in owners if variable.name.startswith(f"{name}_")]
     if not names:
         return Kind.SENT  # that of a local weight cannot be told from the others

@@ -80,11 +80,11 @@ def _collect(optimizer: Sharded, whole: Any) -> None:
             if whole is not None:
                 slots[name][place].assign(value)
     if whole is not None:
-        for one, value in zip(beside_slots(whole), beside_slots(optimizer), strict=True):
-            one.assign(value)
+        for slot, value in zip(beside_slots(whole), beside_slots(optimizer), strict=True):
+            slot.assign(value)
 
 
 def _part(optimizer: Sharded, place: int) -> dict[str, Any]:
     """Returns the state of one of this rank's variables, as arrays."""
     values = {name: slot[place] for name, slot in slots_of(optimizer).items()}
-    return {name: keras.ops.convert_to_numpy(one) for name, one in values.items() if one is not None}
+    return {name: keras.ops.convert_to_numpy(value) for name, value in values.items() if value is not None}

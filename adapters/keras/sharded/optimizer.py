@@ -51,7 +51,7 @@ class Sharded(keras.optimizers.Optimizer):
         if self.built:
             return
         self._assign_owners(variables)
-        super().build([one for one in variables if self.is_own(one)])
+        super().build([variable for variable in variables if self.is_own(variable)])
         set_trainable_variables(self, variables)
         self._check_slots()
 
@@ -66,15 +66,15 @@ class Sharded(keras.optimizers.Optimizer):
 
     def _check_slots(self) -> None:
         """Raises UnsupportedError if part of the state cannot be told from what all ranks have."""
-        for one in beside_slots(self):
-            if len(one.shape):
+        for slot in beside_slots(self):
+            if len(slot.shape):
                 raise UnsupportedError(
-                    f"shard= cannot divide {one.path}, because Keras {keras.__version__} does not tell which "
-                    "variable of the model it belongs to: leave out shard, or install a newer Keras"
+                    f"shard= cannot divide {slot.path}, because Keras {keras.__version__} does not tell "
+                    "which variable of the model it belongs to: leave out shard, or install a newer Keras"
                 )
 
     def _assign_owners(self, variables: Sequence[Any]) -> None:
-        sizes = [math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in variables]
+        sizes = [math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables]
         owners = owners_of(sizes, current().size)
         self._division.owners.update(zip(map(self._var_key, variables), owners, strict=True))
 
@@ -110,18 +110,18 @@ class Sharded(keras.optimizers.Optimizer):
         gradients = list(grads)
         if len(gradients) != len(variables):
             raise ValueError(f"there are {len(gradients)} gradients for {len(variables)} variables")
-        if all(one is None for one in gradients):
+        if all(gradient is None for gradient in gradients):
             raise ValueError("no rank has computed a gradient for any variable")
         if trainable_variables is not None:
             self.build(variables)
-        own = [index for index, one in enumerate(variables) if self.is_own(one)]
+        own = [index for index, variable in enumerate(variables) if self.is_own(variable)]
         if any(gradients[index] is not None for index in own):
             with self._clipping(gradients, variables):
                 super().apply([gradients[index] for index in own], [variables[index] for index in own])
         else:
             self.iterations.assign_add(1)
-        for rank in sorted({self.owner_of(one) for one in variables}):
-            updated = [one for one in variables if self.owner_of(one) == rank]
+        for rank in sorted({self.owner_of(variable) for variable in variables}):
+            updated = [variable for variable in variables if self.owner_of(variable) == rank]
             self._exchange.backend.broadcast(f"{self._exchange.prefix}.updated by {rank}", updated, rank)
 
     def stateless_apply(
@@ -143,9 +143,9 @@ class Sharded(keras.optimizers.Optimizer):
         scale = self.loss_scale_factor
         if self.global_clipnorm:
             self._division.gradients = [
-                (one if scale is None else one / scale, self.is_own(variable))
-                for one, variable in zip(gradients, variables, strict=True)
-                if one is not None and not getattr(variable, "overwrite_with_gradient", False)
+                (gradient if scale is None else gradient / scale, self.is_own(variable))
+                for gradient, variable in zip(gradients, variables, strict=True)
+                if gradient is not None and not getattr(variable, "overwrite_with_gradient", False)
             ]
         try:
             yield
@@ -207,14 +207,14 @@ class Sharded(keras.optimizers.Optimizer):
             for one, place in zip(values, places, strict=True):
                 if one is not None:
                     one.assign(whole[name][place])
-        for one, value in zip(beside_slots(self), beside_slots(plain), strict=True):
-            one.assign(value)
+        for slot, value in zip(beside_slots(self), beside_slots(plain), strict=True):
+            slot.assign(value)
 
 
 def beside_slots(optimizer: Any) -> list[Any]:
     """Returns an optimizer's variables that belong to no variable of the model, such as its learning rate."""
-    kept = {id(one) for values in slots_of(optimizer).values() for one in values}
-    return [one for one in optimizer.variables if id(one) not in kept]
+    kept = {id(value) for values in slots_of(optimizer).values() for value in values}
+    return [variable for variable in optimizer.variables if id(variable) not in kept]
 
 
 def equal_variables(optimizer: Any) -> list[Any]:

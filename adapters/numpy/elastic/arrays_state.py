@@ -198,7 +198,7 @@ class ArraysState(ObjectState):
 
     def _values(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self._names}
-        return {name: one.state_dict() if _loads(one) else one for name, one in values.items()}
+        return {name: value.state_dict() if _loads(value) else value for name, value in values.items()}
 
     def _set(self, values: dict[str, Any]) -> None:
         for name, value in values.items():

@@ -39,7 +39,7 @@ class TensorFlowState(ArraysState):
                 "TensorFlowState([*model.variables, *optimizer.variables], epoch=0)"
             )
         self.variables = list(variables)
-        wrong = next((one for one in self.variables if not hasattr(one, "assign")), None)
+        wrong = next((variable for variable in self.variables if not hasattr(variable, "assign")), None)
         if wrong is not None:
             raise ValueError(f"TensorFlowState takes variables, not {type(wrong).__name__}")
         super().__init__(**kwargs)
@@ -47,13 +47,13 @@ class TensorFlowState(ArraysState):
     def _entries(self) -> list[Entry]:
         return [
             Entry(
-                f"{place}: {getattr(one, 'path', None) or one.name.partition(':')[0]}",
-                tuple(one.shape),
-                np.dtype(tf.as_dtype(one.dtype).as_numpy_dtype),
-                Kind.EQUAL if one.trainable else Kind.SENT,
-                one,
+                f"{place}: {getattr(variable, 'path', None) or variable.name.partition(':')[0]}",
+                tuple(variable.shape),
+                np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype),
+                Kind.EQUAL if variable.trainable else Kind.SENT,
+                variable,
             )
-            for place, one in enumerate(self.variables)
+            for place, variable in enumerate(self.variables)
         ]
 
     def _read(self, entries: Sequence[Entry]) -> list[Any]:

@@ -52,9 +52,9 @@ def _described(name: str, args: Any, kwargs: Any) -> str:
     numbers, which training scripts change from epoch to epoch: they belong to each row.
     """
     is_loss = "reduction" in kwargs
-    found = [str(one) for one in args if isinstance(one, str | bool)]
+    found = [str(argument) for argument in args if isinstance(argument, str | bool)]
     if name.endswith("norm"):
-        found += [str(one) for one in args if type(one) in (int, float)]
+        found += [str(argument) for argument in args if type(argument) in (int, float)]
     for key, value in sorted(kwargs.items()):
         if isinstance(value, Tensor):
             if mark_of(value) is None:

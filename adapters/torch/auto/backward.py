@@ -37,11 +37,11 @@ def install() -> None:
                 _check_seen(batch)
             return plain(*args, **kwargs)
         parameters = batch.link.memory.parameters
-        before = [one.grad for one in parameters]
+        before = [parameter.grad for parameter in parameters]
         for one in parameters:
             one.grad = None
         plain(*args, **kwargs)
-        found = [one.grad for one in parameters]  # of the whole batch, even if it is refused
+        found = [parameter.grad for parameter in parameters]  # of the whole batch, even if it is refused
         try:
             found = _exchanged(batch, found)
         finally:

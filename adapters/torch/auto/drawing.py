@@ -51,7 +51,11 @@ class Drawing(DispatchMode):
 
     def _like(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         own = args[0]
-        if any(isinstance(one, Tensor) for one in args[1:]) or name in ("bernoulli", "multinomial", "normal"):
+        if any(isinstance(argument, Tensor) for argument in args[1:]) or name in (
+            "bernoulli",
+            "multinomial",
+            "normal",
+        ):
             return func(*args, **kwargs)
         # Numbers are drawn in the order of the memory.
         order = sorted(range(own.dim()), key=own.stride, reverse=True)
@@ -62,7 +66,9 @@ class Drawing(DispatchMode):
         return self._own(drawn, own.shape)
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
-        place = next((index for index, one in enumerate(args) if isinstance(one, list | tuple)), None)
+        place = next(
+            (index for index, argument in enumerate(args) if isinstance(argument, list | tuple)), None
+        )
         if place is None:
             return func(*args, **kwargs)
         whole = func(*args[:place], self._enlarged(args[place]), *args[place + 1 :], **kwargs)

@@ -126,10 +126,10 @@ class Job:
     def parameters(self) -> list[Tensor]:
         """Returns the parameters of all optimizers, each once, in an order that is equal on all ranks."""
         found = {
-            id(one): one
+            id(parameter): parameter
             for optimizer in self.alive()
             for group in optimizer.param_groups
-            for one in group["params"]
+            for parameter in group["params"]
         }
         return list(found.values())
 

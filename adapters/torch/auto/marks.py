@@ -146,7 +146,7 @@ def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> 
             mark.root.is_row = name in _PICKS and _has_all_rows(args[0], batch)
         else:
             ragged = name in _RAGGED or (name == "__getitem__" and _has_mask(args[1]))
-            mark.is_ragged = ragged or any(one.is_ragged for one in marks)
+            mark.is_ragged = ragged or any(mark.is_ragged for mark in marks)
         setattr(tensor, _MARK, mark)
         if mark.is_scalar:
             batch.scalars.append((weakref.ref(tensor), mark))
@@ -175,7 +175,7 @@ def _has_all_rows(tensor: Any, batch: Batch) -> bool:
 
 
 def _has_mask(index: Any) -> bool:
-    return any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(index))
+    return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _tensors(index))
 
 
 def _item_of(again: Callable[[], Any], index: int) -> Callable[[], Any]:
@@ -184,7 +184,7 @@ def _item_of(again: Callable[[], Any], index: int) -> Callable[[], Any]:
 
 def _again(func: Any, args: Any, kwargs: Any, is_in_place: bool) -> Callable[[], Any] | None:
     """Returns a function that computes a call with values over the whole batch; None: it cannot be kept."""
-    if sum(one.numel() for one in _tensors((args, kwargs)) if mark_of(one) is None) > _LARGEST_KEPT:
+    if sum(tensor.numel() for tensor in _tensors((args, kwargs)) if mark_of(tensor) is None) > _LARGEST_KEPT:
         return None
     kept, named = _kept(args), _kept(kwargs)
 
@@ -316,7 +316,7 @@ def _read(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     from sirtaki.torch.auto.loaders import end_closed_batch
 
     end_closed_batch()
-    marked = [one for one in _tensors((args, kwargs)) if mark_of(one) is not None]
+    marked = [tensor for tensor in _tensors((args, kwargs)) if mark_of(tensor) is not None]
     for tensor in marked:
         mark = mark_of(tensor)
         if mark is not None and not mark.is_scalar and not mark.is_delivered:

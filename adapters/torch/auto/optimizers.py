@@ -51,9 +51,11 @@ def adopt() -> None:
 
 
 def _adopt(optimizer: torch.optim.Optimizer) -> None:
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # Autograd does not have to know: a loss may have been computed from the same values.
-    broadcast_parameters([(f"auto.{index}", one.data) for index, one in enumerate(parameters)], root_rank=0)
+    broadcast_parameters(
+        [(f"auto.{index}", parameter.data) for index, parameter in enumerate(parameters)], root_rank=0
+    )
     distributed = DistributedOptimizer(optimizer)
     distributed._settings.has_whole_losses = True
     # Ranks compute whole batches at first, and are not to be warned that their gradients are equal.

@@ -56,7 +56,7 @@ class Gradients:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
-        sizes = [one.numel() * one.element_size() for one in parameters]
+        sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
         self._starts = [sum(sizes[:index]) for index in range(len(sizes))]
         self._memory = mmap.mmap(-1, max(1, sum(sizes)))
 
@@ -73,10 +73,12 @@ class Gradients:
 
     def _views(self) -> list[Tensor]:
         return [
-            torch.frombuffer(self._memory, dtype=one.dtype, count=one.numel(), offset=start).view(one.shape)
-            if one.numel()
-            else torch.empty_like(one)
-            for one, start in zip(self.parameters, self._starts, strict=True)
+            torch.frombuffer(self._memory, dtype=parameter.dtype, count=parameter.numel(), offset=start).view(
+                parameter.shape
+            )
+            if parameter.numel()
+            else torch.empty_like(parameter)
+            for parameter, start in zip(self.parameters, self._starts, strict=True)
         ]
 
 
@@ -101,7 +103,7 @@ def start(batch: Batch) -> None:
 
 
 def _check_devices(batch: Batch) -> None:
-    devices = sorted({one.device.type for one in job.parameters()} - {"cpu"})
+    devices = sorted({parameter.device.type for parameter in job.parameters()} - {"cpu"})
     if devices:
         raise UnsupportedError(
             f"{batch.iteration.place}: the model is on a {devices[0]} device, which a fork of this process "
@@ -260,7 +262,7 @@ class Parent:
             f"are not the mean of those over the parts of {batch.share.context.size} ranks, so the ranks "
             "cannot split it: "
         )
-        kinds = [type(one).__name__ for one in self._buffers.modules.values() if one.training]
+        kinds = [type(module).__name__ for module in self._buffers.modules.values() if module.training]
         norms = sorted({kind for kind in kinds if "BatchNorm" in kind})
         if norms:
             return text + (

@@ -60,7 +60,9 @@ def counting(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        numbers = [operator.index(one) if isinstance(one, RowCount) else one for one in args]
+        numbers = [
+            operator.index(argument) if isinstance(argument, RowCount) else argument for argument in args
+        ]
         named = {
             key: operator.index(one) if isinstance(one, RowCount) else one for key, one in kwargs.items()
         }

@@ -79,9 +79,11 @@ class CompressedGradients(Stage):
         self, state: CompressionState, scope: CollectiveScope, how: Reduction, named: Sequence[NamedParameter]
     ) -> None:
         self._state, self._scope = state, scope.derived("(compressed)")
-        self._parameters = [one.parameter for one in named]
+        self._parameters = [entry.parameter for entry in named]
         self._method = METHODS[type(state.compression)](state, Link(self._scope, how))
-        compressed = [at for at, one in enumerate(self._parameters) if self._method.compresses(one)]
+        compressed = [
+            at for at, parameter in enumerate(self._parameters) if self._method.compresses(parameter)
+        ]
         self._compressed = dict.fromkeys(compressed)
         self._set_number = scope.process_set.number(scope.context)
         self._agreement = Agreement(state, self._scope)
@@ -191,5 +193,5 @@ def _put(parameter: Tensor, values: Tensor) -> None:
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:
-    checked = [(one._values() if one.is_sparse else one).isfinite().all() for one in tensors]
+    checked = [(tensor._values() if tensor.is_sparse else tensor).isfinite().all() for tensor in tensors]
     return not checked or bool(torch.stack(checked).all())

@@ -53,7 +53,7 @@ class Link:
 
     def all_reduce(self, tensors: Sequence[Tensor], part: str) -> Handle[Any]:
         """Starts to combine tensors over all ranks, in place."""
-        bytes_sent = sum(one.numel() * one.element_size() for one in tensors)
+        bytes_sent = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self._counters.sent_bytes += self._reduced(bytes_sent)
         return self._start(ALLREDUCE_IN_PLACE, tensors, part, self.how)
 
@@ -67,7 +67,7 @@ class Link:
         self, tensors: Sequence[Tensor], part: str, wire_format: WireFormat
     ) -> Handle[Any]:
         """Works like `all_reduce`, in a format with blocks."""
-        encoded = sum(wire_format.encoded_bytes(one.numel()) for one in tensors)
+        encoded = sum(wire_format.encoded_bytes(tensor.numel()) for tensor in tensors)
         self._counters.sent_bytes += self._reduced(encoded)
         return self._start(ALLREDUCE_IN_PLACE, tensors, part, self.how._replace(wire_format=wire_format.code))
 

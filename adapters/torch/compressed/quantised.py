@@ -24,7 +24,7 @@ from sirtaki.torch.compressed.state import CompressionState
 
 def wire_format_of(compression: Quantised) -> WireFormat:
     """Returns the core's format of such a compression."""
-    return next(one for one in wire_formats() if one.name == compression.wire_format)
+    return next(wire_format for wire_format in wire_formats() if wire_format.name == compression.wire_format)
 
 
 def can_encode(tensor: Tensor, wire_format: WireFormat) -> bool:

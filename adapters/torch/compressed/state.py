@@ -106,8 +106,8 @@ class CompressionState:
 
 
 def _by_place(tensors: dict[Tensor, Tensor], parameters: Sequence[Tensor]) -> dict[int, Tensor]:
-    return {place: tensors[one] for place, one in enumerate(parameters) if one in tensors}
+    return {place: tensors[parameter] for place, parameter in enumerate(parameters) if parameter in tensors}
 
 
 def _by_parameter(tensors: dict[int, Tensor], parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-    return {parameters[at]: one.to(parameters[at].device, copy=True) for at, one in tensors.items()}
+    return {parameters[at]: tensor.to(parameters[at].device, copy=True) for at, tensor in tensors.items()}

@@ -128,7 +128,11 @@ class ModelStateHandler(ContentHandler):
         state = self.value.state_dict(keep_vars=True)
         parameters = {name: one for name, one in state.items() if isinstance(one, nn.Parameter)}
         return (
-            {name: one for name, one in parameters.items() if id(one) not in self.elsewhere},
+            {
+                name: parameter
+                for name, parameter in parameters.items()
+                if id(parameter) not in self.elsewhere
+            },
             {name: one for name, one in state.items() if name not in parameters},
         )
 
@@ -145,11 +149,13 @@ class ModelStateHandler(ContentHandler):
         """Copies the content; of a frozen parameter only if it has changed."""
         replicas, rest = self.content()
         before, saved = self._versions, self._saved
-        self._versions = {name: version for name, one in replicas.items() if (version := _version(one))}
+        self._versions = {
+            name: version for name, replica in replicas.items() if (version := _version(replica))
+        }
         same = {name for name, version in self._versions.items() if before.get(name) == version}
         copies = {
-            name: saved[0][name] if name in same else copied(one, saved[0].get(name))
-            for name, one in replicas.items()
+            name: saved[0][name] if name in same else copied(replica, saved[0].get(name))
+            for name, replica in replicas.items()
         }
         self._saved = copies, copied(rest, saved[1])
 
@@ -159,7 +165,7 @@ class ModelStateHandler(ContentHandler):
     def entries(self, key: str, names: Names) -> Entries:
         state = self.value.state_dict(keep_vars=True)
         tensors = {name: one for name, one in state.items() if isinstance(one, Tensor)}
-        return [(f"{key}.{name}", kind_of(one)) for name, one in tensors.items()]
+        return [(f"{key}.{name}", kind_of(tensor)) for name, tensor in tensors.items()]
 
 
 def _version(parameter: Tensor) -> tuple[int, int] | None:

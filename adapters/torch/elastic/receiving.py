@@ -147,7 +147,7 @@ def received(context: Context, own: Content, description: Description, is_curren
     content = Content(**values)
     provide(tensor for tensor, _ in staged.values())
     # In `data`, a write of the same bytes does not count as a change of the parameter.
-    named = [(f"{_TENSOR}.{'.'.join(map(str, path))}", one.data) for path, one in tensors.items()]
+    named = [(f"{_TENSOR}.{'.'.join(map(str, path))}", tensor.data) for path, tensor in tensors.items()]
     broadcast_all(context, named, 0, global_process_set)
     broken = [path for path, (tensor, checksum) in staged.items() if checksum_of(tensor) != checksum]
     differences = _differences(own, content, description) if is_current else []
@@ -230,7 +230,7 @@ def provide(tensors: Iterable[Tensor]) -> None:
     Otherwise that is done in one thread, while the tensors are received: for 300 MB, it took 90 of 135 ms, in
     which all ranks waited.
     """
-    large = [one for one in tensors if one.device.type == "cpu" and one.nbytes >= _LEAST_BYTES]
+    large = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.nbytes >= _LEAST_BYTES]
     threads = min(usable_cores(), _MOST_THREADS, len(large))
     if threads > 1:
         with ThreadPoolExecutor(threads) as pool:

@@ -205,11 +205,13 @@ class TorchState(ObjectState):
 
     @property
     def _optimizers(self) -> list[OptimizerStateHandler]:
-        return [one for one in self._handlers.values() if isinstance(one, OptimizerStateHandler)]
+        return [handler for handler in self._handlers.values() if isinstance(handler, OptimizerStateHandler)]
 
     @property
     def _models(self) -> dict[str, ModelStateHandler]:
-        return {key: one for key, one in self._handlers.items() if isinstance(one, ModelStateHandler)}
+        return {
+            key: handler for key, handler in self._handlers.items() if isinstance(handler, ModelStateHandler)
+        }
 
     def _assign_parameters(self) -> None:
         """Makes each parameter part of either an optimizer or a model."""
@@ -250,7 +252,9 @@ class TorchState(ObjectState):
 
     @property
     def _content_handlers(self) -> dict[str, ContentHandler]:
-        return {key: one for key, one in self._handlers.items() if isinstance(one, ContentHandler)}
+        return {
+            key: handler for key, handler in self._handlers.items() if isinstance(handler, ContentHandler)
+        }
 
     def _receive(self, context: Context, is_current: bool, all_current: bool) -> None:
         if context.size > 1 and not (all_current and context.setting("check_parameters") == "0"):
@@ -268,7 +272,7 @@ class TorchState(ObjectState):
 
     def _sync_others(self, all_current: bool) -> None:
         """Syncs the objects of handlers that exchange their objects themselves."""
-        others = [one for one in self._handlers.values() if isinstance(one, StateHandler)]
+        others = [handler for handler in self._handlers.values() if isinstance(handler, StateHandler)]
         try:
             for handler in others if not all_current else ():
                 handler.sync()
@@ -286,13 +290,15 @@ class TorchState(ObjectState):
         self._set(content.rest[_ATTRIBUTES])
 
     def _content(self) -> Content:
-        contents = {key: one.content() for key, one in self._content_handlers.items() if one.is_replicated}
+        contents = {
+            key: handler.content() for key, handler in self._content_handlers.items() if handler.is_replicated
+        }
         rest: dict[str, Any] = {key: rest for key, (_, rest) in contents.items()}
         rest[_ATTRIBUTES] = self._values()
         options = {
-            key: plain_options_of(one.value)
-            for key, one in self._content_handlers.items()
-            if isinstance(one, OptimizerStateHandler)
+            key: plain_options_of(handler.value)
+            for key, handler in self._content_handlers.items()
+            if isinstance(handler, OptimizerStateHandler)
         }
         replicas = {key: replicas for key, (replicas, _) in contents.items()}
         return Content(replicas, rest, options, self._writes.regularity)
@@ -304,7 +310,7 @@ class TorchState(ObjectState):
             for key, handler in self._models.items()
             for name, one in handler.value.named_parameters()
         }
-        entries = [entry for key, one in handlers.items() for entry in one.entries(key, names)]
+        entries = [entry for key, handler in handlers.items() for entry in handler.entries(key, names)]
         entries += [(name, "an attribute") for name in self._saved_state]
 
         def label(path: Path) -> str:
@@ -312,7 +318,9 @@ class TorchState(ObjectState):
             return handlers[key].label(key, tuple(rest), names)
 
         tensors = tensors_of(content.replicas).values()
-        return Description(entries, label, next((one.device for one in tensors if one.is_cuda), None))
+        return Description(
+            entries, label, next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        )
 
 
 def _check_samplers(context: Context) -> None:
@@ -330,7 +338,7 @@ def _kinds(replicas: Any, rest: Any) -> dict[str, str]:
     """Describes objects, attributes and parameters; an optimizer's state may come into being later."""
     found = dict.fromkeys(rest, "an object") | dict.fromkeys(rest[_ATTRIBUTES], "an attribute")
     tensors = {path: one for path, one in tensors_of(replicas).items() if "state" not in path}
-    return found | {".".join(map(str, path)): kind_of(one) for path, one in tensors.items()}
+    return found | {".".join(map(str, path)): kind_of(tensor) for path, tensor in tensors.items()}
 
 
 def _moved(leaf: Any, gpu: torch.device | None) -> Any:

@@ -80,7 +80,7 @@ class Writes:
 
     def change(self, optimizers: Sequence[OptimizerStateHandler]) -> None:
         """Changes the optimizers. A new one becomes part of the commit as it is now: it has just saved."""
-        added = [one for one in optimizers if one not in self._optimizers]
+        added = [optimizer for optimizer in optimizers if optimizer not in self._optimizers]
         self._optimizers = optimizers
         for optimizer in added:
             self._watch(optimizer)
@@ -91,7 +91,9 @@ class Writes:
     @property
     def can_restore(self) -> bool:
         """Returns whether parameters and optimizer state are those of the commit, or there is a copy."""
-        return self._has_copy or (self._steps == 0 and all(one.is_untouched for one in self._optimizers))
+        return self._has_copy or (
+            self._steps == 0 and all(optimizer.is_untouched for optimizer in self._optimizers)
+        )
 
     def restore(self) -> None:
         """Returns parameters and optimizer state to the commit. `note_restored` has to follow."""

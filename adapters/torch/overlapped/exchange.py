@@ -52,10 +52,10 @@ class UrgentGradients:
     ) -> None:
         self._context, self._how, self._compression = scope.context, how, compression
         self._set_number = scope.process_set.number(scope.context)
-        self._names = [one.name for one in named]
-        self._parameters = [one.parameter for one in named]
+        self._names = [entry.name for entry in named]
+        self._parameters = [entry.parameter for entry in named]
         self._part_bytes = self._context.setting_integer("partition_bytes")
-        empty = (torch.empty(0, dtype=one.dtype) for one in self._parameters)
+        empty = (torch.empty(0, dtype=parameter.dtype) for parameter in self._parameters)
         self._samples = [compression.compress(one)[0] for one in empty]  # of the dtypes that are exchanged
         self._parts: list[range] = []  # by parameter, the requests of its parts
         self._elements: list[int] = []  # of a part

@@ -111,7 +111,10 @@ class Flight(Stage):
 
     def _others(self, optimizer: Optimizer) -> list[list[Tensor]]:
         absent = {id(self._parameters[number]) for number in self._gradients.in_flight}
-        return [[one for one in group["params"] if id(one) not in absent] for group in optimizer.param_groups]
+        return [
+            [parameter for parameter in group["params"] if id(parameter) not in absent]
+            for group in optimizer.param_groups
+        ]
 
     def _hide(self, number: int) -> None:
         """Replaces the values of a parameter by NaN, for code that does not wait for the new ones.

@@ -85,10 +85,10 @@ def land(parameter: Tensor) -> None:
 
 def _in_flight(values: Any) -> Iterator[ParameterInFlight]:
     """Yields the parameters in flight among arguments of a function of torch."""
-    for one in values:
-        if type(one) is ParameterInFlight:
-            yield one
-        elif isinstance(one, list | tuple):
-            yield from _in_flight(one)
-        elif isinstance(one, dict):
-            yield from _in_flight(one.values())
+    for value in values:
+        if type(value) is ParameterInFlight:
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _in_flight(value)
+        elif isinstance(value, dict):
+            yield from _in_flight(value.values())

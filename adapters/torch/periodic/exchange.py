@@ -80,7 +80,7 @@ class AverageInFlight:
         # The third number counts the ranks that take part: those that have joined contribute zeros.
         header = torch.tensor([own.weight, own.has_ended, 1.0, own.is_rewritten], dtype=torch.float64)
         # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
-        self._shares = [1.0 / len(scope.ranks) if one.element_size() == 2 else 1.0 for one in tensors]
+        self._shares = [1.0 / len(scope.ranks) if tensor.element_size() == 2 else 1.0 for tensor in tensors]
         pairs = zip(tensors, self._shares, strict=True)
         weighted = [_weighted(one, own.weight * share) for one, share in pairs]
         small = [self._format.compress(one) for one in weighted[: len(parts.parameters)]]

@@ -54,8 +54,8 @@ class Format(NamedTuple):
         """
         if self.wire_format is None:
             return self
-        for one in parameters:
-            self.encodes(one)
+        for parameter in parameters:
+            self.encodes(parameter)
         context = scope.context
         if context.is_provisional:  # its ranks do not exist yet
             return EXACT

@@ -110,10 +110,12 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is {alpha}, but it is a share of a rank's own values: 0 to 1")
-    parameters = [one for group in inner.param_groups for one in group["params"]]
+    parameters = [parameter for group in inner.param_groups for parameter in group["params"]]
     if outer is None:
         outer = torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
-    elif {id(one) for group in outer.param_groups for one in group["params"]} != set(map(id, parameters)):
+    elif {id(parameter) for group in outer.param_groups for parameter in group["params"]} != set(
+        map(id, parameters)
+    ):
         raise ValueError("the outer optimizer has other parameters than the inner one; give both the same")
     refuse_combinations({"diloco": True, "memory_of_gradients": memory_of_gradients(compression)})
     schedule = Schedule(every, fragments, overlap, format_of(compression))

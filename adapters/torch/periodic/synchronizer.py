@@ -87,7 +87,7 @@ class Synchronizer:
             UnsupportedError: a parameter is on a GPU, for which the core has no such format.
         """
         self.scope = scope
-        parameters = [one for fragment in self.fragments for one in fragment.parameters]
+        parameters = [parameter for fragment in self.fragments for parameter in fragment.parameters]
         self._format = self._schedule.format.for_ranks_of(scope, parameters)
         self._agreement = Agreement(self.memory, scope) if self.memory is not None else None
         self.restart()
@@ -160,7 +160,7 @@ class Synchronizer:
         self._next = (self._next + 1) % len(self.fragments)
         own = Contribution(fragment.steps / self._schedule.every, has_ended, self._is_rewritten)
         fragment.steps, self._is_rewritten = 0, False
-        buffers = [one.clone() for one in fragment.buffers]
+        buffers = [buffer.clone() for buffer in fragment.buffers]
         parts = Parts(self.update.contributions(fragment.parameters), buffers, fragment.parameters)
         average = AverageInFlight(scope, parts, own, self._format)
         self._in_flight = self._steps + self._schedule.overlap, fragment, average
@@ -189,7 +189,7 @@ def fragments_of(parameters: Sequence[Tensor], count: int) -> list[Fragment]:
     """
     if count > len(parameters):
         raise ValueError(f"fragments is {count}, but there are only {len(parameters)} parameters")
-    total = sum(one.nbytes for one in parameters)
+    total = sum(parameter.nbytes for parameter in parameters)
     fragments: list[Fragment] = [Fragment([])]
     done = 0
     for place, one in enumerate(parameters):
@@ -209,5 +209,5 @@ def with_buffers(fragments: Sequence[Fragment], model: torch.nn.Module | None) -
     if model is None:
         return list(fragments)
     state = {id(one) for one in model.state_dict(keep_vars=True).values()}
-    buffers = [one for one in model.buffers() if one.is_floating_point() and id(one) in state]
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and id(buffer) in state]
     return [*fragments[:-1], replace(fragments[-1], buffers=buffers)]

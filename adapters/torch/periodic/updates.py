@@ -59,7 +59,7 @@ class ParameterAveraging:
         return False  # all of the parameters are averaged, whoever has changed them
 
     def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        return [one.detach().clone() for one in parameters]
+        return [parameter.detach().clone() for parameter in parameters]
 
     @torch.no_grad()
     def apply(self, parameters: Sequence[Tensor], averages: Sequence[Tensor] | None, is_last: bool) -> None:
@@ -86,26 +86,28 @@ class OuterStep:
     def __init__(self, outer: torch.optim.Optimizer, alpha: float) -> None:
         self.outer, self._alpha = outer, alpha
         self.equalizes = alpha == 0
-        self._parameters = [one for group in outer.param_groups for one in group["params"]]
+        self._parameters = [parameter for group in outer.param_groups for parameter in group["params"]]
         self._global: dict[Tensor, Tensor] = {}
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
-        for one in parameters:
-            if one not in self._global:
-                self._global[one] = one.detach().clone()
+        for parameter in parameters:
+            if parameter not in self._global:
+                self._global[parameter] = parameter.detach().clone()
 
     def follow(self, parameters: Sequence[Tensor]) -> bool:
-        changed = [one for one in parameters if not torch.equal(one, self._global[one])]
+        changed = [
+            parameter for parameter in parameters if not torch.equal(parameter, self._global[parameter])
+        ]
         for one in changed:  # loaded or broadcast: no change that the ranks' steps have made
             self._global[one].copy_(one.detach())
         return bool(changed)
 
     def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        return [self._global[one] - one.detach() for one in parameters]
+        return [self._global[parameter] - parameter.detach() for parameter in parameters]
 
     @torch.no_grad()
     def apply(self, parameters: Sequence[Tensor], averages: Sequence[Tensor] | None, is_last: bool) -> None:
-        own = [one.clone() for one in parameters] if self._alpha and not is_last else None
+        own = [parameter.clone() for parameter in parameters] if self._alpha and not is_last else None
         for one in parameters:
             one.copy_(self._global[one])
         if averages is not None:
@@ -119,7 +121,7 @@ class OuterStep:
     @contextmanager
     def _gradients(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[None]:
         """Gives these parameters other gradients for a while, and all others none."""
-        before = [one.grad for one in self._parameters]
+        before = [parameter.grad for parameter in self._parameters]
         for one in self._parameters:
             one.grad = None
         for one, gradient in zip(parameters, gradients, strict=True):
@@ -132,14 +134,14 @@ class OuterStep:
 
     def tensors(self) -> dict[str, Tensor]:
         found = {f"global {place}": one for place, one in enumerate(self._ordered())}
-        for place, one in enumerate(self._parameters):
-            for key, value in self.outer.state.get(one, {}).items():
+        for place, parameter in enumerate(self._parameters):
+            for key, value in self.outer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     found[f"outer {place} ({key})"] = value
         return found
 
     def _ordered(self) -> list[Tensor]:
-        return [self._global[one] for one in self._parameters if one in self._global]
+        return [self._global[parameter] for parameter in self._parameters if parameter in self._global]
 
     def state_dict(self) -> Any:
         return {"global": self._ordered(), "outer": self.outer.state_dict()}
@@ -150,6 +152,6 @@ class OuterStep:
         if state is None:
             self.outer.state.clear()
             return
-        for one, value in zip(self._parameters, state["global"], strict=bool(state["global"])):
-            self._global[one] = value.detach().to(one.device, one.dtype, copy=True)
+        for parameter, value in zip(self._parameters, state["global"], strict=bool(state["global"])):
+            self._global[parameter] = value.detach().to(parameter.device, parameter.dtype, copy=True)
         self.outer.load_state_dict(state["outer"])

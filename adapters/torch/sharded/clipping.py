@@ -66,21 +66,21 @@ def clip_grad_value_(parameters: Parameters, clip_value: float) -> None:
 
 def _gradients(parameters: Parameters) -> list[Tensor]:
     if isinstance(parameters, torch.optim.Optimizer):
-        parameters = [one for group in parameters.param_groups for one in group["params"]]
+        parameters = [parameter for group in parameters.param_groups for parameter in group["params"]]
     elif isinstance(parameters, Tensor):
         parameters = [parameters]
-    return [one.grad for one in parameters if one.grad is not None]
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def _own(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Returns the elements that this rank has."""
-    return [one.own if isinstance(one, ShardedGradient) else one for one in gradients]
+    return [gradient.own if isinstance(gradient, ShardedGradient) else gradient for gradient in gradients]
 
 
 def _norm(gradients: Sequence[Tensor], kind: float) -> Tensor:
     """Returns the norm of gradients, in 64 bits; slices count on all ranks, whole ones once."""
-    whole = [one for one in gradients if not isinstance(one, ShardedGradient)]
-    slices = [one for one in gradients if isinstance(one, ShardedGradient)]
+    whole = [gradient for gradient in gradients if not isinstance(gradient, ShardedGradient)]
+    slices = [gradient for gradient in gradients if isinstance(gradient, ShardedGradient)]
     parts = [_power_sum(whole, kind)]
     for name, scope in {one.scope.name: one.scope for one in slices}.items():
         own = [one.own for one in slices if one.scope.name == name]
@@ -92,13 +92,15 @@ def _norm(gradients: Sequence[Tensor], kind: float) -> Tensor:
 def _power_sum(tensors: Sequence[Tensor], kind: float) -> Tensor:
     """Returns the sum of the elements' p-th powers; their maximum for an infinite p."""
     norms = [
-        torch.linalg.vector_norm(one, kind, dtype=torch.complex128 if one.is_complex() else torch.float64)
-        for one in tensors
-        if one.numel()
+        torch.linalg.vector_norm(
+            tensor, kind, dtype=torch.complex128 if tensor.is_complex() else torch.float64
+        )
+        for tensor in tensors
+        if tensor.numel()
     ]
     if not norms:
         return torch.zeros((), dtype=torch.float64)
-    stacked = torch.stack([one.to(norms[0].device) for one in norms])
+    stacked = torch.stack([norm.to(norms[0].device) for norm in norms])
     return stacked.amax() if kind == float("inf") else (stacked**kind).sum()
 
 

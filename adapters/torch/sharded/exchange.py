@@ -56,9 +56,9 @@ class ScatteredGradients(Stage):
         named: Sequence[NamedParameter],
     ) -> None:
         self._scope, self._compression = scope, compression
-        self._names = [one.name for one in named]
-        self._parameters = [one.parameter for one in named]
-        self._slices: list[Slice] = [partition.slice_of(one) for one in self._parameters]
+        self._names = [entry.name for entry in named]
+        self._parameters = [entry.parameter for entry in named]
+        self._slices: list[Slice] = [partition.slice_of(parameter) for parameter in self._parameters]
         self._how, self._set_number = how, scope.process_set.number(scope.context)
         self._requests = PreparedRequests(scope.context, len(named), device)  # by parameter
         self._described_as: list[Any] = [None] * len(named)

@@ -56,8 +56,8 @@ class ShardedGradient(Tensor):
         if func in NEEDS_NO_ELEMENTS or func is Tensor.untyped_storage:  # of one element
             return super().__torch_function__(func, types, args, kwargs or {})
         if func in (Tensor.zero_, torch._foreach_zero_):
-            for one in args[:1] if func is Tensor.zero_ else args[0]:
-                (one.own if isinstance(one, ShardedGradient) else one).zero_()
+            for argument in args[:1] if func is Tensor.zero_ else args[0]:
+                (argument.own if isinstance(argument, ShardedGradient) else argument).zero_()
             return args[0]
         if func is check_and_unscale:
             return _unscale(*args)
@@ -91,10 +91,12 @@ def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) 
 
     torch.amp.GradScaler calls it, on all ranks for the same gradients.
     """
-    own = [one.own if isinstance(one, ShardedGradient) else one for one in gradients]
+    own = [gradient.own if isinstance(gradient, ShardedGradient) else gradient for gradient in gradients]
     own = [one for one in own if one.numel()]
     if own:
         check_and_unscale(own, found_inf, inv_scale)
-    scope = next(one.scope for one in gradients if isinstance(one, ShardedGradient)).derived("not finite")
+    scope = next(gradient.scope for gradient in gradients if isinstance(gradient, ShardedGradient)).derived(
+        "not finite"
+    )
     options = scope.options(Reduction(MAX))
     run(scope.context, COLLECTIVES.single(scope.context, ALLREDUCE_IN_PLACE, found_inf, options))

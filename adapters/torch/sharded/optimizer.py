@@ -45,7 +45,11 @@ class Sharded(Wrapped):
 
     def _slices(self) -> list[Slice]:
         """Returns the slices of all parameters, in the order of the groups."""
-        return [self._partition.slice_of(one) for group in self.param_groups for one in group["params"]]
+        return [
+            self._partition.slice_of(parameter)
+            for group in self.param_groups
+            for parameter in group["params"]
+        ]
 
     def _divide_state(self) -> None:
         """Keeps this rank's part of state that belongs to whole parameters."""
@@ -66,7 +70,10 @@ class Sharded(Wrapped):
 
     def _replace_groups(self) -> None:
         """Puts the slices into the groups, with their gradients."""
-        groups = [[self._partition.slice_of(one) for one in group["params"]] for group in self.param_groups]
+        groups = [
+            [self._partition.slice_of(parameter) for parameter in group["params"]]
+            for group in self.param_groups
+        ]
         moved = [one for slices in groups for one in slices if one.has_other_order]
         if moved:  # on all ranks, in the same step
             divide_again(self._sharding_scope.derived("new order"), self.state, moved)
@@ -86,8 +93,8 @@ class Sharded(Wrapped):
 
     def _put_parameters_back(self) -> None:
         for group in self.param_groups if self._program_groups is not None else ():
-            for one in group["params"]:
-                one.grad = None
+            for parameter in group["params"]:
+                parameter.grad = None
         super()._put_parameters_back()
 
     # ---- Calls of the program --------------------------------------------------------------------------
@@ -140,11 +147,11 @@ def partition_for(optimizer: Optimizer, scope: CollectiveScope) -> Partition | N
         ValueError: a parameter cannot be cut into slices.
     """
     for group in optimizer.param_groups:
-        for one in group["params"]:
-            if has_gaps(one):
+        for parameter in group["params"]:
+            if has_gaps(parameter):
                 raise ValueError(
-                    f"a parameter of shape {list(one.shape)} does not fill its memory, so shard= cannot cut "
-                    "it into slices: make it with parameter.contiguous()"
+                    f"a parameter of shape {list(parameter.shape)} does not fill its memory, so shard= "
+                    "cannot cut it into slices: make it with parameter.contiguous()"
                 )
     if scope.has_no_peers:
         return None

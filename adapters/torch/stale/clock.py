@@ -63,16 +63,20 @@ class GlobalBatchClock:
 
     def decide(self, reports: Sequence[Report]) -> Decision:
         """Returns the next act, given the report of each rank."""
-        waiting = sum(one.contributed for one in reports) - self._included
-        active = [one for one in reports if not one.has_ended]
+        waiting = sum(report.contributed for report in reports) - self._included
+        active = [report for report in reports if not report.has_ended]
         if not active and not waiting:
-            return Decision.END if all(one.applied == self.updates for one in reports) else Decision.WAIT
+            return (
+                Decision.END if all(report.applied == self.updates for report in reports) else Decision.WAIT
+            )
         is_enough = waiting >= len(active)
         return Decision.UPDATE if is_enough and not self._held_by(reports) else Decision.WAIT
 
     def waits_for(self, reports: Sequence[Report]) -> list[int]:
         """Returns the ranks whose next gradient is missing for an update."""
-        computing = [rank for rank, one in enumerate(reports) if one.is_computing and not one.has_ended]
+        computing = [
+            rank for rank, report in enumerate(reports) if report.is_computing and not report.has_ended
+        ]
         return self._held_by(reports) or computing
 
     def count(self, gradients: int) -> None:
@@ -83,7 +87,7 @@ class GlobalBatchClock:
     def _held_by(self, reports: Sequence[Report]) -> list[int]:
         """Returns the ranks whose next gradient would be too old if an update were made without it."""
         oldest = self.updates + 1 - self.staleness
-        return [rank for rank, one in enumerate(reports) if not one.has_ended and one.base < oldest]
+        return [rank for rank, report in enumerate(reports) if not report.has_ended and report.base < oldest]
 
 
 class WorkerClock:
@@ -96,10 +100,10 @@ class WorkerClock:
         """Returns the next act, given the report of each rank."""
         if self.waits_for(reports):
             return Decision.WAIT
-        is_any = any(one.contributed > self.updates for one in reports)
+        is_any = any(report.contributed > self.updates for report in reports)
         return Decision.UPDATE if is_any else Decision.END
 
     def waits_for(self, reports: Sequence[Report]) -> list[int]:
         """Returns the ranks whose next gradient is missing for an update."""
-        missing = [not one.has_ended and one.contributed <= self.updates for one in reports]
+        missing = [not report.has_ended and report.contributed <= self.updates for report in reports]
         return [rank for rank, is_missing in enumerate(missing) if is_missing]

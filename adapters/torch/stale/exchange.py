@@ -128,7 +128,7 @@ class GradientSum:
     """Sums of gradients, in memory of their own."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = [one.detach() for one in parameters]
+        self._parameters = [parameter.detach() for parameter in parameters]
         self._sums: list[Tensor | None] = [None] * len(self._parameters)
         self._count = 0
 

@@ -77,7 +77,7 @@ class StaleOptimizer(Wrapped):
             super().step()
             self._updates += 1
             return loss
-        own = [one.grad for one in self._named.values()]
+        own = [parameter.grad for parameter in self._named.values()]
         self._refuse_sparse(own)
         exchange = self._started()
         exchange.hand_over(own)
@@ -137,7 +137,7 @@ class StaleOptimizer(Wrapped):
         return self._exchange
 
     def _apply_all(self, next_update: Callable[[], Update | None]) -> None:
-        own = [one.grad for one in self._named.values()]
+        own = [parameter.grad for parameter in self._named.values()]
         try:
             while (update := next_update()) is not None:
                 self._apply(update)

@@ -144,12 +144,12 @@ class Rounds:
     def _compare_options(self, reports: Sequence[Report]) -> None:
         """Compares those of ranks with the same updates. All ranks raise the same error, or none does."""
         first: dict[int, int] = {}
-        for place, one in enumerate(reports):
-            other = first.setdefault(one.applied, place)
-            if reports[other].options != one.options:
+        for place, report in enumerate(reports):
+            other = first.setdefault(report.applied, place)
+            if reports[other].options != report.options:
                 ranks = [self._scope.ranks[index] for index in (other, place)]
                 raise ParametersDifferError(
-                    f"ranks {ranks[0]} and {ranks[1]} have applied updates up to number {one.applied} "
+                    f"ranks {ranks[0]} and {ranks[1]} have applied updates up to number {report.applied} "
                     "with different hyper-parameters, so their parameters differ; ranks take different "
                     "numbers of steps: change them by updates, in optimizer.register_step_post_hook"
                 )

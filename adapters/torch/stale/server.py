@@ -61,8 +61,8 @@ class ParameterServer:
                 "rank serves other ones: optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
             )
         self._named = _named(params)
-        for name, one in self._named.items():
-            reducible_view(one, name)
+        for name, entry in self._named.items():
+            reducible_view(entry, name)
         context = current()
         is_elastic = context.survivors is not None
         refuse_combinations({"parameter_server": "ParameterServer", "elastic": is_elastic})
@@ -94,7 +94,9 @@ class ParameterServer:
         """
         if self._has_finished:
             raise ValueError("this rank has called finish(), after which it pushes nothing")
-        given = [one.grad for one in self._named.values()] if gradients is None else list(gradients)
+        given = (
+            [parameter.grad for parameter in self._named.values()] if gradients is None else list(gradients)
+        )
         if len(given) != len(self._named):
             raise ValueError(f"push() got {len(given)} gradients for {len(self._named)} parameters")
         for (name, parameter), gradient in zip(self._named.items(), given, strict=True):
@@ -149,6 +151,10 @@ def _named(params: Any) -> dict[str, Tensor]:
     named: dict[str, Tensor] = dict(
         one if isinstance(one, tuple) else (f"parameter {i}", one) for i, one in enumerate(found)
     )
-    if not named or len(named) != len(found) or not all(isinstance(one, Tensor) for one in named.values()):
+    if (
+        not named
+        or len(named) != len(found)
+        or not all(isinstance(parameter, Tensor) for parameter in named.values())
+    ):
         raise ValueError("params has to hold parameters, or pairs of unique names and parameters")
     return named

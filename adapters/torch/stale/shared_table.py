@@ -28,8 +28,8 @@ def shared_table(world: Context, parameters: Sequence[Tensor], options: TableOpt
         HorovodInternalError: rank 0 could not pickle its function, or a member was lost.
     """
     with using(world):
-        broadcast_object((options, [(one.shape, one.dtype) for one in parameters]))
-    _broadcast(world, [one.detach().contiguous() for one in parameters])
+        broadcast_object((options, [(parameter.shape, parameter.dtype) for parameter in parameters]))
+    _broadcast(world, [parameter.detach().contiguous() for parameter in parameters])
     return Table(_scope(world), parameters, options, partial(leave_table, world))
 
 

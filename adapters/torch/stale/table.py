@@ -55,15 +55,17 @@ class Part:
     def split(self, elements: Tensor, into: Sequence[Tensor]) -> None:
         """Copies elements into the tensors of these parameters."""
         targets = [into[place] for place in self.places]
-        for target, values in zip(targets, elements.split([one.numel() for one in targets]), strict=True):
+        for target, values in zip(
+            targets, elements.split([target.numel() for target in targets]), strict=True
+        ):
             target.copy_(values.view(target.shape))
 
 
 def parts_of(parameters: Sequence[Tensor], owners: Sequence[int], size: int) -> list[Part]:
     """Returns the parameters of each dtype."""
     parts = []
-    for dtype in dict.fromkeys(one.dtype for one in parameters):
-        places = [place for place, one in enumerate(parameters) if one.dtype == dtype]
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        places = [place for place, parameter in enumerate(parameters) if parameter.dtype == dtype]
         places.sort(key=lambda place: owners[place])
         lengths = [sum(parameters[p].numel() for p in places if owners[p] == rank) for rank in range(size)]
         parts.append(Part(places, lengths))
@@ -90,10 +92,12 @@ class Table(Rounds):
         self._workers, self._ranks, self._on_end = WorkerClock(options.staleness), options.ranks, on_end
         super().__init__(scope, self._workers)
         size = len(scope.ranks)
-        self._values = [one.detach().clone(memory_format=torch.contiguous_format) for one in parameters]
+        self._values = [
+            parameter.detach().clone(memory_format=torch.contiguous_format) for parameter in parameters
+        ]
         self._gradients: deque[list[Tensor | None]] = deque()
         serving = range(options.ranks, size) or range(size)
-        owners = [serving[one] for one in owners_of([one.nbytes for one in self._values], len(serving))]
+        owners = [serving[one] for one in owners_of([value.nbytes for value in self._values], len(serving))]
         self._parts = parts_of(self._values, owners, size)
         own = [place for place, owner in enumerate(owners) if owner == self._place]
         self._served = {place: self._values[place].clone() for place in own}
@@ -105,8 +109,8 @@ class Table(Rounds):
     def push(self, gradients: Sequence[Tensor | None]) -> None:
         """Gives the table the next gradients of this rank, which it copies."""
         copies = [
-            None if one is None else one.detach().clone(memory_format=torch.contiguous_format)
-            for one in gradients
+            None if gradient is None else gradient.detach().clone(memory_format=torch.contiguous_format)
+            for gradient in gradients
         ]
         with self._changed:
             self._gradients.append(copies)
@@ -165,7 +169,7 @@ class Table(Rounds):
             self._collect(part, full, present.tolist(), f"gradients.{number}")
         if self.optimizer is not None:
             self.optimizer.step()
-        values = [torch.empty_like(one) for one in self._values]
+        values = [torch.empty_like(value) for value in self._values]
         for number, part in enumerate(self._parts):
             own_places = [place for place in part.places if place in self._served]
             mine = [self._served[place].reshape(-1) for place in own_places]

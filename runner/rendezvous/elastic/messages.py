@@ -182,9 +182,9 @@ def unpack(payload: bytes, kinds: tuple[type[Message], ...]) -> Message:
     try:
         values = json.loads(payload)
         name_of_kind = values.pop("message")
-        kind = next(one for one in kinds if one.__name__ == name_of_kind)
+        kind = next(kind for kind in kinds if kind.__name__ == name_of_kind)
         types = get_type_hints(kind)
-        names = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+        names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
         if values.keys() != names:
             raise ValueError
         return kind(**{name: _checked(values, name, types[name]) for name in names})
