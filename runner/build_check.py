@@ -56,7 +56,11 @@ def _try_gpu_libraries(environment: Mapping[str, str]) -> Iterator[tuple[str, st
         yield f"lib{name}", f"{'works' if works else 'no'}: {text}"
 
 
-def _describe_adapter(one: Framework) -> str:
-    if one.state == "imports":
-        return f"works with {one.name} {one.version}"
-    return f"no: {one.text}" if one.state == "absent" else f"no: {one.name} {one.version}: {one.text}"
+def _describe_adapter(framework: Framework) -> str:
+    if framework.state == "imports":
+        return f"works with {framework.name} {framework.version}"
+    return (
+        f"no: {framework.text}"
+        if framework.state == "absent"
+        else f"no: {framework.name} {framework.version}: {framework.text}"
+    )

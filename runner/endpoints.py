@@ -48,9 +48,9 @@ class Endpoints:
 
         self._add(Dashboard(address, folder, reaper))
 
-    def _add(self, one: Endpoint) -> None:
-        self._running.append(one)
-        self._say(one.describe())
+    def _add(self, endpoint: Endpoint) -> None:
+        self._running.append(endpoint)
+        self._say(endpoint.describe())
 
     def check(self) -> None:
         """Says, once, if a server has ended, of which only its clients would notice something."""
@@ -81,11 +81,11 @@ def metrics_question(settings: Settings) -> dict[str, str]:
     return {} if settings.metrics is None else {"metrics": settings.metrics}
 
 
-def _notice(one: Endpoint, code: int, killed_by: int) -> str:
+def _notice(endpoint: Endpoint, code: int, killed_by: int) -> str:
     ended = f"ended with exit code {code}"
     if killed_by:
         ended = f"was killed by signal {killed_by} ({signal_name(killed_by)})"
     return (
-        f"the process that serves {one.subject} (pid {one.process.pid}) {ended}: the job goes on without it; "
-        "`sirtaki top` shows its ranks"
+        f"the process that serves {endpoint.subject} (pid {endpoint.process.pid}) {ended}: the job goes on "
+        "without it; `sirtaki top` shows its ranks"
     )

@@ -127,7 +127,7 @@ class Arbiter:
     def stop(self) -> list[Action]:
         """Ends the job at the user's request; `Finish` is up to the caller."""
         self.phase = Phase.OVER
-        return [Send(one.number, End(1, "the job was ended")) for one in self.workers.living()]
+        return [Send(worker.number, End(1, "the job was ended")) for worker in self.workers.living()]
 
     @property
     def due(self) -> float | None:
@@ -218,7 +218,7 @@ class Arbiter:
         self._first_news.note(now)
         text = "; ".join(self._news) or "the ranks have lost their links to each other"
         over = Over(self.generation, text)
-        self._orders += [Send(one.number, over) for one in self.workers.living(Status.MEMBER)]
+        self._orders += [Send(worker.number, over) for worker in self.workers.living(Status.MEMBER)]
         self._orders.append(Close())
 
     def _begin_ending(self) -> None:
@@ -227,7 +227,7 @@ class Arbiter:
         self._is_ending, self._change.due = True, None
         if self._change.is_asked:
             off = LeaveAt(self.generation, 0)
-            self._orders += [Send(one.number, off) for one in self.workers.living(Status.MEMBER)]
+            self._orders += [Send(worker.number, off) for worker in self.workers.living(Status.MEMBER)]
         for worker in self.workers.living(Status.STARTING, Status.ENLISTED):
             if worker.first_generation == 0:
                 self._end_worker(worker, 0, "the training has ended")
@@ -250,7 +250,7 @@ class Arbiter:
     def _finish(self, code: int, text: str, culprit: Worker | None = None) -> None:
         if self.phase is not Phase.OVER:
             self.phase = Phase.OVER
-            self._orders += [Send(one.number, End(code, text)) for one in self.workers.living()]
+            self._orders += [Send(worker.number, End(code, text)) for worker in self.workers.living()]
             self._orders.append(Finish(code, text, culprit.number if culprit else None))
 
     # ---- Decisions -------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ class Arbiter:
         """Returns the workers that can join the current generation, if it has room."""
         staying = sum(not member.is_draining for member in self._members if member.is_alive)
         room = max(self._rules.maximum - staying, 0)
-        return [one for one in self.workers.living(Status.ENLISTED) if not one.is_draining][:room]
+        return [worker for worker in self.workers.living(Status.ENLISTED) if not worker.is_draining][:room]
 
     def _wants_more(self) -> bool:
         """Returns whether workers are to be started where slots are free."""
@@ -386,7 +386,7 @@ class Arbiter:
 
     def _has_room(self) -> bool:
         """Returns whether there may be more workers."""
-        staying = sum(not one.is_draining for one in self.workers.living())
+        staying = sum(not worker.is_draining for worker in self.workers.living())
         return staying < (self._rules.maximum if self.generation else self._rules.start)
 
     def _fill(self, now: float) -> None:
@@ -529,11 +529,11 @@ class FirstStarts:
         The loss of a whole host, whose slots are not there any more, does not count. Of several hosts, at
         least two have to have failed, so that one host without memory does not end the job.
         """
-        if any(one.report is not None for one in workers.all()) or lost.slot not in slots:
+        if any(worker.report is not None for worker in workers.all()) or lost.slot not in slots:
             return ""
         self._losses[lost.slot] += 1
-        used = {one.slot for one in workers.all() if one.slot in slots}
-        starting = {one.slot for one in workers.living(Status.STARTING)}
+        used = {worker.slot for worker in workers.all() if worker.slot in slots}
+        starting = {worker.slot for worker in workers.living(Status.STARTING)}
         if len({slot.host for slot in used}) < min(2, len(slots.hosts())):
             return ""
         failed_everywhere = all(self._losses[slot] >= _PER_SLOT for slot in used)

@@ -123,7 +123,7 @@ class Driver:
 
     def last_ranks(self) -> dict[int, int]:
         """Returns the last rank of each worker that has been one."""
-        return {one.number: one.rank for one in self.arbiter.workers.all() if one.rank >= 0}
+        return {worker.number: worker.rank for worker in self.arbiter.workers.all() if worker.rank >= 0}
 
     def summary(self) -> str:
         """Returns a line about the changes of the job; "" if there were none."""

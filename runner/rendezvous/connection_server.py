@@ -72,7 +72,9 @@ class ConnectionServer(ABC):
     def __init__(self, name: str, address: str, job: Job, interfaces: Sequence[str] = ()) -> None:
         self.job = job
         self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
-        reachable = [one for listening in self._listening for one in addresses_of(listening, interfaces)]
+        reachable = [
+            address for listening in self._listening for address in addresses_of(listening, interfaces)
+        ]
         self.address = ",".join(dict.fromkeys(reachable))
         self._unauthenticated = UnauthenticatedConnections[ServedConnection](self._reject)  # yet to join
         self._closing: dict[ServedConnection, float] = {}  # to be closed at these moments at the latest

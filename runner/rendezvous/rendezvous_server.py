@@ -219,38 +219,38 @@ class RendezvousServer(ConnectionServer):
         else:
             raise RendezvousError(_UNKNOWN)
 
-    def _handle(self, one: Participant, message: bytes) -> None:
+    def _handle(self, participant: Participant, message: bytes) -> None:
         kind, body = message[:1], message[1:]
         try:
-            if kind == messages.JOIN and not one.joined and len(body) == NUMBER.size:
-                self._join(one, NUMBER.unpack(body)[0])
-            elif one.calls:
-                self._answer_call(one, kind, body)
+            if kind == messages.JOIN and not participant.joined and len(body) == NUMBER.size:
+                self._join(participant, NUMBER.unpack(body)[0])
+            elif participant.calls:
+                self._answer_call(participant, kind, body)
             elif (
                 kind == messages.GATHER
-                and one.joined
+                and participant.joined
                 and NUMBER.size <= len(body) <= NUMBER.size + messages.PAYLOAD_LIMIT
             ):
-                self._gather(one, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
-            elif kind == messages.REPORT and one.joined:
-                self._note_report(one, *messages.unpack_report(body))
-            elif kind == messages.JOIN_FAILED and one.joined:
-                self._note_failure(one, *messages.unpack_failure(body))
-            elif kind == messages.MESSAGE and one.joined and self._on_message is not None:
-                self._on_message(one.rank, body)
+                self._gather(participant, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
+            elif kind == messages.REPORT and participant.joined:
+                self._note_report(participant, *messages.unpack_report(body))
+            elif kind == messages.JOIN_FAILED and participant.joined:
+                self._note_failure(participant, *messages.unpack_failure(body))
+            elif kind == messages.MESSAGE and participant.joined and self._on_message is not None:
+                self._on_message(participant.rank, body)
             else:
                 raise RendezvousError(_UNKNOWN)
         except RendezvousError as error:
-            self._refuse(one, str(error))
+            self._refuse(participant, str(error))
 
-    def _answer_call(self, one: Participant, kind: bytes, request: bytes) -> None:
-        if kind != messages.CALL or not one.joined or self._on_call is None:
+    def _answer_call(self, participant: Participant, kind: bytes, request: bytes) -> None:
+        if kind != messages.CALL or not participant.joined or self._on_call is None:
             raise RendezvousError(_UNKNOWN)
-        answer = self._on_call(one.rank, request)
-        self._deliver([one], messages.CALL + answer)
+        answer = self._on_call(participant.rank, request)
+        self._deliver([participant], messages.CALL + answer)
 
-    def _join(self, one: Participant, size: int) -> None:
-        rank, generation = one.rank, one.generation
+    def _join(self, participant: Participant, size: int) -> None:
+        rank, generation = participant.rank, participant.generation
         if size != self.job.size:
             raise RendezvousError(
                 f"rank {rank} says that the job has {size} ranks, but it has {self.job.size}"
@@ -263,49 +263,51 @@ class RendezvousServer(ConnectionServer):
             raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
             )
-        one.joined = True
-        self._ranks[generation, rank] = one
-        if isinstance(one.line, ServedConnection):  # a collector welcomes its clients itself
-            self._unauthenticated.discard(one.line)
-            one.line.outgoing += pack_frame(messages.pack_welcome(self._session))
+        participant.joined = True
+        self._ranks[generation, rank] = participant
+        if isinstance(participant.line, ServedConnection):  # a collector welcomes its clients itself
+            self._unauthenticated.discard(participant.line)
+            participant.line.outgoing += pack_frame(messages.pack_welcome(self._session))
 
-    def _gather(self, one: Participant, number: int, payload: bytes) -> None:
-        rank, generation = one.rank, one.generation
-        if number != one.rounds:
+    def _gather(self, participant: Participant, number: int, payload: bytes) -> None:
+        rank, generation = participant.rank, participant.generation
+        if number != participant.rounds:
             raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
-                if number < one.rounds
+                if number < participant.rounds
                 else _UNKNOWN
             )
-        one.rounds += 1
+        participant.rounds += 1
         answers = self._state.contribute((generation, number), rank, payload, time.monotonic())
         if number == 0:
             self._on_event(RankEvent("arrived", rank, generation))
         self._send_answers(answers)
 
-    def _note_report(self, one: Participant, event: str, text: str) -> None:
+    def _note_report(self, participant: Participant, event: str, text: str) -> None:
         if event not in messages.REPORTS:
             raise RendezvousError("the rendezvous does not know this event")
-        one.reports += 1
-        if one.reports > _MAX_REPORTS:
-            raise RendezvousError(f"rank {one.rank} has sent more than {_MAX_REPORTS} reports")
-        one.initialised = True
+        participant.reports += 1
+        if participant.reports > _MAX_REPORTS:
+            raise RendezvousError(f"rank {participant.rank} has sent more than {_MAX_REPORTS} reports")
+        participant.initialised = True
         if event == "finished":
-            one.end_report = "has finished"
+            participant.end_report = "has finished"
         elif event not in ("initialised", "thread_failed"):
-            one.end_report = f"gave up: {printable(text, 500)}"
-        self._on_event(RankEvent(event, one.rank, one.generation, printable(text, messages.TEXT_LIMIT)))
+            participant.end_report = f"gave up: {printable(text, 500)}"
+        self._on_event(
+            RankEvent(event, participant.rank, participant.generation, printable(text, messages.TEXT_LIMIT))
+        )
 
-    def _note_failure(self, one: Participant, culprit: int, text: str) -> None:
+    def _note_failure(self, participant: Participant, culprit: int, text: str) -> None:
         """Handles a rank's report that it cannot join; at fault is itself, or a peer that it has lost."""
         text = printable(text, messages.TEXT_LIMIT)
         if not 0 <= culprit < self.job.size:
             raise RendezvousError(f"there is no rank {culprit} in this job")
-        if culprit == one.rank:
-            text = f"rank {one.rank} could not link to the others: {text}"
-        if not self._state.has_failed(one.generation):
-            self._on_event(RankEvent("overdue", culprit, one.generation, text, (culprit,)))
-        self._fail_generation(one.generation, culprit, text)
+        if culprit == participant.rank:
+            text = f"rank {participant.rank} could not link to the others: {text}"
+        if not self._state.has_failed(participant.generation):
+            self._on_event(RankEvent("overdue", culprit, participant.generation, text, (culprit,)))
+        self._fail_generation(participant.generation, culprit, text)
 
     def _fail_generation(self, generation: int, culprit: int, text: str) -> None:
         """Notifies all ranks in this init(), whether they wait in an all-gather or for each other."""
@@ -339,18 +341,18 @@ class RendezvousServer(ConnectionServer):
             if connection is not None and connection.is_open:
                 self._flush_or_drop(connection)
 
-    def _refuse(self, one: Participant, reason: str) -> None:
+    def _refuse(self, participant: Participant, reason: str) -> None:
         """Ends the connection of an authenticated client, and sends it the reason."""
         refusal = messages.REFUSED + reason.encode()
-        self._on_event(RankEvent("refused", one.rank, one.generation, reason))
-        if isinstance(one.line, ServedConnection):
-            self._close_with(one.line, refusal)
+        self._on_event(RankEvent("refused", participant.rank, participant.generation, reason))
+        if isinstance(participant.line, ServedConnection):
+            self._close_with(participant.line, refusal)
             return
-        assert one.number is not None
-        one.line.send(messages.pack_delivery([one.number]), refusal)
-        one.line.send(messages.CLOSE + NUMBER.pack(one.number))
-        one.line.ranks.pop(one.number, None)
-        self._depart(one, _GONE)
+        assert participant.number is not None
+        participant.line.send(messages.pack_delivery([participant.number]), refusal)
+        participant.line.send(messages.CLOSE + NUMBER.pack(participant.number))
+        participant.line.ranks.pop(participant.number, None)
+        self._depart(participant, _GONE)
 
     def _note_rejection(self, connection: ServedConnection, text: str) -> None:
         if connection.peer is None:
@@ -373,18 +375,18 @@ class RendezvousServer(ConnectionServer):
             self._depart(rank, _HOST_GONE)
         session.ranks.clear()
 
-    def _depart(self, one: Participant, reason: str) -> None:
+    def _depart(self, participant: Participant, reason: str) -> None:
         """Handles the end of a client's connection."""
-        if not one.joined:
+        if not participant.joined:
             return
-        rank, generation = one.rank, one.generation
-        one.joined = False
+        rank, generation = participant.rank, participant.generation
+        participant.joined = False
         del self._ranks[generation, rank]
-        if one.initialised and not one.end_report:
+        if participant.initialised and not participant.end_report:
             self._on_event(RankEvent("disconnected", rank, generation))
-        reason = one.end_report or reason
+        reason = participant.end_report or reason
         self._send_answers(self._state.note_departure(rank, generation, reason))
-        if not one.initialised and one.rounds:
+        if not participant.initialised and participant.rounds:
             self._fail_generation(generation, rank, f"rank {rank} {reason}")
 
 

@@ -115,49 +115,51 @@ def missing_ranks(
     ]
 
 
-def _row(one: RankSample, before: RankSample | None, elapsed: float, state: str, level: str) -> Row:
+def _row(rank_sample: RankSample, before: RankSample | None, elapsed: float, state: str, level: str) -> Row:
     """Returns a row. Counters are as old as the rank's state; its processor time is that of the snapshot."""
-    seconds = one.time - before.time if before is not None else 0.0
+    seconds = rank_sample.time - before.time if before is not None else 0.0
 
     def grown(counter: str) -> float:
-        return max(0.0, getattr(one, counter) - getattr(before, counter)) if before is not None else 0.0
+        return (
+            max(0.0, getattr(rank_sample, counter) - getattr(before, counter)) if before is not None else 0.0
+        )
 
     def rate(counter: str) -> float:
         return grown(counter) / seconds if seconds > 0 else 0.0
 
     return Row(
-        rank=one.rank,
-        host=one.host,
-        pid=one.pid,
+        rank=rank_sample.rank,
+        host=rank_sample.host,
+        pid=rank_sample.pid,
         state=state,
         level=level,
         operations=rate("operations"),
         bytes=rate("bytes"),
-        step=one.steps["number"],
-        step_seconds=_step_seconds(one, before),
-        exposed=_exposed(one, before, seconds),
+        step=rank_sample.steps["number"],
+        step_seconds=_step_seconds(rank_sample, before),
+        exposed=_exposed(rank_sample, before, seconds),
         waiting=min(1.0, rate("waiting_seconds")),
         moving=min(1.0, rate("moving_seconds")),
         late=min(1.0, rate("late_seconds")),
         cores=grown("cpu_seconds") / elapsed if elapsed > 0 else 0.0,
-        memory=one.memory_bytes,
+        memory=rank_sample.memory_bytes,
     )
 
 
-def _step_seconds(one: RankSample, before: RankSample | None) -> float | None:
-    steps = one.steps
+def _step_seconds(rank_sample: RankSample, before: RankSample | None) -> float | None:
+    steps = rank_sample.steps
     if steps["count"] < 2:
         return None
     now, recent = steps["times"], steps["last_seconds"]
-    if before is not None and before.generation == one.generation:
+    if before is not None and before.generation == rank_sample.generation:
         then = before.steps["times"]
         if (number := sum(now["counts"]) - sum(then["counts"])) > 0:
             recent = (now["total_seconds"] - then["total_seconds"]) / number
     return float(max(recent, steps["age_seconds"]))
 
 
-def _exposed(one: RankSample, before: RankSample | None, seconds: float) -> float | None:
-    now = one.steps["exposed_seconds"]
+def _exposed(rank_sample: RankSample, before: RankSample | None, seconds: float) -> float | None:
+    now = rank_sample.steps["exposed_seconds"]
     if now is None:
         return None
     then = before.steps["exposed_seconds"] or 0.0 if before is not None else now
@@ -179,12 +181,12 @@ def progress_of(now: Snapshot, rows: Sequence[Row]) -> Progress | None:
     )
 
 
-def _state(one: RankSample, now: Snapshot, missing: list[int], wanted: float) -> tuple[str, str]:
+def _state(rank_sample: RankSample, now: Snapshot, missing: list[int], wanted: float) -> tuple[str, str]:
     """Returns what a rank does, and the level; others have waited for it for `wanted` seconds."""
-    silence, pending = now.time - max(one.time, now.since), one.activity
-    if not one.is_up:
+    silence, pending = now.time - max(rank_sample.time, now.since), rank_sample.activity
+    if not rank_sample.is_up:
         return "has ended, or left its world", PROBLEM
-    if one.is_stopped:
+    if rank_sample.is_stopped:
         return "is stopped: continue it with `kill -CONT`", PROBLEM
     if silence > SILENT_SECONDS:
         return (
@@ -192,7 +194,7 @@ def _state(one: RankSample, now: Snapshot, missing: list[int], wanted: float) ->
             PROBLEM,
         )
     if not pending["operations"]:
-        place = f", {one.line}" if one.line else ""
+        place = f", {rank_sample.line}" if rank_sample.line else ""
         text = f"computes{place}; others wait {wanted:.1f} s"
         return (text, _level(wanted, NOTE)) if wanted else ("runs", FINE)
     age = pending["seconds"]

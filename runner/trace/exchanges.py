@@ -77,8 +77,8 @@ def _properties(operation: Operation) -> tuple[int, int, int]:
     return operation.kind, operation.process_set, operation.fused
 
 
-def _refuse(one: Row, other: Row, plan: int) -> None:
+def _refuse(row: Row, other: Row, plan: int) -> None:
     raise LaunchError(
-        f"{one.source.path} (rank {one.rank}) and {other.source.path} (rank {other.rank}) are not of one "
+        f"{row.source.path} (rank {row.rank}) and {other.source.path} (rank {other.rank}) are not of one "
         f"job: plan {plan} has other tensors"
     )

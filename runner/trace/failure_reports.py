@@ -78,14 +78,14 @@ class ReportEvents:
         happened = "the world failed" if report.ending.is_failure else "the recorder was written"
         yield self._event("i", happened, _DECISIONS, (report.moment, None), **what)
 
-    def _operation(self, one: Reported, moment: int) -> Iterator[bytes]:
+    def _operation(self, reported: Reported, moment: int) -> Iterator[bytes]:
         """Yields an operation with its phases, as the core writes them; `moment` ends those in flight."""
-        name = one["name"]
+        name = reported["name"]
         if name not in self._tracks:
             self._tracks[name] = max(self._tracks.values(), default=_DECISIONS) + 1
             yield self._describe("thread_name", self._tracks[name], {"name": name})
         track = self._tracks[name]
-        submitted, agreed, moved, ended = (int(one.get(time, 0)) for time in _TIMES)
+        submitted, agreed, moved, ended = (int(reported.get(time, 0)) for time in _TIMES)
         begin = max(submitted, self._busy.get(track, 0))  # slices of a track do not overlap
         end = self._busy[track] = max(ended or moment, begin)
         agreed = min(max(agreed or end, begin), end)
@@ -94,9 +94,9 @@ class ReportEvents:
             moved = min(max(moved, agreed), end)
             phases += [("QUEUE", (agreed, moved)), ("TRANSFER", (moved, end))]
         category = {} if ended else {"cat": UNFINISHED}
-        facts = {fact: int(one.get(fact, 0)) for fact in _FACTS} | {"status": one["state"]}
-        more = {name: one[name] for name in ("error", "stack") if name in one}
-        yield self._event("X", one["kind"], track, (begin, end), **category, args=facts | more)
+        facts = {fact: int(reported.get(fact, 0)) for fact in _FACTS} | {"status": reported["state"]}
+        more = {name: reported[name] for name in ("error", "stack") if name in reported}
+        yield self._event("X", reported["kind"], track, (begin, end), **category, args=facts | more)
         for phase, times in phases:
             if times[0] < times[1]:
                 yield self._event("X", phase, track, times, **category)

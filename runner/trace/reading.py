@@ -215,17 +215,17 @@ class FileReader:
             return row.clock.offset if row else 0
         return clock_offset(first.clock.wall_minus_monotonic, report.wall_minus_monotonic)
 
-    def _is_known(self, one: Reported, row: Row, offset: int) -> bool:
+    def _is_known(self, reported: Reported, row: Row, offset: int) -> bool:
         """Returns whether the file has an operation of a report."""
-        name = self._name(one)
-        if row.operations.end_of(one.get("plan", 0), name) is not None:
+        name = self._name(reported)
+        if row.operations.end_of(reported.get("plan", 0), name) is not None:
             return True
-        times = (int(one["submitted_ns"]) + offset, int(one.get("ended_ns", 0)) + offset)
+        times = (int(reported["submitted_ns"]) + offset, int(reported.get("ended_ns", 0)) + offset)
         failed = (failed for failed in row.failed if failed.name == name)
         return any(one.submitted == times[0] or one.ended == times[1] for one in failed)
 
-    def _name(self, one: Reported) -> int:
-        return self._number(_ROUND.sub("", one["name"]))
+    def _name(self, reported: Reported) -> int:
+        return self._number(_ROUND.sub("", reported["name"]))
 
     def _add_line(self, line: bytes) -> None:
         try:

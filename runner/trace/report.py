@@ -124,11 +124,22 @@ def _ranks(measures: Measures) -> Iterator[str]:
     yield from _table("ranks, by the wait that they caused to others", head, map(_rank_cells, ranks))
 
 
-def _rank_cells(one: RankMeasures) -> _Cells:
-    rank = f"{one.row.generation}/{one.row.rank}" if one.row.generation else f"{one.row.rank}"
-    times = map(time, (one.caused, one.waited, one.exposed))
-    meanwhile = as_text(one.doings()) or "-"
-    return rank, one.row.host, *times, f"{one.times_last}", f"{len(one.late_steps)}", meanwhile
+def _rank_cells(rank_measures: RankMeasures) -> _Cells:
+    rank = (
+        f"{rank_measures.row.generation}/{rank_measures.row.rank}"
+        if rank_measures.row.generation
+        else f"{rank_measures.row.rank}"
+    )
+    times = map(time, (rank_measures.caused, rank_measures.waited, rank_measures.exposed))
+    meanwhile = as_text(rank_measures.doings()) or "-"
+    return (
+        rank,
+        rank_measures.row.host,
+        *times,
+        f"{rank_measures.times_last}",
+        f"{len(rank_measures.late_steps)}",
+        meanwhile,
+    )
 
 
 def _tensors(trace: Trace, measures: Measures) -> Iterator[str]:
@@ -139,13 +150,21 @@ def _tensors(trace: Trace, measures: Measures) -> Iterator[str]:
     )
 
 
-def _tensor_cells(trace: Trace, one: TensorMeasures) -> _Cells:
-    name = trace.texts[one.name]
+def _tensor_cells(trace: Trace, tensor_measures: TensorMeasures) -> _Cells:
+    name = trace.texts[tensor_measures.name]
     short = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME // 2]}…{name[1 - _MAX_NAME // 2 :]}"
     times = (
-        time(percentile(values, share)) for values in (one.waits, one.transfers) for share in (0.5, 0.99)
+        time(percentile(values, share))
+        for values in (tensor_measures.waits, tensor_measures.transfers)
+        for share in (0.5, 0.99)
     )
-    return short, trace.texts[one.kind], f"{one.count}", f"{one.bytes}", *times
+    return (
+        short,
+        trace.texts[tensor_measures.kind],
+        f"{tensor_measures.count}",
+        f"{tensor_measures.bytes}",
+        *times,
+    )
 
 
 def _by_wait(measures: Measures) -> list[TensorMeasures]:
@@ -193,31 +212,31 @@ def _json_step(step: Step) -> dict[str, Any]:
     }
 
 
-def _json_rank(one: RankMeasures) -> dict[str, Any]:
+def _json_rank(rank_measures: RankMeasures) -> dict[str, Any]:
     return {
-        "generation": one.row.generation,
-        "rank": one.row.rank,
-        "host": one.row.host,
-        "operations": len(one.row.operations),
-        "caused_wait_seconds": _seconds(one.caused),
-        "own_wait_seconds": _seconds(one.waited),
-        "exposed_seconds": _seconds(one.exposed),
-        "times_last": one.times_last,
-        "meanwhile": [doing._asdict() for doing in one.doings()],
+        "generation": rank_measures.row.generation,
+        "rank": rank_measures.row.rank,
+        "host": rank_measures.row.host,
+        "operations": len(rank_measures.row.operations),
+        "caused_wait_seconds": _seconds(rank_measures.caused),
+        "own_wait_seconds": _seconds(rank_measures.waited),
+        "exposed_seconds": _seconds(rank_measures.exposed),
+        "times_last": rank_measures.times_last,
+        "meanwhile": [doing._asdict() for doing in rank_measures.doings()],
         "late_steps": [
             {"step": step.number, "wait_seconds": _seconds(step.wait), "at_first_submission": step.at_first}
-            for step in one.late_steps
+            for step in rank_measures.late_steps
         ],
     }
 
 
-def _json_tensor(trace: Trace, one: TensorMeasures) -> dict[str, Any]:
-    measured = {"wait": one.waits, "transfer": one.transfers}
+def _json_tensor(trace: Trace, tensor_measures: TensorMeasures) -> dict[str, Any]:
+    measured = {"wait": tensor_measures.waits, "transfer": tensor_measures.transfers}
     return {
-        "name": trace.texts[one.name],
-        "kind": trace.texts[one.kind],
-        "count": one.count,
-        "bytes": one.bytes,
+        "name": trace.texts[tensor_measures.name],
+        "kind": trace.texts[tensor_measures.kind],
+        "count": tensor_measures.count,
+        "bytes": tensor_measures.bytes,
         **{
             f"{name}_p{share}_seconds": _seconds(percentile(values, share / 100))
             for name, values in measured.items()
@@ -226,15 +245,15 @@ def _json_tensor(trace: Trace, one: TensorMeasures) -> dict[str, Any]:
     }
 
 
-def _json_failure(one: Disagreement) -> dict[str, Any]:
+def _json_failure(disagreement: Disagreement) -> dict[str, Any]:
     submitted = [
-        {"rank": rank, "kind": kind, "bytes": size, "place": one.places.get(rank)}
-        for rank, (kind, size) in sorted(one.submitted.items())
+        {"rank": rank, "kind": kind, "bytes": size, "place": disagreement.places.get(rank)}
+        for rank, (kind, size) in sorted(disagreement.submitted.items())
     ]
     return {
-        "name": one.name,
-        "generation": one.generation,
-        "statuses": sorted(one.statuses),
-        "error": one.error or None,
+        "name": disagreement.name,
+        "generation": disagreement.generation,
+        "statuses": sorted(disagreement.statuses),
+        "error": disagreement.error or None,
         "submitted": submitted,
     }

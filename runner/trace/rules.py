@@ -45,12 +45,15 @@ def _mismatches(picture: TracePicture) -> Iterator[Evidence]:
             yield Evidence("", _submitted(failure), {"name": failure.name})
 
 
-def _submitted(one: Disagreement) -> str:
+def _submitted(disagreement: Disagreement) -> str:
     """Returns what each rank has submitted, and its line of the program, as far as files have it."""
-    same = len(one.submitted) > 1 and len(set(one.submitted.values())) == 1
+    same = len(disagreement.submitted) > 1 and len(set(disagreement.submitted.values())) == 1
     more = "; the same kind and size, so the dtype, shape or operation differs" if same else ""
-    values = one.error.removeprefix(f"ranks disagree about '{one.name}': ") or one.submitted_text + more
-    return f"{values}; {places}" if (places := one.places_text) else values
+    values = (
+        disagreement.error.removeprefix(f"ranks disagree about '{disagreement.name}': ")
+        or disagreement.submitted_text + more
+    )
+    return f"{values}; {places}" if (places := disagreement.places_text) else values
 
 
 def _ended_worlds(picture: TracePicture) -> Iterator[Evidence]:

@@ -178,7 +178,7 @@ class _Comparison:
         return bool(np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(one) + 1e-12)
 
     def _tolerance(self) -> float:
-        kinds = {str(getattr(one, "compute_dtype", "float32")) for one in layers_of(self._model)}
+        kinds = {str(getattr(layer, "compute_dtype", "float32")) for layer in layers_of(self._model)}
         kinds |= {str(gradient.dtype) for gradient in self._whole.gradients if gradient is not None}
         kinds.add(keras.config.floatx())
         return max(_ROUNDING.get(kind, 0.0) for kind in kinds)

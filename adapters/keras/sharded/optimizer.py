@@ -93,7 +93,7 @@ class Sharded(keras.optimizers.Optimizer):
 
     def own_places(self) -> list[int]:
         """Returns the places of this rank's variables among those that the optimizer was built for."""
-        return [place for place, one in enumerate(trainable_variables_of(self)) if self.is_own(one)]
+        return [place for place, variable in enumerate(trainable_variables_of(self)) if self.is_own(variable)]
 
     # ---- A step ----------------------------------------------------------------------------------------
 

@@ -177,9 +177,9 @@ def _norm(vectors: Tensor) -> Tensor:
     return _dot(vectors, vectors).sqrt()
 
 
-def _dot(one: Tensor, other: Tensor) -> Tensor:
+def _dot(tensor: Tensor, other: Tensor) -> Tensor:
     """Returns the products of pairs of vectors, [batch, 1], added up as a binary tree."""
-    products = one * other
+    products = tensor * other
     leaves = 1 << max(products.shape[-1] - 1, 0).bit_length()
     products = torch.nn.functional.pad(products, (0, leaves - products.shape[-1]))
     while products.shape[-1] > 1:

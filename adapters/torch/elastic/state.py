@@ -189,7 +189,7 @@ class TorchState(ObjectState):
             HorovodInternalError: it was made of other objects.
         """
         own = self._content()
-        gpu = next((one.device for one in tensors_of(own.replicas).values() if one.is_cuda), None)
+        gpu = next((tensor.device for tensor in tensors_of(own.replicas).values() if tensor.is_cuda), None)
         replicas, rest = mapped(content, lambda _, leaf: _moved(leaf, gpu))
         theirs, ours = _kinds(replicas, rest), _kinds(own.replicas, own.rest)
         if differing := sorted(name for name in theirs.keys() | ours if theirs.get(name) != ours.get(name)):
@@ -337,7 +337,7 @@ def _check_samplers(context: Context) -> None:
 def _kinds(replicas: Any, rest: Any) -> dict[str, str]:
     """Describes objects, attributes and parameters; an optimizer's state may come into being later."""
     found = dict.fromkeys(rest, "an object") | dict.fromkeys(rest[_ATTRIBUTES], "an attribute")
-    tensors = {path: one for path, one in tensors_of(replicas).items() if "state" not in path}
+    tensors = {path: tensor for path, tensor in tensors_of(replicas).items() if "state" not in path}
     return found | {".".join(map(str, path)): kind_of(tensor) for path, tensor in tensors.items()}
 
 

@@ -97,7 +97,9 @@ class Table(Rounds):
         ]
         self._gradients: deque[list[Tensor | None]] = deque()
         serving = range(options.ranks, size) or range(size)
-        owners = [serving[one] for one in owners_of([value.nbytes for value in self._values], len(serving))]
+        owners = [
+            serving[owner] for owner in owners_of([value.nbytes for value in self._values], len(serving))
+        ]
         self._parts = parts_of(self._values, owners, size)
         own = [place for place, owner in enumerate(owners) if owner == self._place]
         self._served = {place: self._values[place].clone() for place in own}
