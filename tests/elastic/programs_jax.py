@@ -156,6 +156,29 @@ class LocalSteps:
         return whole
 
 
+class LocalStepsInHalf:
+    """The average of 16-bit parameters, which are divided by the number of ranks before their sum."""
+
+    def __init__(self) -> None:
+        self.optimizer = hvd.local_sgd(optax.sgd(1.0), every=1)
+        params = jnp.zeros(3, jnp.float16)
+        self.state = hvd.elastic.JaxState(params=params, optimizer=self.optimizer.init(params))
+        self.step = jax.jit(self._step)
+
+    def _step(self, params: Any, state: Any, gradient: Any) -> tuple[Any, Any]:
+        updates, state = self.optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        state = self.state
+        gradient = jnp.full(3, -(hvd.rank() + 1.0), jnp.float16)
+        params, optimizer = self.step(state.params, state.optimizer, gradient)
+        means = [(size + 1) / 2 for size in sizes]
+        np.testing.assert_array_equal(params, np.full(3, sum(means), np.float16))
+        state.params, state.optimizer = self.optimizer.synchronize(params, optimizer)
+        state.commit()
+
+
 class CountedSteps(Jit):
     """Steps of a compiled program count when they are committed, in all worlds of a process."""
 

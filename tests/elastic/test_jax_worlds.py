@@ -20,7 +20,7 @@ def test_steps_that_are_undone_do_not_count() -> None:
 
 
 def test_numbers_of_the_world_are_no_constants() -> None:
-    run("programs_jax", ("Constants",))
+    run("programs_jax", ("Constants", "LocalStepsInHalf"))
 
 
 @pytest.mark.skipif(not hasattr(jax, "make_user_context"), reason="needs jax.make_user_context")
