@@ -8,7 +8,6 @@ Summation, 2021.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,8 +48,7 @@ class AdasumOptimizer(SeparateOptimizer):
 
     def move_to(self, context: Context) -> None:
         """Continues in another world. `hvd.elastic.run` calls it."""
-        scope = CollectiveScope.numbered(context, "gradient", self._scope.process_set)
-        self._begin(replace(self._exchange_options, scope=scope))
+        self._begin(self._exchange_options.in_world(context))
 
     def synchronize(self) -> None:
         """Does nothing: the exchange is in step()."""

@@ -59,13 +59,7 @@ class GradientExchange:
         self._devices = [device.ordinal(parameter) for parameter in self._parameters]
         self._how = exchange_options.how
         self._compression = exchange_options.compression
-        self._sparse = SparseGradients(
-            exchange_options.scope,
-            self._how,
-            self._compression,
-            named,
-            as_dense=exchange_options.sparse_as_dense,
-        )
+        self._sparse = SparseGradients(exchange_options, named)
         self.stages: list[Stage] = [self._sparse]
         if (stage := exchange_options.stage(named)) is not None:
             self.stages.append(stage)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sirtaki.bindings.context import Context
 from sirtaki.common.ops import Reduction
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.compressed.exchange import CompressedGradients
@@ -40,6 +41,10 @@ class ExchangeOptions:
     partition: Partition | None = None
     overlaps_forward: bool = False
     in_shared_memory: bool = False
+
+    def in_world(self, context: Context) -> ExchangeOptions:
+        """Returns the options for another world of an elastic job."""
+        return replace(self, scope=CollectiveScope.numbered(context, "gradient", self.scope.process_set))
 
     def stage(self, named: Sequence[NamedParameter]) -> Stage | None:
         """Returns the stage of gradients that are not simply all-reduced; None if all are."""

@@ -13,7 +13,6 @@ from sirtaki.common.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.groups import Groups
 from sirtaki.common.ops import Reduction
 from sirtaki.common.shares import current_share
-from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.device import warn_if_crowded
 from sirtaki.torch.exchange_options import ExchangeOptions
@@ -112,7 +111,6 @@ class ReducerSettings:
 
     def move_to(self, context: Context) -> None:
         """Changes the world for which the next reducer is made."""
-        scope = self.exchange_options.scope
-        self.checks_data = self.checks_data and scope.has_no_peers  # one world's answer counts for all
-        scope = CollectiveScope.numbered(context, "gradient", scope.process_set)
-        self.exchange_options = replace(self.exchange_options, scope=scope)
+        was_alone = self.exchange_options.scope.has_no_peers
+        self.checks_data = self.checks_data and was_alone  # one world's answer counts for all
+        self.exchange_options = self.exchange_options.in_world(context)

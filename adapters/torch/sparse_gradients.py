@@ -13,28 +13,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sirtaki.common.ops import Reduction
 from sirtaki.common.round_checks import RoundChecks
-from sirtaki.torch.autograd import CollectiveScope
-from sirtaki.torch.compression import Compressor
+from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.parameters import NamedParameter
 from sirtaki.torch.sparse import SparseReduction
 from sirtaki.torch.stage import Stage
 
 
 class SparseGradients(Stage):
-    """The set of sparse gradients, and the exchange of their rows. With `as_dense` it knows of none."""
+    """The set of sparse gradients, and the exchange of their rows."""
 
-    def __init__(
-        self,
-        scope: CollectiveScope,
-        how: Reduction,
-        compression: type[Compressor],
-        named: Sequence[NamedParameter],
-        *,
-        as_dense: bool,
-    ) -> None:
-        self._scope, self._how, self._compression, self._as_dense = scope, how, compression, as_dense
+    def __init__(self, exchange_options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
+        self._options = exchange_options
         self._names = [entry.name for entry in named]
         parameters = [entry.parameter for entry in named]
         self._parameters = parameters
@@ -60,7 +50,7 @@ class SparseGradients(Stage):
         if not any(marks):
             return
         self._dimensions = list(map(max, self._dimensions, marks))
-        if not self._as_dense:
+        if not self._options.sparse_as_dense:
             self._known = {index for index, count in enumerate(self._dimensions) if count}
 
     def start(self, indices: list[int], absent: bool) -> list[int]:
@@ -68,9 +58,10 @@ class SparseGradients(Stage):
             return indices
         for index in indices:
             if index in self._known:
-                scope, rows = replace(self._scope, name=self._names[index]), self._as_rows(index)
+                options, rows = self._options, self._as_rows(index)
+                scope = replace(options.scope, name=self._names[index])
                 self._in_flight[index] = SparseReduction(
-                    scope, self._how, rows, self._compression, not absent
+                    scope, options.how, rows, options.compression, not absent
                 )
         return [index for index in indices if index not in self._known]
 
