@@ -118,6 +118,7 @@ class State:
         The state of the last commit survives the loss of any rank.
 
         Raises:
+            ValueError: this rank has taken local steps since the ranks were equal.
             HostsUpdatedInterrupt: the ranks are about to change; `hvd.elastic.run` handles it.
             HorovodInternalError: the world has failed; `hvd.elastic.run` handles it if a rank was lost.
         """
@@ -133,8 +134,12 @@ class State:
 
         A rank that leaves here has committed. Raises as `commit` does.
         """
+        self._require_commit()
         if self._commits is not None:
             self._commits.check(self)
+
+    def _require_commit(self) -> None:
+        """Raises ValueError if a rank has taken local steps, so that there is no common state to commit."""
 
     def save(self) -> None:
         """Saves the state, for `restore`."""

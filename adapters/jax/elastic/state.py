@@ -68,20 +68,15 @@ class JaxState(ArraysState):
         Raises:
             ValueError: this rank has taken local steps since the last synchronization.
         """
-        self._require_commit()
         if self._donated:
             super().save()
             return
+        self._require_commit()
         trees = {tree.attribute: getattr(self, tree.attribute) for tree in self._trees()}
         jax.block_until_ready(trees)
         entries, values = self._entries(), copy.deepcopy(self._values())
         self._saved_entries, self._saved_details = entries, self._details(entries)
         self._kept, self._saved_state, self._is_saved = trees, values, True
-
-    def check_host_updates(self) -> None:
-        """Works like `State.check_host_updates`, which may commit; raises ValueError as `save` does."""
-        self._require_commit()
-        super().check_host_updates()
 
     def _require_commit(self) -> None:
         for node in jax.tree.leaves([getattr(self, name) for name in self._names], is_leaf=_has_local_steps):

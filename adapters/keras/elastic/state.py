@@ -74,20 +74,6 @@ class KerasState(ArraysState):
         """Whether the model is equal on all ranks, so that it can be committed."""
         return self._local_steps is None or self._local_steps.is_synchronized
 
-    def save(self) -> None:
-        """Copies model, optimizer and attributes.
-
-        Raises:
-            ValueError: this rank has trained batches since the last average of local steps.
-        """
-        self._require_commit()
-        super().save()
-
-    def check_host_updates(self) -> None:
-        """Works like `State.check_host_updates`, which may commit; raises ValueError as `save` does."""
-        self._require_commit()
-        super().check_host_updates()
-
     def _require_commit(self) -> None:
         if not self.is_synchronized:
             raise ValueError(

@@ -65,7 +65,11 @@ class ArraysState(ObjectState):
         """Copies the arrays and the attributes; the arrays, into the memory of the previous copy.
 
         If an array cannot be read, as after a failed computation, the previous copy is intact.
+
+        Raises:
+            ValueError: this rank has taken local steps since the ranks were equal.
         """
+        self._require_commit()
         entries = self._entries()
         found = self._read(entries)
         details = self._details(entries)

@@ -81,7 +81,6 @@ class OptimizerStateHandler(OptimizerHandler):
             self.value.finish_updates()
 
     def save(self) -> None:
-        self.land()
         if isinstance(self.value, Sharded):
             raise ValueError(
                 "an elastic state cannot hold an optimizer with shard=, of which this rank has only slices: "

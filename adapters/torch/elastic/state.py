@@ -113,15 +113,6 @@ class TorchState(ObjectState):
         if self._commits is not None:
             _check_samplers(current())
 
-    def check_host_updates(self) -> None:
-        """Works like `State.check_host_updates`, which may commit.
-
-        Raises:
-            ValueError: a rank has taken steps of LocalSGD or DiLoCo since the last synchronization.
-        """
-        self._require_commit()
-        super().check_host_updates()
-
     def _require_commit(self) -> None:
         for handler in self._content_handlers.values():
             handler.require_commit()
@@ -241,6 +232,7 @@ class TorchState(ObjectState):
         """Adds an object, whose present state becomes part of the last commit."""
         self._handlers[name] = handler
         self._assign_parameters()
+        self._land()
         handler.save()
         self._writes.change(self._optimizers)
 
