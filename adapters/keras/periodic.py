@@ -48,13 +48,11 @@ class Averager:
     """
 
     def __init__(self, model: Any, outer: Any, name: str) -> None:
-        """The variables have to be equal on all ranks now."""
+        """The variables have to be equal on all ranks now, and the outer optimizer built for them."""
         self._outer, self._name = outer, name
         self._trainable = list(model.trainable_variables)
         self._statistics = _statistics_of(model)
         self._whole = _values(self._trainable) if outer is not None else []
-        if outer is not None and not outer.built:
-            outer.build(self._trainable)
 
     def average(self, part: Part) -> Outcome:
         """Averages the current values. All ranks must call it."""
