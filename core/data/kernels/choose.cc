@@ -5,21 +5,12 @@
 #endif
 
 namespace sirtaki {
-#ifdef SIRTAKI_HAVE_AVX2
-namespace {
-
-// clang 14's __builtin_cpu_supports does not know "f16c".
-bool has_f16c() {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ecx & bit_F16C;
-}
-
-}  // namespace
-#endif
 
 const Kernels& choose_kernels([[maybe_unused]] std::string_view wish) {
 #ifdef SIRTAKI_HAVE_AVX2
-  if (wish != "baseline" && __builtin_cpu_supports("avx2") && has_f16c()) return avx2_kernels();
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  __get_cpuid(1, &eax, &ebx, &ecx, &edx);  // clang 14's __builtin_cpu_supports does not know "f16c"
+  if (wish != "baseline" && __builtin_cpu_supports("avx2") && ecx & bit_F16C) return avx2_kernels();
 #endif
   return baseline_kernels();
 }
