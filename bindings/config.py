@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings.errors import error_of
-from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.library import ffi, knobs, lib, text
+
+if TYPE_CHECKING:
+    from sirtaki.bindings.context import Context
 
 LONGEST_SETTING = 4096  # bytes
 
@@ -42,3 +45,23 @@ def call(function: Any, *arguments: Any) -> None:
     """Calls a function of the core that has an `srt_error` as its last parameter; raises what it reports."""
     error = ffi.new("srt_error *")
     check(function(*arguments, error), error)
+
+
+# ---- Settings that change while the ranks run. None of them has an effect on a result ------------------
+
+
+def change(context: Context, name: str, value: str) -> None:
+    """Changes a setting on all ranks, from the next decision of rank 0 on: it travels with other news.
+
+    Only rank 0 may call it, in a world with the setting autotune.
+
+    Raises:
+        ValueError: another rank, another world, a setting that cannot change, or a wrong value.
+    """
+    call(lib.srt_change_setting, context.pointer, name.encode(), value.encode())
+
+
+def in_use(context: Context, name: str) -> str:
+    """Returns the value that this rank uses now of a setting that can change."""
+    number = lib.srt_live_setting(context.pointer, name.encode())
+    return next(knob for knob in knobs() if knob.name == name).text_of(number)

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from sirtaki.bindings.compression_counters import CompressionCounters
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.step_counters import CompressionCounters
 from sirtaki.bindings.traffic import OperationCount, SentBytes, operation_counts, sent_bytes
 
 

@@ -6,6 +6,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from sirtaki.bindings.library import ffi, lib
@@ -126,3 +127,16 @@ class StepCounters:
         number, seconds = counted.number - self.committed, counted.productive - self._committed_seconds
         self.committed, self._committed_seconds = counted.number, counted.productive
         return number, seconds
+
+
+# ---- Counters of the gradients that an adapter compresses before the core sees them --------------------
+
+
+@dataclass
+class CompressionCounters:
+    """The counters of one rank: `sirtaki.bindings.observe.Compressed` documents them."""
+
+    exchanges: int = 0
+    exact_bytes: float = 0.0
+    sent_bytes: float = 0.0
+    relative_error: float = 0.0

@@ -6,10 +6,12 @@ Unlike `Context.wait`, these functions release nothing, because another thread m
 from __future__ import annotations
 
 import time
+from typing import Any
 
+from sirtaki.bindings.config import call
 from sirtaki.bindings.context import SLICE_MS, Context
 from sirtaki.bindings.errors import CLASSES, error_of
-from sirtaki.bindings.library import lib, text
+from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.profiling import profiled
 from sirtaki.bindings.request import Batch
 
@@ -68,3 +70,38 @@ def failure_of_context(context: Context) -> Exception | None:
     """Returns the error with which all operations of a dead context fail; None while it is alive."""
     failure = context.failure
     return None if failure is None else CLASSES[failure.kind](failure.text)
+
+
+# ---- Watched operations: a thread learns of their ends, and sleeps in the core meanwhile ---------------
+
+
+_CAPACITY = 512  # handles that are reported by one call
+
+
+class Watch:
+    """The end of a rank's watched operations, for one thread."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._handles: Any = ffi.new("srt_handle[]", _CAPACITY)
+        self._count: Any = ffi.new("int32_t *")
+
+    def collect(self) -> list[int] | None:
+        """Returns the handles of watched operations that have ended, or are launched on a GPU, in this order.
+
+        Sleeps until there are any, with the interpreter's lock released, but not longer than SLICE_MS. None:
+        the context is dead, and all its operations were reported.
+        """
+        status = lib.srt_wait_watched(self._context.pointer, self._handles, _CAPACITY, self._count, SLICE_MS)
+        if status == _OK:
+            return list(self._handles[0 : self._count[0]])
+        self._context.run_progress_callbacks()
+        return [] if status == _IN_PROGRESS else None
+
+
+def watch(context: Context, batch: Batch) -> None:
+    """Watches the operations of a batch: `Watch.collect` returns each of its handles once.
+
+    The engine's thread drives them, so nobody needs to wait.
+    """
+    call(lib.srt_watch, context.pointer, batch.handles, batch.count)

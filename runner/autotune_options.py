@@ -10,7 +10,7 @@ from pathlib import Path
 from sirtaki.runner.elastic_options import is_elastic
 from sirtaki.runner.errors import LaunchError
 
-_KEPT = "kept"  # the verdict of the line with the result (adapters/common/autotune/record.py)
+_KEPT = "kept"  # the verdict of the line with the result (adapters/common/autotune/tuner.py)
 _ON = "1"
 
 

@@ -15,8 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sirtaki.bindings.recording_orders import parse_order, place_order, read_order
-from sirtaki.bindings.watch_marks import INTERVAL_SECONDS, REMOTE, is_watched_for_now, watch_for_now
+from sirtaki.bindings.watch_marks import (
+    INTERVAL_SECONDS,
+    REMOTE,
+    is_watched_for_now,
+    parse_order,
+    place_order,
+    read_order,
+    watch_for_now,
+)
 from sirtaki.runner.frames import NO_RANK, Frame, Kind, WireError
 
 _SENT_ROWS = 8  # hosts to which a rank has sent the most

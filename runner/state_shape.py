@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sirtaki.bindings.recording_orders import ANSWER
+from sirtaki.bindings.watch_marks import ANSWER
 from sirtaki.runner.rendezvous.wire import one_line
 
 Check = Callable[[Any], Any]  # returns the checked value; raises ValueError if it has another shape

@@ -23,9 +23,8 @@ from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
 from sirtaki.runner.signals import PASSED_ON, WakeupPipe, stop_this_process
-from sirtaki.runner.stragglers import Stragglers
 
-if TYPE_CHECKING:  # needed for some jobs only
+if TYPE_CHECKING:
     from sirtaki.runner.function.service import FunctionService
     from sirtaki.runner.remote import RemoteHost
     from sirtaki.runner.servers import Servers
@@ -356,3 +355,39 @@ class Supervisor:
 def _count(running: Sequence[int]) -> str:
     one, several = ("process", "processes") if max(running) >= FIRST_SERVER else ("rank", "ranks")
     return f"1 {one}" if len(running) == 1 else f"{len(running)} {several}"
+
+
+# ---- Reports ranks that still run after the others have ended normally: one may be stopped -------------
+
+
+FIRST_SECONDS = 30.0
+_FACTOR = 10  # later reports are rare: the last rank may have hours of work of its own
+
+
+class Stragglers:
+    """A timer that reports ranks which still run long after others have ended. `say` receives the line."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._since = 0.0
+        self._pause = FIRST_SECONDS
+        self.due: float | None = None  # when the next report is due (time.monotonic())
+
+    def note_exit(self) -> None:
+        """Records that a rank has ended normally."""
+        self._since = time.monotonic()
+        self._pause = FIRST_SECONDS
+        self.due = self._since + self._pause
+
+    def end(self) -> None:
+        """Stops reporting: the job has failed, or all ranks have ended."""
+        self.due = None
+
+    def poll(self, now: float, running: Sequence[int]) -> None:
+        """Reports the running ranks if a report is due."""
+        if self.due is None or now < self.due or not running:
+            return
+        runs = "runs" if len(running) == 1 else "run"
+        self._say(f"{name_ranks(running)} still {runs}; the others ended {now - self._since:.0f} s ago")
+        self._pause *= _FACTOR
+        self.due = self._since + self._pause

@@ -17,8 +17,7 @@ from rank_samples import NOW, SINCE
 
 from sirtaki.runner.dashboard.access import Access
 from sirtaki.runner.dashboard.feed import Feed
-from sirtaki.runner.dashboard.recordings import Recordings
-from sirtaki.runner.dashboard.server import DashboardServer
+from sirtaki.runner.dashboard.server import DashboardServer, Recordings
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
 TOKEN = "the-token"

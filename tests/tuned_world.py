@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sirtaki.bindings import live_settings
+from sirtaki.bindings import config
 from sirtaki.bindings.step_counters import Stepper
-from sirtaki.common.autotune import first_steps
+from sirtaki.common.autotune import tuner
 from sirtaki.common.autotune.model import Counts, Job
 from sirtaki.common.autotune.tuner import Tuner
 
@@ -120,12 +120,10 @@ class World:
 
 def replace_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes autotune use the settings and the counters of a `World`, in place of the core's."""
-    monkeypatch.setattr(live_settings, "in_use", lambda context, name: context.in_use[name])
-    monkeypatch.setattr(
-        live_settings, "change", lambda context, name, value: context.in_use.update({name: value})
-    )
-    monkeypatch.setattr(first_steps, "read", lambda context: context.counts())
-    monkeypatch.setattr(first_steps, "job_of", lambda context, optimizer: context.job)
+    monkeypatch.setattr(config, "in_use", lambda context, name: context.in_use[name])
+    monkeypatch.setattr(config, "change", lambda context, name, value: context.in_use.update({name: value}))
+    monkeypatch.setattr(tuner, "read", lambda context: context.counts())
+    monkeypatch.setattr(tuner, "job_of", lambda context, optimizer: context.job)
 
 
 def make(world: World) -> Tuner:

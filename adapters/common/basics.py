@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find, process
 from sirtaki.bindings.errors import (
     HorovodInternalError,
@@ -13,10 +16,9 @@ from sirtaki.bindings.errors import (
     ParametersDifferError,
     PeerLostError,
 )
+from sirtaki.bindings.traffic import operation_counts
 from sirtaki.common.autotune import tuner_of
-from sirtaki.common.isolation import watch
 from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from sirtaki.common.repeated_init import compatible, is_list_of_ranks, require_all_ranks
 from sirtaki.common.root import is_root, on_root
 from sirtaki.common.semantics import are_horovods
 
@@ -244,3 +246,76 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """Returns False: only NVIDIA's GPUs are supported."""
     return False
+
+
+# ---- A warning for jobs that have exchanged nothing while they trained: each rank has a model ----------
+# A warning for jobs that have exchanged nothing while they trained: each rank has a model of its own.
+#
+# torch's optimizers are watched step by step (`sirtaki.torch.plain_optimizers`). Keras and JAX have no
+# hook for optimizers that are not distributed, so the whole job is looked at when it ends.
+
+
+_LEAST_SECONDS = 5.0  # shorter jobs try something out
+_TRAINING = {"keras": "sirtaki.keras", "optax": "sirtaki.jax"}  # libraries with optimizers, and our modules
+_ALONE = {"broadcast", "barrier"}  # kinds that connect no training
+
+
+def watch(context: Context) -> None:
+    """Makes rank 0 warn at the end of this world if its ranks have trained for themselves."""
+    if context.size > 1 and context.rank == 0:
+        begin = time.monotonic()
+        context.shutdown_callbacks.append(lambda: _warn(context, begin))
+
+
+def _warn(context: Context, begin: float) -> None:
+    seconds = time.monotonic() - begin
+    modules = [module for library, module in _TRAINING.items() if library in sys.modules]
+    if seconds < _LEAST_SECONDS or not modules or context.failure is not None:
+        return
+    kinds = {row["kind"] for row in operation_counts(context)}
+    if kinds <= _ALONE:
+        sys.stderr.write(
+            f"sirtaki: in {seconds:.0f} s the {context.size} ranks have exchanged nothing"
+            f"{' but what they have broadcast' * ('broadcast' in kinds)}: if they were to train one model, "
+            f"each has trained a model of its own. Wrap the optimizer: {modules[0]}.DistributedOptimizer\n"
+        )
+
+
+# ---- Calls of init() that Horovod allows: with a list of all ranks, and repeated with ------------------
+# Calls of init() that Horovod allows: with a list of all ranks, and repeated with equivalent arguments.
+
+
+def is_list_of_ranks(comm: Any) -> bool:
+    """Returns whether the argument `comm` lists ranks; otherwise it is a communicator of MPI."""
+    return isinstance(comm, list | tuple | range) and all(isinstance(one, int) for one in comm)
+
+
+def require_all_ranks(comm: Sequence[int]) -> None:
+    """Raises ValueError if a list of ranks leaves some of them out."""
+    count = current().size
+    if sorted(comm) != list(range(count)):
+        raise ValueError(
+            f"init(comm={list(comm)!r}) does not list all {count} ranks, of which a world consists: "
+            "add a process set of some ranks, init(process_sets=[[...]]), or start fewer ranks"
+        )
+
+
+def compatible(arguments: Mapping[str, Any], process_sets: Sequence[Any]) -> dict[str, Any]:
+    """Returns the arguments of a repeated init() without those that this world fulfils already.
+
+    Raises:
+        ValueError: a list of ranks that leaves some of them out.
+    """
+    rest = dict(arguments)
+    comm: Any = rest.get("comm")
+    if is_list_of_ranks(comm):
+        require_all_ranks(comm)
+        rest["comm"] = None
+    elif hasattr(comm, "Get_size") and comm.Get_size() == current().size:
+        rest["comm"] = None
+    if all(
+        isinstance(process_set, ProcessSet) and process_set.process_set_id is not None
+        for process_set in process_sets
+    ):
+        rest["process_sets"] = None
+    return rest

@@ -16,15 +16,17 @@ from sirtaki.common.public import __all__ as _shared  # noqa: E402
 from sirtaki.common.public import lister as _lister  # noqa: E402
 from sirtaki.common.public import loader as _loader  # noqa: E402
 from sirtaki.keras import callbacks  # noqa: E402
-from sirtaki.keras.broadcasting import broadcast_model, broadcast_variables  # noqa: E402
+from sirtaki.keras.broadcasting import (  # noqa: E402
+    broadcast_model,
+    broadcast_variables,
+    load_model,
+)
 from sirtaki.keras.compression import Compression  # noqa: E402
 from sirtaki.keras.consistency import check_parameters  # noqa: E402
-from sirtaki.keras.metrics import reduce_metrics  # noqa: E402
+from sirtaki.keras.metrics import reduce_metrics, verbose  # noqa: E402
 from sirtaki.keras.operations import *  # noqa: E402, F403
 from sirtaki.keras.operations import __all__ as _operations  # noqa: E402
 from sirtaki.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer  # noqa: E402
-from sirtaki.keras.progress import verbose  # noqa: E402
-from sirtaki.keras.saving import load_model  # noqa: E402
 from sirtaki.keras.sharded.full_state import full_state_dict, save_model  # noqa: E402
 from sirtaki.keras.sharding import shard, shard_arrays  # noqa: E402
 

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from sirtaki import numpy as arrays
+from sirtaki.bindings.default_context import current
 from sirtaki.common.objects import allgather_object
 from sirtaki.common.ops import Sum
 from sirtaki.common.process_sets import ProcessSet, global_process_set
@@ -143,3 +144,15 @@ def _is_number(value: Any) -> bool:
 def _is_same(value: Any, other: Any) -> bool:
     is_alike = other is not None and np.shape(value) == np.shape(other)
     return is_alike and np.allclose(value, other, rtol=1e-6, atol=0, equal_nan=True)
+
+
+# ---- A single progress bar, instead of one per rank ----------------------------------------------------
+
+
+def verbose(level: Any = "auto") -> Any:
+    """Returns the `verbose` argument for `fit` and `evaluate`: `level` on rank 0, 0 on the others.
+
+    Raises:
+        NotInitializedError: init() has not been called.
+    """
+    return level if current().rank == 0 else 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sirtaki.runner.engines.places import EngineJob
 from sirtaki.runner.rendezvous import lifecycle
 from sirtaki.runner.rendezvous.identity import host_identity
-from sirtaki.runner.rendezvous.providers import assigned
+from sirtaki.runner.rendezvous.providers import world
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 
 
@@ -34,13 +34,13 @@ def serve(job: EngineJob) -> str:
 def enter(job: EngineJob, rank: int, address: str) -> None:
     """Makes `init()` in this process that of a rank of the job."""
     lifecycle.forget()
-    assigned.assign(job.world(rank, address))
+    world.assign(job.world(rank, address))
 
 
 def leave() -> None:
     """Ends this process's part in its job. A second call does nothing."""
     lifecycle.forget()
-    assigned.assign(None)
+    world.assign(None)
     if _state.server is not None:
         _state.server.close()
         _state.server = None

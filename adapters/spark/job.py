@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pyspark import InheritableThread
+from pyspark import BarrierTaskContext, InheritableThread
+from pyspark.accumulators import AccumulatorParam
 
-from sirtaki.runner.engines.outcomes import RankOutcome, results_of
-from sirtaki.runner.engines.places import EngineJob
+from sirtaki.runner.engines.outcomes import RankOutcome, call_on_rank, results_of, with_variables
+from sirtaki.runner.engines.places import EngineJob, ranks_by_host
 from sirtaki.runner.function.errors import RunError
-from sirtaki.spark.task import Appending, RankTask
+from sirtaki.runner.rendezvous import lifecycle
+from sirtaki.runner.rendezvous.identity import host_identity
+from sirtaki.runner.rendezvous.providers import world
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 5.0  # after the first failure, for the other ranks to end by themselves
@@ -105,3 +111,59 @@ class SparkJob:
             return f"Spark has ended the job: {report}"
         what = f"rank {lost[1]}" if self._job.is_local else f"the task of partition {lost[1]}"
         return f"{what} was lost, and Spark has ended the job: {report}"
+
+
+# ---- A rank's side: a task of a barrier stage ----------------------------------------------------------
+
+
+class Appending(AccumulatorParam):
+    """Collects lists: Spark brings what a task has added to the driver when that task ends."""
+
+    def zero(self, value: list[Any]) -> list[Any]:
+        return []
+
+    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802  # Spark's name
+        return value1 + value2
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """The function of each task. It travels in the closure of the job, with the job's key.
+
+    Attributes:
+        job: the properties of the job.
+        call: the pickled function and its arguments.
+        variables: of the rank's environment.
+        failures: an accumulator of the outcomes that are exceptions. Results of tasks reach the driver when
+            all tasks have ended, and some may not end once a rank has failed.
+    """
+
+    job: EngineJob
+    call: bytes
+    variables: Mapping[str, str]
+    failures: Any
+
+    def __call__(self, partition: Iterator[Any]) -> list[RankOutcome]:
+        """Takes part in the job; the outcome is the only element of the partition."""
+        context = BarrierTaskContext.get()
+        with contextlib.ExitStack() as cleanup:
+            cleanup.enter_context(with_variables(self.variables))
+            lifecycle.forget()  # Spark uses a process for several jobs
+            cleanup.callback(world.assign, None)
+            address = ""
+            if context.partitionId() == 0:
+                server = cleanup.enter_context(contextlib.closing(self.job.serve()))
+                address = server.address
+            cleanup.callback(lifecycle.forget)
+            rank = self._meet(context, address)
+            outcome = call_on_rank(self.call, rank)
+        if not outcome.has_returned:
+            self.failures.add([outcome])
+        return [outcome]
+
+    def _meet(self, context: Any, address: str) -> int:
+        """Exchanges hosts and the address of the rendezvous; assigns the world, and returns this rank."""
+        gathered = [json.loads(text) for text in context.allGather(json.dumps([host_identity(), address]))]
+        rank = ranks_by_host([host for host, _ in gathered])[context.partitionId()]
+        world.assign(self.job.world(rank, gathered[0][1]))
+        return rank

@@ -10,16 +10,16 @@ from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
 from sirtaki.common.public import loader as _loader
-from sirtaki.tensorflow.accumulation import GradientAccumulator
 from sirtaki.tensorflow.collectives import *  # noqa: F403
 from sirtaki.tensorflow.collectives import __all__ as _collectives
 from sirtaki.tensorflow.compression import Compression
 from sirtaki.tensorflow.consistency import check_parameters
 from sirtaki.tensorflow.library import library as _library
-from sirtaki.tensorflow.optimizer import DistributedOptimizer
-from sirtaki.tensorflow.sessions import BroadcastGlobalVariablesHook, broadcast_global_variables
+from sirtaki.tensorflow.optimizer import DistributedOptimizer, GradientAccumulator
 from sirtaki.tensorflow.state import (
+    BroadcastGlobalVariablesHook,
     allgather_object,
+    broadcast_global_variables,
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,

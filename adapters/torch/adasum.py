@@ -23,9 +23,8 @@ from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.consistency import note_gradients, round_checks
 from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.parameters import exchanged
-from sirtaki.torch.survivor import SeparateOptimizer
 from sirtaki.torch.tensors import reducible_view
-from sirtaki.torch.wrapping import Optimizer, wrap
+from sirtaki.torch.wrapping import Optimizer, SeparateOptimizer, wrap
 
 
 class AdasumOptimizer(SeparateOptimizer):

@@ -17,7 +17,7 @@ from sirtaki.common.epochs import Epoch, note_batch
 from sirtaki.common.hints import hint
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.consistency import checksum_of
-from sirtaki.torch.survivor import Survivor
+from sirtaki.torch.wrapping import Survivor
 
 _SAMPLED_BYTES = 1 << 20
 

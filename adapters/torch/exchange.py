@@ -23,7 +23,7 @@ from sirtaki.torch.compression import NoneCompressor
 from sirtaki.torch.consistency import note_gradients
 from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.parameters import NamedParameter
-from sirtaki.torch.sparse_gradients import SparseGradients
+from sirtaki.torch.sparse import SparseGradients
 from sirtaki.torch.stage import Stage
 from sirtaki.torch.tensors import CODES, count_write, reducible_view, refuse_shared_gradients, shares_elements
 

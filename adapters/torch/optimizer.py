@@ -5,44 +5,57 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
+from sirtaki.bindings.step_counters import Stepper
+from sirtaki.common.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.deadlines import Deadline
 from sirtaki.common.groups import Groups
-from sirtaki.common.ops import Adasum, Average, gradient_reduction
+from sirtaki.common.ops import Adasum, Average, Reduction, Sum, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.shares import current_share
 from sirtaki.common.stateful_compression import StatefulCompression
+from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.torch.adasum import with_adasum
 from sirtaki.torch.autograd import CollectiveScope
 from sirtaki.torch.closures import ReducedClosure, closure_of
 from sirtaki.torch.compressed.arguments import plain_and_memory
 from sirtaki.torch.compressed.state import CompressionState
-from sirtaki.torch.compression import Compression, Compressor
+from sirtaki.torch.compression import Compression, Compressor, NoneCompressor
+from sirtaki.torch.consistency import round_checks
 from sirtaki.torch.deadlines import LateRule, with_deadline
+from sirtaki.torch.device import warn_if_crowded
 from sirtaki.torch.exchange_options import ExchangeOptions
-from sirtaki.torch.idle_steps import IdleSteps
-from sirtaki.torch.listed_parameters import ListedParameters
-from sirtaki.torch.loss_scale import calling_scaler
+from sirtaki.torch.loss_scale import LossScale, calling_scaler
 from sirtaki.torch.optimizer_state import parameters_of
 from sirtaki.torch.other_reducers import refuse_other_reducers
-from sirtaki.torch.overlapped.arguments import refuse_model_with_overlap
-from sirtaki.torch.overlapped.optimizer import Overlapped
-from sirtaki.torch.parameters import all_named, names_of
-from sirtaki.torch.reducer import GradientReducer
-from sirtaki.torch.reducer_settings import ReducerSettings
-from sirtaki.torch.sharded.kinds import GRADIENTS
+from sirtaki.torch.overlap import least_early_bytes
+from sirtaki.torch.overlapped.optimizer import Overlapped, refuse_model_with_overlap
+from sirtaki.torch.parameters import all_named, check_groups_of, exchanged, names_of
+from sirtaki.torch.plain_optimizers import IdleSteps
+from sirtaki.torch.reducer import GradientReducer, Nesting
+from sirtaki.torch.sharded.kinds import GRADIENTS, check_shard
 from sirtaki.torch.sharded.optimizer import Sharded, partition_for
 from sirtaki.torch.sharded.slices import Partition
+from sirtaki.torch.stale.arguments import check_staleness
 from sirtaki.torch.stale.optimizer import with_staleness
-from sirtaki.torch.survivor import Survivor
-from sirtaki.torch.training_options import TrainingOptions, check_passes, in_shared_memory
-from sirtaki.torch.wrapping import Optimizer, Wrapped, make_plain, wrap
+from sirtaki.torch.tensors import reducible_view
+from sirtaki.torch.wrapping import (
+    ListedParameters,
+    Optimizer,
+    Survivor,
+    Wrapped,
+    inherited_groups,
+    inherited_names,
+    make_plain,
+    wrap,
+)
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class made for the occasion
@@ -392,3 +405,172 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     optimizer._reducer.stepped()
     if optimizer._idle_steps is not None:
         optimizer._idle_steps.count(optimizer)
+
+
+# ---- The arguments that outlive a reducer: new ranks need a new reducer --------------------------------
+
+
+_NEWS_BYTES = 128  # for each gradient, and for a round, at the most
+
+
+@dataclass
+class ReducerSettings:
+    """The arguments for a reducer of the parameters that the optimizer has at the time."""
+
+    exchange_options: ExchangeOptions
+    names: dict[Tensor, str]
+    groups: Groups
+    passes: int
+    shard: str | None = None
+    skips: Nesting = field(default_factory=Nesting)
+    no_sync: Nesting = field(default_factory=Nesting)
+    loss_scale: LossScale = field(default_factory=LossScale)
+    has_whole_losses: bool = False  # whether a loss is read as that of all ranks, as under `hvdrun --auto`
+    checks_data: bool = True  # whether the ranks' gradients are compared, to find ranks with the same data
+
+    def reducer(self, optimizer: Optimizer) -> GradientReducer:
+        """Returns a reducer for all parameters of the optimizer; for none if there is no peer."""
+        scope, how = self.exchange_options.scope, self.exchange_options.how
+        reduced = self.reduction()
+        prefix, is_alone = f"{scope.name}.", scope.has_no_peers and reduced == how
+        found = [] if is_alone else exchanged(optimizer, self.names, self.groups, prefix)
+        views = [reducible_view(parameter, name) for name, parameter, _ in found]
+        if any(view.device >= 0 for view in views):
+            warn_if_crowded(scope.context.topology)
+        first = 2 if self.shard is None else 1  # the first step makes different parameters equal
+        checks = round_checks(
+            scope,
+            found,
+            optimizer,
+            checks_data=self.checks_data,
+            first_check=first,
+            loss_scale=self.loss_scale,
+            marks=len(found),
+        )
+        reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
+        reducer.no_sync = self.no_sync
+        reducer.weighting.op = how.op
+        if share := current_share():
+            reducer.weighting.count_by_rows(share)
+        return reducer
+
+    def reduction(self) -> Reduction:
+        """Returns the combination of gradients in the present world."""
+        context, how = self.exchange_options.scope.context, self.exchange_options.how
+        return how if context.is_provisional else gradient_sum(how, fixed_divisor(context))
+
+    def stepper(self, optimizer: Optimizer) -> Stepper:
+        """Returns the optimizer, as autotune knows it: with all gradients, and the news that go with them.
+
+        News are the numbers and marks of `RoundChecks`.
+        """
+        scope = self.exchange_options.scope
+        found = [one.parameter for one in exchanged(optimizer, self.names, self.groups, f"{scope.name}.")]
+        size = sum(one.numel() * one.element_size() for one in found)
+        return Stepper(
+            str(scope.name),
+            hands_over=True,
+            operations=len(found) + 1 if self.shard is None else 0,
+            bytes=size + _NEWS_BYTES * (len(found) + 1),
+            parts=size // least_early_bytes(self.exchange_options.overlaps_forward) + 1,
+        )
+
+    def follow(self, earlier: ListedParameters, present: ListedParameters) -> None:
+        """Prepares for a reducer of parameters that the program has put into the groups itself.
+
+        Those that are gone are forgotten.
+
+        Raises:
+            UnsupportedError: the optimizer's state is in slices of the parameters that it had.
+        """
+        if self.shard is not None:
+            raise UnsupportedError(
+                "the program has put a parameter into the optimizer's param_groups, and with shard= state is "
+                "kept in slices of those that it had: call add_param_group, or make a new optimizer of the "
+                "new parameters and wrap that"
+            )
+        heirs = present.heirs_of(earlier)
+        self.names = inherited_names(self.names, heirs, present)
+        self.groups = inherited_groups(self.groups, heirs, present)
+        if self.exchange_options.memory is not None:
+            self.exchange_options.memory.keep(present)
+
+    def move_to(self, context: Context) -> None:
+        """Changes the world for which the next reducer is made."""
+        was_alone = self.exchange_options.scope.has_no_peers
+        self.checks_data = self.checks_data and was_alone  # one world's answer counts for all
+        self.exchange_options = self.exchange_options.in_world(context)
+
+
+# ---- The arguments that change how a step exchanges its gradients --------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The arguments, as the program has given them: see `DistributedOptimizer`."""
+
+    op: int
+    compression: Any
+    gradient_predivide_factor: float
+    groups: Groups
+    passes: int
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    staleness: int
+    deadline: float | None
+    shard: str | None
+    overlap_forward: bool
+    gradients_in_shared_memory: bool
+
+    def check_each(self, optimizer: Optimizer) -> None:
+        """Raises ValueError for an argument that is wrong by itself, or for this optimizer."""
+        check_passes(self.passes)
+        check_staleness(self.staleness)
+        check_shard(self.shard, optimizer)
+        check_groups_of(optimizer, self.groups)
+
+    def refuse_combinations(self, context: Context) -> None:
+        """Raises ValueError for arguments that exclude each other, or that the job has no place for."""
+        has_memory = isinstance(self.compression, StatefulCompression)
+        choices: dict[str, str | bool] = {
+            "shard": "shard=" * (self.shard is not None),
+            "shard_gradients": self.shard == GRADIENTS,
+            "staleness": "staleness" * bool(self.staleness),
+            "deadline": "a deadline" * (self.deadline is not None),
+            "overlap_forward": "overlap_forward" * bool(self.overlap_forward),
+            "gradients_in_shared_memory": bool(self.gradients_in_shared_memory),
+            "adasum": "op=Adasum" * (self.op == Adasum),
+            "sum": self.op == Sum,
+            "extreme": self.op not in (Average, Sum, Adasum),
+            "memory": str(self.compression) if has_memory else False,
+            "sixteen_bits": "compression" * (not has_memory and self.compression is not NoneCompressor),
+            "predivide": "gradient_predivide_factor" * (self.gradient_predivide_factor != 1.0),
+            "groups": "groups" * bool(self.groups),
+            "passes": self.passes != 1,
+            "sparse_as_dense": "sparse_as_dense" * bool(self.sparse_as_dense),
+            "process_set": "process_set" * (self.process_set is not global_process_set),
+            "elastic": context.survivors is not None,
+        }
+        refuse_combinations(choices)
+
+
+def check_passes(passes: int) -> None:
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step is {passes}, but a step needs one pass at least")
+
+
+def in_shared_memory(
+    exchange_options: ExchangeOptions, named: Iterable[tuple[str, Tensor]]
+) -> ExchangeOptions:
+    """Returns the options for gradients in shared memory.
+
+    Raises:
+        ValueError: gradients are not in the memory of the CPU.
+    """
+    for name, parameter in named:
+        if not parameter.is_cpu:
+            raise ValueError(
+                f"gradients_in_shared_memory is for gradients on the CPU, and {name!r} is on "
+                f"{parameter.device}: leave it out"
+            )
+    return replace(exchange_options, in_shared_memory=True)

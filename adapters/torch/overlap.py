@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from sirtaki.bindings import live_settings
+from sirtaki.bindings import config
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import usable_cores
@@ -98,7 +98,7 @@ def overlap_of(exchange_options: ExchangeOptions, named: Sequence[NamedParameter
 def _wish_in(context: Context) -> Callable[[], str]:
     """Returns a function that returns the setting hand_over, which changes during the job with autotune."""
     if context.setting("autotune") == "1":
-        return lambda: live_settings.in_use(context, "hand_over")
+        return lambda: config.in_use(context, "hand_over")
     fixed = context.setting("hand_over")
     return lambda: fixed
 

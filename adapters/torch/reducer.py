@@ -15,6 +15,7 @@ from contextlib import ContextDecorator, suppress
 from typing import Any, ClassVar
 from weakref import WeakSet
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.weak import WeakIdKeyDictionary
@@ -23,6 +24,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.round_checks import RoundChecks, RoundPosition
+from sirtaki.common.shares import Share
 from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.exchange import GradientExchange
@@ -31,7 +33,6 @@ from sirtaki.torch.gradient_memory import gradient_memory_of
 from sirtaki.torch.overlap import overlap_of
 from sirtaki.torch.overlapped.flight import Flight
 from sirtaki.torch.parameters import NamedParameter, can_have_gradient, trainable
-from sirtaki.torch.row_weighting import RowWeighting
 from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.wrapping import Wrapped
 
@@ -552,3 +553,55 @@ def _version_of(gradient: Tensor | None) -> int:
     if type(gradient) is not Tensor or gradient.is_inference():
         return 0
     return gradient._version
+
+
+# ---- The weights of a rank's gradients where the ranks share one batch, and may have unequal -----------
+# The weights of a rank's gradients where the ranks share one batch, and may have unequal numbers of
+# rows.
+
+
+class RowWeighting:
+    """Multiplies this rank's gradients by its part of the batch, before they add up.
+
+    Attributes:
+        op: the combination of the gradients, as the program has given it.
+        factor: the present factor.
+    """
+
+    def __init__(self, named: Sequence[NamedParameter], op: int) -> None:
+        self._named, self.op = named, op
+        self.factor = 1.0
+        self._hooks: list[tuple[Any, Any]] = []  # nodes, held so that they live, and their hooks
+
+    def count_by_rows(self, share: Share | None) -> None:
+        """Makes this rank's gradients count by its rows of a batch from now on; None: as those of others.
+
+        The gradients of each pass are multiplied before they add up, so that passes of several batches do.
+        """
+        self.remove()
+        factor = self.factor = 1.0 if share is None else share.gradient_factor(self.op)
+        if factor != 1.0:
+            for _, parameter, _ in self._named:
+                # A hook of the tensor would be called by torch.autograd.grad, too.
+                with trainable(parameter):
+                    node = get_gradient_edge(parameter).node
+                hook = node.register_prehook(lambda given: (_times(given[0], factor),))
+                self._hooks.append((node, hook))
+
+    def remove(self) -> None:
+        """Removes the hooks."""
+        while self._hooks:
+            self._hooks.pop()[1].remove()
+
+    @torch.no_grad()
+    def multiply(self, indices: Iterable[int]) -> None:
+        """Makes gradients that no pass has made count by rows."""
+        for index in indices if self.factor != 1.0 else ():
+            parameter = self._named[index].parameter
+            if parameter.grad is not None:
+                parameter.grad = _times(parameter.grad, self.factor)
+
+
+def _times(gradient: Tensor, factor: float) -> Tensor:
+    """Returns a gradient times a factor: zeros for 0, whatever the gradient holds."""
+    return gradient * factor if factor else torch.zeros_like(gradient)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
 from sirtaki.bindings.step_counters import Stepper
+from sirtaki.common.groups import Groups
 from sirtaki.torch.autograd import CollectiveScope
-from sirtaki.torch.listed_parameters import ListedParameters
 
 Optimizer = torch.optim.Optimizer
 
@@ -157,3 +160,135 @@ def wrap(
 
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     optimizer._scope.context.steps.end(by=optimizer._stepper)
+
+
+# ---- The parameters in an optimizer's groups, to notice new ones ---------------------------------------
+
+
+class ListedParameters:
+    """The parameters of each group at one time."""
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        self._lists: list[list[Tensor]] = [list(group["params"]) for group in groups]
+
+    def are_in(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Returns whether groups have exactly these. Cheap: called in each step."""
+        lists = self._lists
+        if len(lists) != len(groups):
+            return False
+        for mine, group in zip(lists, groups, strict=True):
+            present = group["params"]
+            if len(mine) != len(present) or not all(map(is_, mine, present)):
+                return False
+        return True
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (parameter for parameters in self._lists for parameter in parameters)
+
+    def refuse_others(self, groups: Sequence[Mapping[str, Any]], technique: str) -> None:
+        """Raises UnsupportedError if groups have a parameter that is not among these. Cheap, as `are_in`."""
+        if self.are_in(groups):
+            return
+        known = set(self)
+        for number, group in enumerate(groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter not in known:
+                    raise UnsupportedError(
+                        f"the program has put a parameter into optimizer.param_groups[{number}]['params'] "
+                        f"(index {place}, shape {tuple(parameter.shape)}) since the optimizer was wrapped, "
+                        f"and with {technique} only the parameters of that time are exchanged: make a new "
+                        "optimizer with the new parameters and wrap that"
+                    )
+
+    def heirs_of(self, earlier: ListedParameters) -> dict[Tensor, Tensor]:
+        """Returns, by parameters that are gone, those that have taken their places."""
+        before, now = set(earlier), set(self)
+        return {
+            old: new
+            for theirs, mine in zip(earlier._lists, self._lists, strict=False)
+            for old, new in zip(theirs, mine, strict=False)
+            if old not in now and new not in before
+        }
+
+
+def inherited_names(
+    names: Mapping[Tensor, str], heirs: Mapping[Tensor, Tensor], present: ListedParameters
+) -> dict[Tensor, str]:
+    """Returns the names of the present parameters; heirs get those of the parameters that are gone."""
+    there = set(present)
+    found = {heirs.get(one, one): name for one, name in names.items()}
+    return {one: name for one, name in found.items() if one in there}
+
+
+def inherited_groups(groups: Groups, heirs: Mapping[Tensor, Tensor], present: ListedParameters) -> Groups:
+    """Returns lists of parameters that are exchanged together, with the heirs of those that are gone."""
+    if groups is None or isinstance(groups, int):
+        return groups
+    there = set(present)
+    found = [[heirs.get(one, one) for one in group] for group in groups]
+    return [[one for one in group if one in there] for group in found]
+
+
+# ---- The common part of objects that outlive their world in an elastic job -----------------------------
+
+
+class Survivor:
+    """An object that `hvd.elastic.run` moves from world to world, or ends: `sirtaki.bindings.survivors`."""
+
+    _is_retired = False
+
+    def _register(self, context: Context) -> None:
+        """Makes this object a survivor, if the job is elastic."""
+        if context.survivors is not None:
+            context.survivors.add(self)
+
+    def move_to(self, context: Context) -> None:
+        """Continues in another world. `hvd.elastic.run` calls it."""
+        raise NotImplementedError
+
+    def retire(self) -> None:
+        """Ends the use of this object. `hvd.elastic.run` calls it."""
+        self._is_retired = True
+
+    def _check_use(self) -> None:
+        """Raises NotInitializedError if this object has been retired."""
+        if self._is_retired:
+            raise NotInitializedError(
+                f"this {type(self).__name__} was made inside the training function, by an execution of it "
+                "that has ended when the ranks changed: make it before hvd.elastic.run, or use the new one"
+            )
+
+
+class SeparateOptimizer(Survivor, Wrapped):
+    """A wrapped optimizer that steps with the rank's own gradients.
+
+    Its state, such as momenta, is the rank's own. Parameters are equal once the ranks have combined them.
+    """
+
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether the parameters are equal on all ranks."""
+        raise NotImplementedError
+
+    def own_state(self) -> dict[str, Any]:
+        """Returns the state of this rank's own steps: the plain optimizer's `state_dict()`."""
+        return super().state_dict()
+
+    def shared_state(self) -> Any:
+        """Returns what is equal on all ranks besides the parameters; None if there is nothing."""
+        return None
+
+    def return_to(self, shared: Any, own: dict[str, Any]) -> None:
+        """Returns to a time when the parameters were equal on all ranks: see `shared_state`, `own_state`."""
+        super().load_state_dict(own)
+
+    def memory_state(self) -> Any:
+        """Returns what this rank has left out of what it has sent, without copies; None if nothing."""
+        return None
+
+    def load_memory_state(self, state: Any) -> None:
+        """Returns to what `memory_state` has returned."""
+
+    def _unwrap(self) -> None:
+        self._is_retired = False
+        super()._unwrap()

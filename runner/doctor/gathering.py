@@ -2,15 +2,117 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.doctor import local_network, machine
+from sirtaki.runner.doctor import machine
 from sirtaki.runner.doctor.deadline import answer_within
-from sirtaki.runner.doctor.facts import FRAMEWORKS, Framework, HostFacts
+from sirtaki.runner.doctor.facts import FRAMEWORKS, Framework, HostFacts, Identity, Interface, Network, Ssh
 from sirtaki.runner.doctor.trials import TRIAL_SECONDS, find_framework, try_adapter, try_framework
+from sirtaki.runner.rendezvous.identity import host_identity
+from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, local_addresses
+from sirtaki.runner.rendezvous.job import RendezvousError
+
+# ---- Gatherers of facts about this host's names, addresses, interfaces and ssh -------------------------
+
+
+_ROOT = Path("/")
+_ELSEWHERE = "192.0.2.1"  # reserved for documentation: a route to it is the default route
+_DISCARD = 9
+_RESOLVE_SECONDS = 3.0
+
+
+def gather_network(root: Path = _ROOT) -> Network:
+    name = socket.gethostname()
+    try:
+        addresses: tuple[str, ...] = tuple(local_addresses(chosen_interfaces()))
+        refusal = "" if addresses else "there are only loopback addresses"
+    except RendezvousError as error:
+        addresses, refusal = (), str(error)
+    source = _source_address()
+    reached = {source, *addresses}
+    # Those that count come first, since another host takes a bounded number.
+    interfaces = tuple(
+        sorted(_interfaces(root), key=lambda interface: reached.isdisjoint(interface.addresses))
+    )
+    route = next((interface.name for interface in interfaces if source in interface.addresses), "")
+    return Network(name, _resolve(name), interfaces, route, source, addresses, refusal)
+
+
+def _interfaces(root: Path) -> tuple[Interface, ...]:
+    import psutil  # not needed while all ranks are on one host
+
+    addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    return tuple(
+        Interface(
+            name,
+            tuple(one.address for one in addresses[name] if one.family in (socket.AF_INET, socket.AF_INET6)),
+            states[name].mtu,
+            _speed(root, name),
+            states[name].isup,
+        )
+        for name in addresses
+        if name in states and name != "lo"
+    )
+
+
+def _speed(root: Path, interface: str) -> int:
+    try:
+        return max(0, int((root / "sys/class/net" / interface / "speed").read_text()))
+    except (OSError, ValueError):  # a virtual interface, or one without a cable
+        return 0
+
+
+def _source_address() -> str:
+    """Returns this host's address on its default route; "" without one. Nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ELSEWHERE, _DISCARD))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _resolve(name: str) -> tuple[str, ...]:
+    """Returns the addresses of a name; none if it is unknown, or if its name server does not answer soon."""
+    found, _ = answer_within(_RESOLVE_SECONDS, lambda: _look_up(name))
+    return found or ()
+
+
+def _look_up(name: str) -> tuple[str, ...]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+
+
+def gather_identity(root: Path = _ROOT) -> Identity:
+    boot, _, namespace = host_identity().partition("/")
+    try:
+        machine = (root / "etc/machine-id").read_bytes().strip()
+    except OSError:
+        machine = b""
+    return Identity(boot, namespace, hashlib.sha256(machine).hexdigest()[:16] if machine else "")
+
+
+def gather_ssh() -> Ssh:
+    path = shutil.which("ssh")
+    if path is None:
+        return Ssh("")
+    done = subprocess.run([path, "-V"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=5)
+    keys = [one for one in (Path.home() / ".ssh").glob("id_*") if one.suffix != ".pub"]
+    has_agent = "SSH_AUTH_SOCK" in os.environ
+    return Ssh(path, (done.stderr or done.stdout).strip()[:200], bool(keys) or has_agent)
+
+
+# ---- Gathers the facts about this host, one topic at a time, each with its own deadline ----------------
+
 
 _SECONDS = 10.0
 Note = Callable[[str], None]
@@ -29,10 +131,10 @@ TOPICS = {
     "memory": Topic(machine.gather_memory),
     "kernel": Topic(machine.gather_kernel),
     "limits": Topic(machine.gather_limits),
-    "network": Topic(local_network.gather_network),
-    "identity": Topic(local_network.gather_identity),
+    "network": Topic(gather_network),
+    "identity": Topic(gather_identity),
     "variables": Topic(machine.gather_variables),
-    "ssh": Topic(local_network.gather_ssh),
+    "ssh": Topic(gather_ssh),
     "gpu": Topic(machine.gather_gpu, TRIAL_SECONDS),
 }
 

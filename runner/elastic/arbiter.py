@@ -10,12 +10,16 @@ from collections import Counter
 from collections.abc import Container, Sequence
 
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Open, Say, Send, Slot, Start
-from sirtaki.runner.elastic.forming import Unrestorable, choose_candidates, form
 from sirtaki.runner.elastic.phase import Phase
-from sirtaki.runner.elastic.planned_change import PlannedChange
-from sirtaki.runner.elastic.reachability import Reachability
+from sirtaki.runner.elastic.policy import (
+    PlannedChange,
+    Reachability,
+    Slots,
+    Unrestorable,
+    choose_candidates,
+    form,
+)
 from sirtaki.runner.elastic.rules import EXIT, HOST, Rules
-from sirtaki.runner.elastic.slots import Slots
 from sirtaki.runner.elastic.summary import Account, count_losses
 from sirtaki.runner.elastic.workers import Status, Worker, Workers
 from sirtaki.runner.rendezvous.elastic.messages import (

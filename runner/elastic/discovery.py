@@ -9,16 +9,17 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from sirtaki.runner.command import module_words
 from sirtaki.runner.elastic.actions import Slot
-from sirtaki.runner.elastic.name_lookup import NameLookup
 from sirtaki.runner.elastic.settings import slots_of
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import Host, merge_own, parse_hosts
+from sirtaki.runner.hosts import OWN_HOST, Host, merge_own, parse_hosts
 from sirtaki.runner.rendezvous.wire import printable
 
 _PAUSE_SECONDS = 1.0  # between two runs
@@ -151,3 +152,72 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kills the script, and all processes that it has started; does not wait for their end."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+# ---- Finds out which names of hosts mean this machine, without waiting for name servers ----------------
+
+
+_COMMAND = (sys.executable, *module_words("sirtaki.runner.own_host"))
+_LOOK_UP_SECONDS = 60.0  # for the names of one answer; those that were found by then are kept
+
+
+class NameLookup:
+    """The names that were looked up so far, each once in a job.
+
+    One that could not be looked up counts as that of another machine, which perhaps only ssh knows, and is
+    looked up again for the next answer.
+
+    A process of its own looks them up: hvdrun's loop, which answers the leases of other hosts, must not wait,
+    and has no threads, because it forks workers.
+    """
+
+    def __init__(self) -> None:
+        self._is_own = {OWN_HOST: True}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this
+        self._started = 0.0
+
+    def start(self, names: Iterable[str], now: float) -> None:
+        """Begins to look up those of the names that are not known. Raises OSError if that is impossible."""
+        unknown = dict.fromkeys(name for name in names if name not in self._is_own)
+        if not unknown:
+            return
+        self._output.seek(0)
+        self._output.truncate()
+        with tempfile.TemporaryFile() as file:
+            file.write("".join(f"{name}\n" for name in unknown).encode())
+            file.seek(0)
+            self._process = subprocess.Popen(
+                _COMMAND, stdin=file, stdout=self._output, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+        self._started = now
+
+    def poll(self, now: float) -> bool:
+        """Returns whether the look-ups have ended; ends them when they take too long."""
+        if self._process is None:
+            return True
+        if self._process.poll() is None:
+            if now >= self._started + _LOOK_UP_SECONDS:
+                self._process.kill()
+            return False
+        self._process = None
+        self._take_results()
+        return True
+
+    def is_own(self, name: str) -> bool:
+        """Returns whether a name is known to mean this machine."""
+        return self._is_own.get(name, False)
+
+    def close(self) -> None:
+        """Ends look-ups in progress."""
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+        self._output.close()
+
+    def _take_results(self) -> None:
+        self._output.seek(0)
+        for line in self._output.read().decode(errors="replace").splitlines():
+            is_own, _, name = line.partition(" ")
+            self._is_own[name] = is_own == "1"

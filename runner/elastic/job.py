@@ -22,12 +22,11 @@ from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Finish, Slot
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.elastic.driver import Driver, WorkerEnd
-from sirtaki.runner.elastic.host_start import HostStart
 from sirtaki.runner.elastic.job_spares import JobSpares, RemoteSpares
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.phase import Phase
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.elastic.processes import Processes
+from sirtaki.runner.elastic.processes import HostStart, Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spare_command import check_spare_command
 from sirtaki.runner.elastic.spare_process import SpareProcess

@@ -5,13 +5,13 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from sirtaki.runner.elastic.host_spares import HostSpares
+from sirtaki.runner.elastic.pauses import doubled
 from sirtaki.runner.elastic.spare_process import SpareProcess
-from sirtaki.runner.elastic.spares import SparePool
 from sirtaki.runner.hosts import is_own_host
 from sirtaki.runner.process import RankProcess
 from sirtaki.runner.remote import RemoteHost
@@ -182,3 +182,158 @@ class JobSpares:
 
     def _read_output(self, process: SpareProcess) -> None:
         self._display.read_rank(process.rank, process.stdout, process.stderr)
+
+
+# ---- The spares of an elastic job: how many wait on which host, which to start, and which one ----------
+# The spares of an elastic job: how many wait on which host, which to start, and which one takes a place.
+#
+# It is a state machine without I/O, like the arbiter, which knows nothing of it: a spare that takes a
+# place becomes the process that the arbiter has ordered to start.
+
+
+REPLENISH_SECONDS = 1.0  # after one has taken a place: the ranks recover on the same cores
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before a host's next spare, after one has failed
+_MOST_FAILURES = 10  # of a host's spares, in a row
+_STABLE_SECONDS = 60.0  # a spare that fails after it has waited for so long does not count as "in a row"
+
+
+@dataclass
+class Spare:
+    """A spare: a process that has no place in the job yet. `ready` is the moment since which it waits."""
+
+    number: int
+    host: str
+    ready: float | None = None
+
+
+@dataclass
+class _HostFailures:
+    """The failures of a host's spares in a row, and when the next one may start."""
+
+    count: int = 0
+    until: float = 0.0
+
+    def note(self, now: float) -> float:
+        """Notes one more; returns the pause in seconds."""
+        self.count += 1
+        pause = doubled(_SHORTEST_PAUSE, _LONGEST_PAUSE, self.count - 1)
+        self.until = now + pause
+        return pause
+
+
+@dataclass
+class SparePool:
+    """The spares. `wanted` is their number in the whole job; hosts are named as in slots.
+
+    They are spread over the hosts on which ranks run: no host keeps two more than another one can have.
+    """
+
+    wanted: int
+    _spares: dict[int, Spare] = field(default_factory=dict)
+    _hosts: Mapping[str, int] = field(default_factory=dict)
+    _failures: dict[str, _HostFailures] = field(default_factory=dict)
+    _next_number: int = 0
+    _not_before: float = 0.0
+    _is_running: bool = False
+
+    def advance(
+        self, hosts: Mapping[str, int], is_running: bool, now: float
+    ) -> tuple[list[Spare], list[Spare]]:
+        """Returns the spares to start, and those to end, whose hosts have left, or have too many of them.
+
+        Args:
+            hosts: the hosts on which ranks may be started, with the number that run there. A host without any
+                keeps its spares, and gets no more.
+            is_running: whether the ranks train; spares start at no other time.
+            now: time.monotonic().
+        """
+        self._hosts, self._is_running = dict(hosts), is_running
+        ended = [spare for spare in self._spares.values() if spare.host not in self._hosts]
+        for spare in ended:
+            del self._spares[spare.number]
+        started: list[Spare] = []
+        if not is_running or now < self._not_before:
+            return started, ended
+        while (host := self._next_host(now)) is not None:
+            if len(self._spares) >= self.wanted:
+                if (surplus := self._surplus(host)) is None:
+                    break
+                ended.append(self._spares.pop(surplus.number))
+            spare = Spare(self._next_number, host)
+            self._next_number += 1
+            self._spares[spare.number] = spare
+            started.append(spare)
+        return started, ended
+
+    @property
+    def due(self) -> float | None:
+        """Returns when `advance` may start a spare (time.monotonic()); None if that takes an event."""
+        if not self._is_running:
+            return None
+        hosts = self._usable_hosts()
+        if len(self._spares) >= self.wanted:
+            hosts = [host for host in hosts if self._surplus(host) is not None]
+        moments = [self._failures_of(host).until for host in hosts]
+        return max(min(moments), self._not_before) if moments else None
+
+    def note_ready(self, number: int, now: float) -> None:
+        """Notes that a spare has imported its modules, and waits."""
+        if number in self._spares:
+            self._spares[number].ready = now
+
+    def has_ready(self, host: str) -> bool:
+        """Returns whether a spare of this host waits, so that a new worker starts at once."""
+        return any(one.ready is not None for one in self._on(host))
+
+    def take(self, host: str, now: float) -> int | None:
+        """Returns the number of the spare that takes a place on this host; None if there is none.
+
+        The oldest of those that wait is taken; else one that still imports, which is ahead of a new process.
+        """
+        own = self._on(host)
+        if not own:
+            return None
+        spare = min(own, key=lambda one: (one.ready is None, one.number))
+        del self._spares[spare.number]
+        self._failures.pop(host, None)
+        self._not_before = now + REPLENISH_SECONDS
+        return spare.number
+
+    def note_end(self, number: int, why: str, now: float) -> str:
+        """Takes the end of a spare that has no place; returns the line for the user, "" if it was ended."""
+        spare = self._spares.pop(number, None)
+        if spare is None:
+            return ""
+        failures = self._failures_of(spare.host)
+        if spare.ready is not None and now - spare.ready >= _STABLE_SECONDS:
+            failures.count = 0
+        pause = failures.note(now)
+        if failures.count >= _MOST_FAILURES:
+            return f"a spare on {spare.host} {why}: the last one there, because {failures.count} have failed"
+        return f"a spare on {spare.host} {why}; another one starts in {pause:g} s"
+
+    def _next_host(self, now: float) -> str | None:
+        """Returns the host with the fewest spares, of several the one with the most ranks; None without."""
+        free = [host for host in self._usable_hosts() if self._failures_of(host).until <= now]
+        return min(free, key=lambda host: (len(self._on(host)), -self._hosts[host]), default=None)
+
+    def _surplus(self, host: str) -> Spare | None:
+        """Returns a spare to end, so that one may start on this host, which has two fewer; None if none has.
+
+        It is one that still imports, if there is any, and the newest.
+        """
+        fullest = max(map(self._on, self._hosts), key=len, default=[])
+        if len(fullest) < len(self._on(host)) + 2:
+            return None
+        return max(fullest, key=lambda one: (one.ready is None, one.number))
+
+    def _on(self, host: str) -> list[Spare]:
+        return [spare for spare in self._spares.values() if spare.host == host]
+
+    def _usable_hosts(self) -> list[str]:
+        """Returns the hosts that may have another spare, now or after a pause."""
+        used = [host for host, ranks in self._hosts.items() if ranks]
+        return [host for host in used if self._failures_of(host).count < _MOST_FAILURES]
+
+    def _failures_of(self, host: str) -> _HostFailures:
+        return self._failures.setdefault(host, _HostFailures())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.topology import RankPlacement
@@ -14,22 +15,28 @@ from sirtaki.runner.cores import usable_cores
 from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.driver import CannotStart
+from sirtaki.runner.elastic.host_spares import SpareNews
 from sirtaki.runner.elastic.job_spares import JobSpares
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.environment import RankEnvironment, thread_counts
+from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.failure_analysis import ExitStatus
-from sirtaki.runner.hosts import is_own_host
+from sirtaki.runner.host_connection import Connection, with_slot_counts
+from sirtaki.runner.hosts import Host, is_own_host
 from sirtaki.runner.job_folder import JobFolder
-from sirtaki.runner.launch import Settings
+from sirtaki.runner.launch import Settings, start_values
+from sirtaki.runner.lease import HostLease, lease_clock
 from sirtaki.runner.process import Rank, RankProcess
 from sirtaki.runner.rank_start import REPORTS, describe_start_failure
 from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.remote import RemoteHost
+from sirtaki.runner.remote import RemoteHost, RemoteJob
 from sirtaki.runner.remote_rank import RemoteRank
 from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES
 from sirtaki.runner.rendezvous.elastic.process import ARBITER
+from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.lifecycle import WORKER
+from sirtaki.runner.signals import WakeupPipe
 
 _LAST_MESSAGE_SECONDS = 5.0  # for the last message of a worker, at most; elsewhere it may come after the end
 
@@ -208,3 +215,63 @@ class Processes:
         """Returns a worker's place until a world exists."""
         rank = min(self._lanes[slot], self.size - 1)
         return RankPlacement(rank, self.size, slot.index, self.size, 0, 1)
+
+
+# ---- Reaches the other hosts of an elastic job, and prepares their agents for workers ------------------
+
+
+@dataclass(frozen=True)
+class HostStart:
+    """The way to other hosts.
+
+    `on_start` is called with a worker's lane and its pid there, `spares` for the spares of all hosts.
+    """
+
+    settings: Settings
+    job: Job
+    post: Post
+    connection: Connection
+    wakeup: WakeupPipe
+    reaper: Reaper
+    on_start: Callable[[int, int], None]
+    spares: SpareNews
+    states: Path  # the folder of the states of this host's workers
+
+    def connect(self, hosts: Sequence[Host]) -> tuple[list[RemoteHost], list[Host]]:
+        """Reaches all hosts, and returns the connections, and the hosts with their numbers of slots.
+
+        Raises LaunchError if one cannot take part.
+        """
+        program = self.settings.command[0]
+        remotes = self.connection.connect(hosts, program, self.wakeup, self.reaper)
+        if all(host.slots for host in hosts):
+            return remotes, list(hosts)
+        from sirtaki.runner.cores import count_gpus
+
+        return remotes, with_slot_counts(hosts, remotes, count_gpus())
+
+    def begin(self, name: str) -> RemoteHost:
+        """Queries a host, and returns at once. Raises LaunchError."""
+        return self.connection.begin(name, self.settings.command[0], self.reaper)
+
+    def prepare(self, remote: RemoteHost, slots: int) -> None:
+        """Prepares a host that has answered for this number of workers. Raises LaunchError."""
+        try:
+            address = self.post.address_for_others()
+        except RendezvousError as error:
+            raise LaunchError(str(error), 1) from None
+        lease = self._lease_seconds()
+        values = start_values(self.settings, self.job, address)
+        values |= {"placements": [], "slots": slots, "lease": lease}
+        timeline, hosts_lease = self.settings.timeline, HostLease(lease, lease_clock())
+        wake = self.wakeup.wake
+        job = RemoteJob({}, None, self.on_start, wake, timeline, hosts_lease, self.spares, self.states)
+        remote.start(values, job)
+
+    def _lease_seconds(self) -> float:
+        """Returns the length of a lease: the time for which ranks let each other's machines be silent."""
+        from sirtaki.bindings import variables  # opens the core
+        from sirtaki.bindings.config import Config
+
+        values = variables.values({**os.environ, **self.settings.additions})
+        return float(Config(values).get("heartbeat"))

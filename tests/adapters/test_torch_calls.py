@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sirtaki.bindings.errors import Failure, HorovodInternalError
-from sirtaki.torch.backend import calls
+from sirtaki.torch.backend import messages
 from sirtaki.torch.backend.any_source import ReceiveFromAny
-from sirtaki.torch.backend.calls import Call, OpenReceives, SentMessages
+from sirtaki.torch.backend.messages import Call, OpenReceives, SentMessages
 
 HOUR = timedelta(hours=1)
 
@@ -53,9 +53,9 @@ class Rank:
 @pytest.fixture
 def own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves every step to the test."""
-    monkeypatch.setattr(calls.lookout, "watch", lambda _: None)
-    monkeypatch.setattr(calls, "_FIRST_LOOK", 0.0)
-    monkeypatch.setattr(calls, "_LAST_LOOK", 0.0)
+    monkeypatch.setattr(messages.lookout, "watch", lambda _: None)
+    monkeypatch.setattr(messages, "_FIRST_LOOK", 0.0)
+    monkeypatch.setattr(messages, "_LAST_LOOK", 0.0)
 
 
 @pytest.fixture
@@ -161,10 +161,10 @@ def test_a_store_that_is_gone_ends_receives_and_no_thread(call: Call) -> None:
 
 @pytest.mark.usefixtures("own_steps")
 def test_messages_that_wait_for_long_look_less_often(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_FIRST_LOOK", 0.5)
-    monkeypatch.setattr(calls, "_LAST_LOOK", 2.0)
+    monkeypatch.setattr(messages, "_FIRST_LOOK", 0.5)
+    monkeypatch.setattr(messages, "_LAST_LOOK", 2.0)
     now, looks = [100.0], []
-    monkeypatch.setattr(calls.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(messages.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(Call, "opened", lambda _: looks.append(now[0]))
     sent = SentMessages(call, 1)
     sent.add(0, Sending())  # type: ignore[arg-type]

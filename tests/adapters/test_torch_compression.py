@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from world import world
 
 import sirtaki.torch as hvd
-from sirtaki.torch.compressed.gathering import _largest
+from sirtaki.torch.compressed.exchange import _largest
 from sirtaki.torch.compressed.powersgd import orthonormal, write_product
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,7 @@ import pytest
 from exchanged_steps import ROUTES, STEP, K, M, of
 
 from sirtaki.bindings.step_counters import Stepper
-from sirtaki.common.autotune import first_steps
+from sirtaki.common.autotune import tuner
 from sirtaki.common.autotune.model import Counts, Job, Measures, Step, describe, describe_bytes, measure
 
 SHARED = {("all-reduce", "shared memory"): 100, ("all-reduce", "none"): 40}
@@ -138,8 +138,8 @@ def test_a_job_with_process_sets_is_not_known(
             raise ValueError
         return [1, 2]
 
-    monkeypatch.setattr(first_steps, "usable_cores", lambda: cores)
+    monkeypatch.setattr(tuner, "usable_cores", lambda: cores)
     context: Any = SimpleNamespace(members=members, topology=SimpleNamespace(local_size=ranks))
     optimizer = Stepper("gradient", operations=6, bytes=M, parts=2)
     known = Job(ranks_per_core, operations=6, bytes=M, parts=2)
-    assert first_steps.job_of(context, optimizer) == (None if further_set else known)
+    assert tuner.job_of(context, optimizer) == (None if further_set else known)

@@ -15,25 +15,25 @@ from timelines import read_trace, slices_named
 
 import sirtaki.numpy as hvd
 from cases import case
-from sirtaki.bindings import default_context, recordings
-from sirtaki.bindings.recording_orders import RECORDER, TIMELINE, Order, place_order
+from sirtaki.bindings import default_context, state_file
+from sirtaki.bindings.watch_marks import RECORDER, TIMELINE, Order, place_order
 
 LONG = 60.0  # more seconds than any of these recordings lasts
 
 
 @contextmanager
-def ordered(action: str, seconds: float = LONG) -> Iterator[tuple[recordings.Recordings, Path]]:
+def ordered(action: str, seconds: float = LONG) -> Iterator[tuple[state_file.Recordings, Path]]:
     """Orders a recording of this rank, which has begun to look for it; yields it and its folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         place_order(folder, Order(1, action, str(folder / "files"), seconds))
-        found = recordings.Recordings(folder)
+        found = state_file.Recordings(folder)
         found.look(default_context.current())
         yield found, folder / "files"
         found.stop()
 
 
-def answer_of(found: recordings.Recordings) -> dict[str, Any]:
+def answer_of(found: state_file.Recordings) -> dict[str, Any]:
     wait_for(lambda: found.answer is not None)
     assert found.answer is not None
     return found.answer
@@ -95,17 +95,17 @@ def a_timeline_is_recorded_for_its_time() -> None:
 
 @case()
 def a_timeline_that_becomes_too_large_ends() -> None:
-    most = recordings.MAX_BYTES
+    most = state_file.MAX_BYTES
     hvd.barrier()
     try:
-        recordings.MAX_BYTES = 1
+        state_file.MAX_BYTES = 1
         with ordered(TIMELINE) as (found, folder):
             assert answer_of(found)["note"].endswith(" s: its file has reached 0 MiB")
             assert default_context.current().timeline.path == ""
             read_trace(file_of(folder))
         hvd.barrier()
     finally:
-        recordings.MAX_BYTES = most
+        state_file.MAX_BYTES = most
 
 
 @case()

@@ -16,14 +16,14 @@ from cases import case
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.exceptions import InitializationError
-from sirtaki.torch.backend import shared_store
+from sirtaki.torch.backend import init_method
 
 LIMIT = timedelta(seconds=60)
 
 
 def new_store() -> Any:
     context = current()
-    return shared_store.store_of_all_ranks(context, context.next_number("stores of tests"), LIMIT)
+    return init_method.store_of_all_ranks(context, context.next_number("stores of tests"), LIMIT)
 
 
 @contextmanager
@@ -33,11 +33,11 @@ def candidates(addresses: Sequence[str]) -> Iterator[None]:
     def chosen(context: Context, offered: Sequence[str]) -> list[str]:
         return list(addresses)
 
-    before, shared_store._candidates = shared_store._candidates, chosen
+    before, init_method._candidates = init_method._candidates, chosen
     try:
         yield
     finally:
-        shared_store._candidates = before
+        init_method._candidates = before
 
 
 @case()
@@ -74,10 +74,10 @@ def ranks_that_do_not_reach_it_are_named_on_all() -> None:
 @case()
 def another_store_is_not_taken_for_it() -> None:
     other = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found, failure = shared_store._connect(["127.0.0.1"], other.port, "sirtaki/mark")
+    found, failure = init_method._connect(["127.0.0.1"], other.port, "sirtaki/mark")
     assert (found, failure) == (None, "127.0.0.1 (another program listens there)")
     other.set("sirtaki/mark", "")
-    found, failure = shared_store._connect(["127.0.0.1"], other.port, "sirtaki/mark")
+    found, failure = init_method._connect(["127.0.0.1"], other.port, "sirtaki/mark")
     assert failure == ""
     found.set("through the one", "seen in the other")
     assert other.get("through the one") == b"seen in the other"
@@ -87,6 +87,6 @@ def another_store_is_not_taken_for_it() -> None:
 def a_closed_port_is_reported_at_once() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        found, failure = shared_store._connect(["127.0.0.1"], bound.getsockname()[1], "sirtaki/mark")
+        found, failure = init_method._connect(["127.0.0.1"], bound.getsockname()[1], "sirtaki/mark")
     assert found is None
     assert "Connection refused" in failure

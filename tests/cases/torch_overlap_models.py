@@ -10,7 +10,7 @@ from torch import nn
 
 from cases.torch_models import OPTIMIZERS, assert_same_on_all_ranks, distributed, network, own_loss
 from sirtaki.torch.overlapped import flight
-from sirtaki.torch.overlapped.parameter import ParameterInFlight
+from sirtaki.torch.overlapped.flight import ParameterInFlight
 
 Step = Callable[[nn.Module, Any, int], None]
 

@@ -13,7 +13,7 @@ import pytest
 import sirtaki.keras as hvd
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HostsUpdatedInterrupt
-from sirtaki.keras.callbacks.state import sync_variables
+from sirtaki.keras.callbacks import sync_variables
 
 STEPS, ROWS = 3, 4  # in each world; per rank
 

@@ -8,7 +8,7 @@ from elastic.arbiter_job import Job, finish, opened, place
 from elastic.simulation import Simulation
 
 from sirtaki.runner.elastic.actions import Action, Close, Finish, Kill, Open, Send, Slot, Start
-from sirtaki.runner.elastic.slots import Slots
+from sirtaki.runner.elastic.policy import Slots
 from sirtaki.runner.rendezvous.elastic.messages import (
     Change,
     Counted,

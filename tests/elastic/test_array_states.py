@@ -16,7 +16,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError, ParametersDifferError, UnsupportedError
 from sirtaki.common.elastic.state import Start
 from sirtaki.numpy.elastic import ArraysState
-from sirtaki.numpy.elastic.entries import Entry, Kind
+from sirtaki.numpy.elastic.arrays_state import Entry, Kind
 
 DTYPES = (np.float32, np.float64, np.int64, np.bool_, ml_dtypes.bfloat16, np.complex64)
 KINDS = {"statistics": Kind.SENT, "seed": Kind.OWN}
@@ -280,7 +280,7 @@ def test_a_failure_in_the_middle_leaves_the_last_commit_intact(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 2 fails when it is about to take part in this operation."""
-    from sirtaki.numpy.elastic import arrays_state, replication
+    from sirtaki.numpy.elastic import arrays_state
 
     def failing(function: Callable[..., Any], is_it: Callable[..., bool]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -292,14 +292,14 @@ def test_a_failure_in_the_middle_leaves_the_last_commit_intact(
 
     if operation == "check":
         once = iter([False, True])
-        monkeypatch.setattr(replication, "agree", failing(replication.agree, lambda *_: next(once)))
+        monkeypatch.setattr(arrays_state, "agree", failing(arrays_state.agree, lambda *_: next(once)))
     elif operation == "objects":
         sending = failing(arrays_state.broadcast_object, lambda *_: True)
         monkeypatch.setattr(arrays_state, "broadcast_object", sending)
     else:
-        monkeypatch.setattr(replication, "_GROUP_BYTES", 1)
-        sending = failing(replication._broadcast, lambda _, names, __: f"{operation}." in names[0])
-        monkeypatch.setattr(replication, "_broadcast", sending)
+        monkeypatch.setattr(arrays_state, "_GROUP_BYTES", 1)
+        sending = failing(arrays_state._broadcast, lambda _, names, __: f"{operation}." in names[0])
+        monkeypatch.setattr(arrays_state, "_broadcast", sending)
 
     def body() -> None:
         rank = hvd.rank()
@@ -336,9 +336,9 @@ def test_a_checkpoint_is_loaded_by_another_process() -> None:
 
 
 def test_large_arrays_are_sent_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sirtaki.numpy.elastic import replication
+    from sirtaki.numpy.elastic import arrays_state
 
-    monkeypatch.setattr(replication, "_GROUP_BYTES", 1000)
+    monkeypatch.setattr(arrays_state, "_GROUP_BYTES", 1000)
 
     def body() -> None:
         state = Held({f"{index}": np.full(100, float(hvd.rank() + index)) for index in range(7)})

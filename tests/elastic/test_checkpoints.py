@@ -15,8 +15,7 @@ from elastic.running import QUICK, check_exact, run_job
 import sirtaki.numpy as hvd
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.elastic import state as states
-from sirtaki.common.elastic.checkpoints import Checkpoints
-from sirtaki.common.elastic.state import State
+from sirtaki.common.elastic.state import Checkpoints, State
 
 
 def names(folder: Path) -> list[str]:

@@ -15,7 +15,6 @@ from elastic.running import QUICK, check_exact, run_job
 from launching import wait_until
 
 from sirtaki.runner.elastic import discovery as discovery_module
-from sirtaki.runner.elastic import name_lookup
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.errors import LaunchError
@@ -117,7 +116,7 @@ def test_a_name_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     discovery = Discovery(script(tmp_path, f"cat {answer}"), 1, print)
     discovery.first()
     asked = tmp_path / "asked"
-    monkeypatch.setattr(name_lookup, "_COMMAND", ("sh", "-c", f"cat > {asked}"))
+    monkeypatch.setattr(discovery_module, "_COMMAND", ("sh", "-c", f"cat > {asked}"))
     answer.write_text("203.0.113.2:2\n")
     assert discovery.first() == [Slot("203.0.113.2", 0), Slot("203.0.113.2", 1)]
     assert not asked.exists()
@@ -129,7 +128,7 @@ def test_a_name_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_look_up_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its names then count as those of other machines, as with a name that only ssh knows."""
-    monkeypatch.setattr(name_lookup, "_COMMAND", ("sleep", "1000"))
+    monkeypatch.setattr(discovery_module, "_COMMAND", ("sleep", "1000"))
     monkeypatch.setattr(discovery_module, "_LIMIT_SECONDS", 1e9)  # of the script: the moments are not real
     discovery = Discovery(script(tmp_path, "echo 203.0.113.1:1"), 1, refuse)
     moments = itertools.count(100.0, 0.06)

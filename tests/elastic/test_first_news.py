@@ -16,8 +16,8 @@ from timelines import check_trace, slices_named
 
 from sirtaki.bindings.elastic_timeline import ElasticTimeline
 from sirtaki.bindings.survivors import Membership, Survivors
-from sirtaki.common.elastic import changes
-from sirtaki.common.elastic.changes import ChangeClock
+from sirtaki.common.elastic import loop
+from sirtaki.common.elastic.loop import ChangeClock
 from sirtaki.runner.elastic.actions import Action, Kill, Send
 from sirtaki.runner.rendezvous.elastic.messages import Change, Counted, Drain, LeaveAt, Returned, World
 
@@ -159,7 +159,7 @@ class Rank:
     """A rank that goes through a change, with a timeline in `path`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, is_new: bool, *moments: int) -> None:
-        monkeypatch.setattr(changes, "time", Moments(*moments))
+        monkeypatch.setattr(loop, "time", Moments(*moments))
         self.survivors = Survivors()
         self.survivors.timeline = ElasticTimeline(str(path), mark_decisions=False)
         if not is_new:

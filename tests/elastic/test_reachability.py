@@ -21,16 +21,14 @@ from sirtaki.bindings.errors import HorovodInternalError, InitializationError
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.elastic import loop
 from sirtaki.runner.elastic.actions import Action, Send, Slot, Start
-from sirtaki.runner.elastic.reachability import Reachability
+from sirtaki.runner.elastic.policy import Reachability
 from sirtaki.runner.elastic.workers import Worker
-from sirtaki.runner.rendezvous import reach
 from sirtaki.runner.rendezvous.elastic import process
 from sirtaki.runner.rendezvous.elastic.messages import Counted, End, Enlist
-from sirtaki.runner.rendezvous.elastic.process import WorkerProcess
+from sirtaki.runner.rendezvous.elastic.process import WorkerProcess, find_unreachable
 from sirtaki.runner.rendezvous.identity import Offer, RankDescription
 from sirtaki.runner.rendezvous.job import Job as JobOfRanks
 from sirtaki.runner.rendezvous.providers import World
-from sirtaki.runner.rendezvous.reach import find_unreachable
 from sirtaki.runner.rendezvous.world_builder import WorldBuilder
 
 # ---- The hosts that stay ---------------------------------------------------------------------------------
@@ -288,7 +286,7 @@ def test_nothing_is_found_out_without_descriptors(descriptors: int) -> None:
 
 def test_a_host_that_accepts_or_refuses_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes own loopback addresses for other hosts; one of them does not answer: its queue is full."""
-    monkeypatch.setattr(reach, "is_own_address", lambda family, sockaddr: False)
+    monkeypatch.setattr(process, "is_own_address", lambda family, sockaddr: False)
     with socket.socket() as listening, socket.socket() as closed, socket.socket() as silent:
         for number, one in enumerate((listening, closed, silent)):
             one.bind((f"127.0.0.{number + 2}", 0))

@@ -21,7 +21,7 @@ import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
 from sirtaki.bindings.errors import HorovodInternalError, ParametersDifferError  # noqa: E402
 from sirtaki.common.elastic.state import Start  # noqa: E402
-from sirtaki.torch.elastic import receiving  # noqa: E402
+from sirtaki.torch.elastic import state  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
 
@@ -160,7 +160,7 @@ def losing_a_rank(original: Exchange) -> Exchange:
 
 def failing(stage: str, failure: Callable[[Exchange], Exchange]) -> Any:
     """Makes this exchange of `receive` fail."""
-    return mock.patch.object(receiving, stage, failure(getattr(receiving, stage)))
+    return mock.patch.object(state, stage, failure(getattr(state, stage)))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import sirtaki
 from sirtaki.runner.engines.outcomes import RankOutcome, results_of, with_variables
 from sirtaki.runner.engines.places import EngineJob, ranks_by_host
 from sirtaki.runner.function.report import RETURNED, report_of
-from sirtaki.runner.rendezvous.providers import assigned, find_world
+from sirtaki.runner.rendezvous.providers import find_world
+from sirtaki.runner.rendezvous.providers.world import assign
 
 
 def failed(rank: int, error: Exception, is_caused_elsewhere: bool = False) -> RankOutcome:
@@ -62,12 +63,12 @@ def test_the_key_of_a_job_is_not_shown() -> None:
 
 def test_an_assigned_world_comes_first() -> None:
     job = EngineJob.create("spark", 2, 10.0)
-    assigned.assign(job.world(1, "unix:@nobody"))
+    assign(job.world(1, "unix:@nobody"))
     try:
         world = find_world(environment={"SIRTAKI_RANK": "5"})
         assert (world.rank, world.job.size, world.address, world.serves) == (1, 2, "unix:@nobody", False)
     finally:
-        assigned.assign(None)
+        assign(None)
     assert find_world(environment={}).job.size == 1
 
 

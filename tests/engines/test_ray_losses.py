@@ -33,7 +33,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a group of two actors. The reference of a call that fails is its error."""
     import ray
 
-    from sirtaki.ray import group as module
+    from sirtaki.ray import executor as module
 
     def get(reference: Any, timeout: float | None = None) -> Any:
         if isinstance(reference, Exception):

@@ -22,7 +22,7 @@ from sirtaki.bindings.default_context import find
 from sirtaki.bindings.outputs import DeviceOutput
 from sirtaki.bindings.request import Batch
 from sirtaki.torch import device
-from sirtaki.torch.backend import stream_work
+from sirtaki.torch.backend import work
 
 PATIENCE = 120.0  # seconds: far beyond anything that works
 NOT_READY = 600
@@ -138,7 +138,7 @@ class FakeTensors:
                 self.driver.wait_for(self._gpu_of(context), stream)
             return found
 
-        self._patch.setattr(stream_work, "wait_for_launch", wait_for_launch)
+        self._patch.setattr(work, "wait_for_launch", wait_for_launch)
         return self
 
     def __exit__(self, *_: object) -> None:

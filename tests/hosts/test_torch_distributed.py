@@ -45,11 +45,11 @@ import pytest
 import torch.distributed as dist
 import sirtaki.torch as hvd
 import sirtaki.torch.backend
-from sirtaki.torch.backend import shared_store
+from sirtaki.torch.backend import init_method
 
 hvd.init()
 if hvd.rank() == 0:
-    shared_store.own_addresses = lambda: ["10.77.0.99"]
+    init_method.own_addresses = lambda: ["10.77.0.99"]
 with pytest.raises(hvd.HorovodInternalError, match="which rank 1 on hostb, rank 2 on hostb cannot"):
     dist.init_process_group("sirtaki", init_method="sirtaki://")
 print("is done")

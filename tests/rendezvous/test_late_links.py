@@ -17,12 +17,12 @@ from launching import FAILSAFE_SECONDS, wait_until
 from open_files import open_files, opened_since
 
 from sirtaki.bindings.context import Context
-from sirtaki.runner.rendezvous import late_links
+from sirtaki.runner.rendezvous import world_builder
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
-from sirtaki.runner.rendezvous.late_links import LateLinks, Neighbourhood
 from sirtaki.runner.rendezvous.links import PeerEndpoint, choose
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
+from sirtaki.runner.rendezvous.world_builder import LateLinks, Neighbourhood
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
 
@@ -100,7 +100,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
-    monkeypatch.setattr(late_links, "LinkRequests", Requests)
+    monkeypatch.setattr(world_builder, "LinkRequests", Requests)
     with contextlib.ExitStack() as cleanup:
 
         def make(*arguments: Any, **options: Any) -> World:
@@ -188,7 +188,7 @@ def test_a_rank_that_cannot_be_reached_is_reported_to_the_core(world: Callable[.
 
 
 def test_a_rank_whose_world_has_failed_stops_trying(world: Callable[..., World], monkeypatch: Any) -> None:
-    monkeypatch.setattr(late_links, "_ATTEMPT_SECONDS", 0.2)
+    monkeypatch.setattr(world_builder, "_ATTEMPT_SECONDS", 0.2)
     ranks = world(3)
     ranks.cores[1].requests.put(None)
     ranks.late[1].close()
@@ -198,7 +198,7 @@ def test_a_rank_whose_world_has_failed_stops_trying(world: Callable[..., World],
 
 
 def test_threads_and_sockets_end_with_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_links, "LinkRequests", Requests)
+    monkeypatch.setattr(world_builder, "LinkRequests", Requests)
     before, threads = open_files(), threading.active_count()
     ranks = World(3, channels=2)
     mine = handshakes_of(2)

@@ -15,11 +15,11 @@ from launching import FAILSAFE_SECONDS, is_running, wait_until
 from open_files import open_files, opened_since
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner import agent_job
-from sirtaki.runner.agent_job import AgentJob
+from sirtaki.runner import agent as agent_module
+from sirtaki.runner.agent import AgentJob
+from sirtaki.runner.cli import SrunOptions
 from sirtaki.runner.frames import INITIAL_CREDIT, START_MARK, Frame, Kind
 from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.srun import SrunOptions
 from sirtaki.runner.ssh import SshOptions, ssh_command
 
 
@@ -92,7 +92,7 @@ def test_descriptors_for_the_pipes_and_connections_of_all_ranks(
 ) -> None:
     """Each rank has two pipes, and up to three connections: two during a handshake, and one for calls."""
     allowed: list[int] = []
-    monkeypatch.setattr(agent_job, "allow_descriptors", allowed.append)
+    monkeypatch.setattr(agent_module, "allow_descriptors", allowed.append)
     placements = [[rank, 3, rank, 3, 0, 1] for rank in range(3)]
     with Reaper() as reaper:
         job = AgentJob({**values("/bin/true"), "placements": placements}, 3, reaper)

@@ -17,6 +17,7 @@ import pytest
 from sirtaki.bench.patterns import Patterns
 from sirtaki.runner import commands
 from sirtaki.runner.bench import peers as peers_module
+from sirtaki.runner.bench.cli import draw
 from sirtaki.runner.bench.collective_report import COLUMNS, CollectiveReport, Limit
 from sirtaki.runner.bench.kinds import KINDS, SETTINGS, LinkReport, StepReport
 from sirtaki.runner.bench.messages import (
@@ -32,7 +33,6 @@ from sirtaki.runner.bench.messages import (
 )
 from sirtaki.runner.bench.operations import OPERATIONS
 from sirtaki.runner.bench.peers import PEERS
-from sirtaki.runner.bench.plot import draw
 from sirtaki.runner.bench.report import Load
 from sirtaki.runner.bench.samples import block_calls, median_ratio, quantile
 from sirtaki.runner.bench.sizes import ITEMSIZES, counts, parse_size

@@ -13,13 +13,12 @@ from subprocess import CompletedProcess
 import pytest
 from tiers import exhaustive_unless
 
-from sirtaki.bench import devices
+from sirtaki.bench import worker
 from sirtaki.common import basics
-from sirtaki.runner.bench.cli import make_plan, parser
+from sirtaki.runner.bench.cli import command, make_plan, parser
 from sirtaki.runner.bench.collective_report import CollectiveReport
 from sirtaki.runner.bench.messages import OWN, Measurement, Plan, Timing, World
 from sirtaki.runner.bench.operations import OPERATIONS
-from sirtaki.runner.bench.ranks import command
 from sirtaki.runner.bench.report import Load
 
 PLAN = Plan("allreduce", "float32", 1 << 20, 4 << 20, 4.0, 3, ["gloo"])
@@ -83,11 +82,11 @@ def test_nccl_needs_a_gpu_for_each_rank(
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: has_nccl)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(basics, "local_size", lambda: 2)
-    monkeypatch.setattr(devices.hvd, "allgather_object", lambda one: ["", one])
-    found = devices.unusable_peers(replace(PLAN, peers=["nccl"], device="cuda"))
+    monkeypatch.setattr(worker.hvd, "allgather_object", lambda one: ["", one])
+    found = worker.unusable_peers(replace(PLAN, peers=["nccl"], device="cuda"))
     assert found.keys() == ({"nccl"} if reason else set())
     assert found.get("nccl", "").endswith(reason)
-    assert devices.unusable_peers(PLAN) == {}
+    assert worker.unusable_peers(PLAN) == {}
 
 
 def test_a_peer_for_gpus_is_left_out_and_the_others_are_measured(sirtaki: Command) -> None:

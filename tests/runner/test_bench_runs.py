@@ -17,7 +17,7 @@ from launching import FAILSAFE_SECONDS, read_terminal
 from process_world import may_read_siblings
 from tiers import exhaustive_unless
 
-from sirtaki.runner.bench import ranks
+from sirtaki.runner.bench import cli
 from sirtaki.runner.bench.operations import OPERATIONS
 from sirtaki.runner.bench.peers import mpirun
 from sirtaki.runner.errors import LaunchError
@@ -225,6 +225,6 @@ def test_hosts(hosts: Callable[..., Path], bench: Bench) -> None:
     ],
 )
 def test_ranks_that_do_not_answer(program: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "SILENCE_SECONDS", 0.5 if "sleep" in program else FAILSAFE_SECONDS)
+    monkeypatch.setattr(cli, "SILENCE_SECONDS", 0.5 if "sleep" in program else FAILSAFE_SECONDS)
     with pytest.raises(LaunchError, match=text):
-        list(ranks.messages([sys.executable, "-c", program], os.environ, blocks=2))
+        list(cli.messages([sys.executable, "-c", program], os.environ, blocks=2))

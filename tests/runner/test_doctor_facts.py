@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sirtaki.runner.doctor import gathering, local_network, machine, probe, session, trials
+from sirtaki.runner.doctor import gathering, machine, probe, session, trials
 from sirtaki.runner.doctor.answering import MARK
 from sirtaki.runner.doctor.deadline import answer_within
 from sirtaki.runner.doctor.decoding import decode
@@ -48,7 +48,7 @@ JSON = st.recursive(
 def facts() -> Iterator[HostFacts]:
     """Returns the facts about this host, whose name a name server need not know."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_network, "_look_up", lambda _: ("192.0.2.7",))
+        patch.setattr(gathering, "_look_up", lambda _: ("192.0.2.7",))
         yield gather(NOTHING)
 
 
@@ -96,9 +96,9 @@ def test_facts_have_no_control_characters() -> None:
 
 def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     hold = threading.Event()
-    monkeypatch.setattr(local_network, "_look_up", lambda _: hold.wait())
-    monkeypatch.setattr(local_network, "_RESOLVE_SECONDS", 0.05)
-    found = local_network.gather_network()
+    monkeypatch.setattr(gathering, "_look_up", lambda _: hold.wait())
+    monkeypatch.setattr(gathering, "_RESOLVE_SECONDS", 0.05)
+    found = gathering.gather_network()
     hold.set()
     assert found.resolves_to == ()
     assert set(found.reachable_at) == set(local_addresses())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.doctor import local_network, trials
+from sirtaki.runner.doctor import gathering, trials
 from sirtaki.runner.doctor.decoding import MAX_ENTRIES, decode, shortened
 from sirtaki.runner.doctor.facts import HostFacts, Interface, Network, Variables
 
@@ -41,10 +41,10 @@ def test_many_interfaces_and_variables_are_cut() -> None:
 
 def test_interfaces_that_count_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     other, reached = Interface("veth0", ("169.254.0.1",), 1500), Interface("eth0", ("10.0.0.1",), 1500)
-    monkeypatch.setattr(local_network, "_interfaces", lambda _: (other, reached))
-    monkeypatch.setattr(local_network, "_source_address", lambda: "10.0.0.1")
-    monkeypatch.setattr(local_network, "_look_up", lambda _: ())
-    assert local_network.gather_network().interfaces == (reached, other)
+    monkeypatch.setattr(gathering, "_interfaces", lambda _: (other, reached))
+    monkeypatch.setattr(gathering, "_source_address", lambda: "10.0.0.1")
+    monkeypatch.setattr(gathering, "_look_up", lambda _: ())
+    assert gathering.gather_network().interfaces == (reached, other)
 
 
 def test_a_folder_is_no_framework(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from agent_conversation import values
 
-from sirtaki.runner.agent_job import AgentJob
+from sirtaki.runner.agent import AgentJob
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.rank_start import REPORTS
 from sirtaki.runner.reaper import Reaper

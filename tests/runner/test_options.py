@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from fake_gpu import FOLDER, needs_fake
 
-from sirtaki.runner.config_file import config_arguments
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.horovod_flags import REFUSED
-from sirtaki.runner.options import parse
+from sirtaki.runner.options import config_arguments, parse
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sirtaki.runner import output
-from sirtaki.runner.output import Pipe, Sink, Stream
+from sirtaki.runner import display
+from sirtaki.runner.display import Pipe, Sink, Stream
 
 
 class RecordingSink(Sink):
@@ -67,7 +67,7 @@ def test_nothing_is_lost(parts: list[bytes]) -> None:
 
 
 def test_an_endless_line_is_broken_rather_than_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(display, "_LONGEST_LINE", 1000)
     lines = show(*[b"x" * 600] * 4)
     assert [len(line) for line in lines] == [1205, 1205]
 

@@ -14,10 +14,19 @@ from rank_samples import state_values
 from world import world
 
 from sirtaki.bindings import default_context, program_timeline
-from sirtaki.bindings.recording_orders import ANSWER, RECORDER, TIMELINE, Order, place_order, read_order
-from sirtaki.bindings.watch_marks import FOLDER, is_watched, watch_for_now
-from sirtaki.runner.dashboard import recordings as module
-from sirtaki.runner.dashboard.recordings import Recordings
+from sirtaki.bindings.watch_marks import (
+    ANSWER,
+    FOLDER,
+    RECORDER,
+    TIMELINE,
+    Order,
+    is_watched,
+    place_order,
+    read_order,
+    watch_for_now,
+)
+from sirtaki.runner.dashboard import server as module
+from sirtaki.runner.dashboard.server import Recordings
 from sirtaki.runner.frames import Frame, Kind, WireError
 from sirtaki.runner.remote_states import RemoteStates, take_order
 

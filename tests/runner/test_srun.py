@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS, is_running, read_pids, wait_until
 
+from sirtaki.runner.cli import SrunOptions
 from sirtaki.runner.coding import LineDecoder, encode_lines
-from sirtaki.runner.srun import SrunOptions
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -33,7 +33,7 @@ LEASE_SECONDS = 4.0
 WITH_SHORT_LEASE = (
     sys.executable,
     "-c",
-    "import sys; from sirtaki.runner.srun import SrunOptions; "
+    "import sys; from sirtaki.runner.cli import SrunOptions; "
     f"SrunOptions.lease_seconds = {LEASE_SECONDS}; "
     "from sirtaki.runner.cli import main; sys.exit(main())",
 )

@@ -24,8 +24,7 @@ from sirtaki.runner.frames import Frame, Kind, WireError
 from sirtaki.runner.job_timeline import JobTimeline
 from sirtaki.runner.lease import HostLease
 from sirtaki.runner.post_mortem import PostMortem
-from sirtaki.runner.relayed import RelayedHosts
-from sirtaki.runner.remote import RemoteHost, RemoteJob
+from sirtaki.runner.remote import RelayedHosts, RemoteHost, RemoteJob
 from sirtaki.runner.remote_rank import RemoteRank
 from sirtaki.runner.ssh import SshOptions
 from sirtaki.runner.states import ProcessState, read_job

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, using
 from sirtaki.bindings.errors import ParametersDifferError
+from sirtaki.common.checksums import Comparison, checksum_of_text, combined
+from sirtaki.common.consistency import Scope, find_difference
 from sirtaki.common.elastic.state import ObjectState, Start
-from sirtaki.common.objects import broadcast_object
+from sirtaki.common.handles import Operation, pooled_batch, run
+from sirtaki.common.hints import hint
+from sirtaki.common.objects import broadcast_object, gather_objects
+from sirtaki.common.ops import Call, describe
+from sirtaki.common.process_sets import global_process_set
 from sirtaki.numpy import arrays as adapter
-from sirtaki.numpy.arrays import Array
-from sirtaki.numpy.elastic import replication
-from sirtaki.numpy.elastic.entries import Entry, Kind
+from sirtaki.numpy.arrays import Array, row_major_view
+from sirtaki.numpy.consistency import checksum_of
 
 _OBJECTS = "elastic.objects"
 
@@ -137,8 +145,8 @@ class ArraysState(ObjectState):
             return
         equal = [entry for entry in entries if entry.kind is Kind.EQUAL]
         found = self._read(equal)
-        if not replication.agree(start.context, equal, found):
-            self._replace(equal, replication.repair(start.context, equal, found), self._details(equal))
+        if not agree(start.context, equal, found):
+            self._replace(equal, repair(start.context, equal, found), self._details(equal))
 
     def _replace(self, entries: Sequence[Entry], right: dict[int, Array], details: Any) -> None:
         if right:
@@ -146,15 +154,15 @@ class ArraysState(ObjectState):
 
     def _take_over(self, start: Start, entries: Sequence[Entry]) -> None:
         context, needs = start.context, not start.is_current
-        replication.agree(context, entries)
+        agree(context, entries)
         found = [] if needs else self._read(entries)
-        received = replication.receive(context, entries, found, needs)
+        received = receive(context, entries, found, needs)
         values = received if needs else found
         which = [index for index, entry in enumerate(entries) if entry.kind is Kind.EQUAL]
         equal, compared = [entries[index] for index in which], [values[index] for index in which]
         right: dict[int, Array] = {}
-        if not replication.agree(context, equal, compared):
-            right = {which[index]: one for index, one in replication.repair(context, equal, compared).items()}
+        if not agree(context, equal, compared):
+            right = {which[index]: one for index, one in repair(context, equal, compared).items()}
         attributes, details = broadcast_object((self._values(), self._details(entries)), 0, _OBJECTS)
         if needs:
             self._write(entries, [right.get(index, one) for index, one in enumerate(received)], details)
@@ -230,3 +238,201 @@ def _copied(array: Array, memory: Array | None) -> Array:
         adapter.view(memory)  # refuses a dtype that cannot be sent at the first save, not at the first change
     np.copyto(memory, array)
     return memory
+
+
+# ---- The description of a state's arrays: what each is called, and what the ranks have in --------------
+# The description of a state's arrays: what each is called, and what the ranks have in common about it.
+
+
+class Kind(Enum):
+    """The relation between the ranks' values of one array.
+
+    Attributes:
+        EQUAL: the same on all ranks, such as parameters. Checked after each change of the ranks.
+        SENT: sent to ranks that need a state, but otherwise each rank's own, such as moving statistics.
+        OWN: never sent, such as the states of random number generators.
+    """
+
+    EQUAL = "equal"
+    SENT = "sent"
+    OWN = "own"
+
+
+class Entry(NamedTuple):
+    """One array of a state.
+
+    Attributes:
+        name: unique in the state; the same on all ranks, unless the kind is OWN.
+        shape: elements along each dimension.
+        dtype: the element type.
+        kind: the relation between the ranks' values.
+        target: what the array is written to, as the state's class understands it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    kind: Kind = Kind.EQUAL
+    target: Any = None
+
+    @property
+    def description(self) -> str:
+        return f"{self.dtype} of shape {list(self.shape)}"
+
+
+class Descriptions:
+    """The names, dtypes and shapes of entries, in the form that `sirtaki.common.consistency` compares."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = entries
+
+    def checksum(self) -> int:
+        """Returns one checksum of all descriptions."""
+        return checksum_of_text(repr([(entry.name, entry.description) for entry in self._entries]))
+
+    def names(self) -> Sequence[str]:
+        return [entry.name for entry in self._entries]
+
+    def kinds(self) -> Sequence[str]:
+        return [entry.description for entry in self._entries]
+
+    def checksums(self) -> Sequence[int]:
+        return [0] * len(self._entries)  # values are not compared here
+
+    def spread(self, index: int) -> Any:
+        raise NotImplementedError("values are not compared here")
+
+
+# ---- The exchange by which all ranks get the arrays of rank 0, and make sure that they have them -------
+# The names of all operations begin with "elastic.", which separates them from the user's.
+
+
+_NAME = "elastic.arrays"
+_GROUP_BYTES = 64 << 20  # sent together; bounds the memory of ranks that take part without needing anything
+
+
+def agree(context: Context, entries: Sequence[Entry], arrays: Sequence[Array] | None = None) -> bool:
+    """Compares descriptions over the ranks, and the arrays if they are given. All ranks call it alike.
+
+    Returns:
+        Whether the arrays are equal on all ranks; True if none are given.
+
+    Raises:
+        ParametersDifferError: names, dtypes or shapes differ. All ranks raise it, with the same text.
+    """
+    described = Descriptions(entries)
+    comparison = Comparison(context, Call(f"{_NAME}.check"), 2)
+    values = combined([] if arrays is None else map(checksum_of, arrays))
+    comparison.start([described.checksum(), values])
+    outcome = comparison.finish()
+    if outcome is None or all(outcome.equal):
+        return True
+    if not outcome.equal[0]:
+        scope = Scope(context, global_process_set, _NAME, "hvd.elastic.run")
+        finding = find_difference(scope, described)
+        raise ParametersDifferError(str(finding or "the ranks' states hold different arrays"))
+    return False
+
+
+def receive(
+    context: Context, entries: Sequence[Entry], sources: Sequence[Array], is_needed: bool
+) -> list[Array]:
+    """Sends rank 0's arrays to the ranks that need them. All ranks call it.
+
+    Args:
+        context: this rank, in its new world.
+        entries: described alike on all ranks.
+        sources: on rank 0, its arrays, which are only read. Ignored elsewhere.
+        is_needed: whether this rank needs the arrays; False on rank 0.
+
+    Returns:
+        New arrays, in the order of entries, if they are needed; else an empty list.
+    """
+    received: list[Array] = []
+    for group in _groups(entries):
+        if context.rank == 0:
+            own = [sources[index] for index in group]
+        else:
+            own = [np.empty(entries[index].shape, entries[index].dtype) for index in group]
+        _broadcast(context, [f"{_NAME}.{index}.{entries[index].name}" for index in group], own)
+        if is_needed:
+            received += own
+    return received
+
+
+def _groups(entries: Sequence[Entry]) -> Iterator[list[int]]:
+    group: list[int] = []
+    size = 0
+    for index, entry in enumerate(entries):
+        group.append(index)
+        size += int(np.prod(entry.shape)) * entry.dtype.itemsize
+        if size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _broadcast(context: Context, names: Sequence[str], arrays: Sequence[Array]) -> None:
+    """Overwrites the arrays by those of rank 0, which stay unchanged there."""
+    batch = pooled_batch(len(arrays))
+    views = [row_major_view(array) for array in arrays]
+    for index, (name, view) in enumerate(zip(names, views, strict=True)):
+        describe(batch, core.BROADCAST, view, view.pointer, Call(name), index, root=0)
+    run(context, Operation(batch, views, lambda *_: None))
+
+
+def repair(context: Context, entries: Sequence[Entry], arrays: Sequence[Array]) -> dict[int, Array]:
+    """Finds the arrays that are not as on rank 0, and fetches those. All ranks call it, after `agree`.
+
+    One rank warns, with the array's name and the largest difference.
+
+    Returns:
+        The right arrays by index, those that differ on this rank only.
+
+    Raises:
+        ParametersDifferError: an array still differs after it has been sent; on all ranks.
+    """
+    checksums = [checksum_of(array) for array in arrays]
+    gathered: list[list[int]] = gather_objects(context, checksums, f"{_NAME}.checksums", global_process_set)
+    different = [
+        index for index in range(len(entries)) if any(one[index] != gathered[0][index] for one in gathered)
+    ]
+    sources = [arrays[index] for index in different]
+    fetched = receive(context, [entries[index] for index in different], sources, context.rank != 0)
+    right = dict(zip(different, fetched or sources, strict=True))
+    _report(context, entries, {index: _difference(arrays[index], right[index]) for index in different})
+    now = [right.get(index, array) for index, array in enumerate(arrays)]
+    if not agree(context, entries, now):
+        raise ParametersDifferError(
+            f"{entries[different[0]].name!r} still differs between the ranks after rank 0 has sent it: "
+            "memory or a connection of one of the ranks is damaged"
+        )
+    return {index: array for index, array in right.items() if checksums[index] != gathered[0][index]}
+
+
+def _report(context: Context, entries: Sequence[Entry], differences: dict[int, float]) -> None:
+    gathered = gather_objects(context, differences, f"{_NAME}.differences", global_process_set)
+    if context.rank != 0 or not differences:
+        return
+    scope = Scope(context, global_process_set, _NAME, "")
+    parts = []
+    for index in differences:
+        rank = max(range(context.size), key=lambda rank: gathered[rank][index])
+        parts.append(f"{entries[index].name!r} on {scope.label(rank)} (by up to {gathered[rank][index]:.3g})")
+    more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+    hint(
+        f"after a change of the ranks, arrays were not as on rank 0, whose values replace them: "
+        f"{', '.join(parts[:3])}{more}"
+    )
+
+
+def _difference(own: Array, right: Array) -> float:
+    """Returns the largest difference of two elements; infinity if one of them is not a number."""
+    if own.tobytes() == right.tobytes():
+        return 0.0
+    wide: Any = np.complex128 if own.dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        differences = np.abs(own.astype(wide) - right.astype(wide))
+    differences = np.where(own == right, 0.0, np.nan_to_num(differences, nan=np.inf, posinf=np.inf))
+    return float(differences.max(initial=0.0))

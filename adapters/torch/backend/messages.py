@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.distributed import Work
@@ -13,8 +16,8 @@ from torch.distributed import Work
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.waiting import failure_of_context
 from sirtaki.torch.backend.any_source import ReceiveFromAny
-from sirtaki.torch.backend.calls import Call, OpenReceives, SentMessages
 from sirtaki.torch.backend.submission import Part, Submission
 from sirtaki.torch.backend.tensors import single, whole, written
 from sirtaki.torch.backend.work import GroupWork
@@ -98,3 +101,191 @@ class Messages(Submission):
     def _refuse_self(self, other: int) -> None:
         if other == self.rank():
             raise ValueError(f"rank {other} of the group cannot send to itself, nor receive from itself")
+
+
+# ---- Finds the senders of receives from any rank, through the group's store ----------------------------
+# The core matches messages by names that both ranks know, so the sender has to be found first. The receiver
+# opens a call in the store: a number, under its rank and the tag. A rank of which a message to it has waited
+# for a while takes the call, and writes its rank and the number of that message. The receiver then receives
+# from this rank, unless it has received that message in another way meanwhile: then it opens the next call.
+
+
+# Seconds. A message looks for a call when it has waited for longer than most, and then ever less often: ranks
+# of a pipeline wait for each other all the time, and must not flood the store.
+_FIRST_LOOK, _LAST_LOOK = 0.05, 0.25
+_STEP = 0.01
+
+# Receives the message with this number from a rank; returns None if it was received in another way.
+Accept = Callable[[int, int], GroupWork | None]
+
+
+class Store(Protocol):
+    """The part of torch's stores that is used here."""
+
+    def check(self, keys: list[str]) -> bool: ...
+    def get(self, key: str) -> bytes: ...
+    def set(self, key: str, value: str) -> None: ...
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+    def delete_key(self, key: str) -> bool: ...
+
+
+class Call:
+    """A place in the store: a receiver opens its calls for messages with one tag, and senders take them."""
+
+    def __init__(self, connect: Callable[[], Store], receiver: int, tag: int) -> None:
+        self._connect, self._prefix = connect, f"sirtaki/call/{receiver}/{tag}"
+
+    @cached_property
+    def _store(self) -> Store:
+        return self._connect()
+
+    def open(self, number: int | None) -> None:
+        """Opens a call, in place of the one before; None: there is none any more."""
+        self._store.set(self._prefix, "" if number is None else str(number))
+
+    def opened(self) -> int | None:
+        """Returns the number of the open call; None if there is none."""
+        if not self._store.check([self._prefix]):
+            return None
+        value = self._store.get(self._prefix)
+        return int(value) if value else None
+
+    def take(self, number: int, sender: int, message: int) -> None:
+        """Offers a sender's message for a call, unless another one has been offered."""
+        self._store.compare_set(f"{self._prefix}/{number}", "", f"{sender} {message}")
+
+    def answer(self, number: int) -> tuple[int, int] | None:
+        """Returns the sender and the message that were offered for a call, once; None if none was."""
+        key = f"{self._prefix}/{number}"
+        if not self._store.check([key]):
+            return None
+        sender, message = self._store.get(key).split()
+        self._store.delete_key(key)
+        return int(sender), int(message)
+
+
+class OpenReceives:
+    """A rank's receives from any rank with one tag, in their order."""
+
+    def __init__(self, call: Call, context: Context) -> None:
+        self._call, self._context = call, context
+        self._waiting: deque[tuple[ReceiveFromAny, Accept]] = deque()
+        self._number = 0
+        self._is_open = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting
+
+    def add(self, receive: ReceiveFromAny, accept: Accept) -> None:
+        """Begins to look for a sender; `accept` receives what one offers."""
+        self._waiting.append((receive, accept))
+        lookout.watch(self)
+
+    def look(self) -> None:
+        """Opens a call for the oldest receive, or starts the receive whose sender has been found."""
+        failure = failure_of_context(self._context)
+        if failure is not None:
+            self.fail(failure)
+        elif not self._is_open:
+            self._call.open(self._number)
+            self._is_open = True
+        elif (answer := self._call.answer(self._number)) is not None:
+            self._take(*answer)
+
+    def _take(self, sender: int, message: int) -> None:
+        receive, accept = self._waiting[0]
+        accepted = accept(sender, message)
+        if accepted is not None:
+            self._waiting.popleft()
+            receive.start(sender, accepted)
+        self._number += 1
+        self._is_open = bool(self._waiting)
+        self._call.open(self._number if self._is_open else None)
+
+    def fail(self, failure: Exception) -> None:
+        """Ends all receives with an error."""
+        while self._waiting:
+            self._waiting.popleft()[0].fail(failure)
+
+
+class SentMessages:
+    """A rank's messages to another one with one tag that have not been received yet, in their order."""
+
+    def __init__(self, call: Call, sender: int) -> None:
+        self._call, self._sender = call, sender
+        self._waiting: deque[tuple[int, GroupWork]] = deque()
+        self._taken: int | None = None  # the last call that was taken
+        self._pause = _FIRST_LOOK
+        self._next_look = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting
+
+    def add(self, message: int, work: GroupWork) -> None:
+        """Looks after a message from now on: it may be one for a receive from any rank."""
+        if not self._waiting:
+            self._next_look = time.monotonic() + self._pause
+        self._waiting.append((message, work))
+        lookout.watch(self)
+
+    def look(self) -> None:
+        """Forgets the messages that were received; takes a call for the oldest other one."""
+        before = len(self._waiting)
+        while self._waiting and self._waiting[0][1].is_completed():
+            self._waiting.popleft()
+        now = time.monotonic()
+        if len(self._waiting) < before:
+            self._next_look = now + self._pause
+        if not self._waiting or now < self._next_look:
+            return
+        number = self._call.opened()
+        self._pause = _FIRST_LOOK if number is not None else min(2 * self._pause, _LAST_LOOK)
+        self._next_look = now + self._pause
+        if number is not None and number != self._taken:
+            self._taken = number
+            self._call.take(number, self._sender, self._waiting[0][0])
+
+    def fail(self, failure: Exception) -> None:
+        """Stops looking: the store is gone, and with it whoever could have opened a call."""
+        self._waiting.clear()
+
+
+class Lookout:
+    """The thread of a process that looks after messages and receives, while there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: set[Any] = set()
+        self._is_needed = threading.Event()
+        self._is_running = False
+
+    def watch(self, messages: OpenReceives | SentMessages) -> None:
+        """Looks after these until they are idle."""
+        with self._lock:
+            self._watched.add(messages)
+            self._is_needed.set()
+            if self._is_running:
+                return
+            self._is_running = True
+        # A program may end while a peer never answers: the thread does not keep it from doing so.
+        threading.Thread(target=self._run, name="sirtaki-lookout", daemon=True).start()
+
+    def _run(self) -> None:
+        while self._is_needed.wait():
+            time.sleep(_STEP)
+            with self._lock:
+                watched = list(self._watched)
+            for one in watched:
+                try:
+                    one.look()
+                except Exception as failure:
+                    one.fail(failure)
+            with self._lock:
+                self._watched = {one for one in self._watched if not one.is_idle}
+                if not self._watched:
+                    self._is_needed.clear()
+
+
+lookout = Lookout()

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from sirtaki.torch._private import forget_stages
 from sirtaki.torch.elastic.sampler import ElasticSampler
 from sirtaki.torch.nested import Path, copied
-from sirtaki.torch.overlapped.parameter import land
+from sirtaki.torch.overlapped.flight import land
 from sirtaki.torch.tensors import plain_name
 
 Names = Mapping[int, str]  # of parameters, by their id()

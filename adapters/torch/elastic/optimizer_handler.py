@@ -16,8 +16,7 @@ from sirtaki.torch.optimizer import drop_round
 from sirtaki.torch.optimizer_state import options_of, parameters_of, set_options, set_state, state_of
 from sirtaki.torch.overlapped.optimizer import Overlapped
 from sirtaki.torch.sharded.optimizer import Sharded
-from sirtaki.torch.survivor import SeparateOptimizer
-from sirtaki.torch.wrapping import Optimizer
+from sirtaki.torch.wrapping import Optimizer, SeparateOptimizer
 
 
 class OptimizerHandler(ContentHandler):

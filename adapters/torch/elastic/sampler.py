@@ -14,7 +14,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
 from sirtaki.torch.collectives import allgather
-from sirtaki.torch.survivor import Survivor
+from sirtaki.torch.wrapping import Survivor
 
 
 @dataclass

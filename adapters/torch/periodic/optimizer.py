@@ -22,8 +22,7 @@ from sirtaki.torch.parameters import all_named
 from sirtaki.torch.periodic.format import format_of, memory_of_gradients
 from sirtaki.torch.periodic.synchronizer import Schedule, Synchronizer, fragments_of, with_buffers
 from sirtaki.torch.periodic.updates import OuterStep, ParameterAveraging, Update
-from sirtaki.torch.survivor import SeparateOptimizer
-from sirtaki.torch.wrapping import Optimizer, make_plain, wrap
+from sirtaki.torch.wrapping import Optimizer, SeparateOptimizer, make_plain, wrap
 
 # The keys of a state_dict(): the outer optimizer, and what this rank has left out of its differences.
 _OUTER, _MEMORY = "outer", "compression"

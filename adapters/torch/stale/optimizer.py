@@ -16,7 +16,7 @@ from sirtaki.torch.exchange_options import ExchangeOptions
 from sirtaki.torch.parameters import exchanged
 from sirtaki.torch.stale.arguments import refuse_model
 from sirtaki.torch.stale.clock import GlobalBatchClock
-from sirtaki.torch.stale.exchange import StaleExchange, Update
+from sirtaki.torch.stale.rounds import StaleExchange, Update
 from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import Optimizer, Wrapped, wrap
 

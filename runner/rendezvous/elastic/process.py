@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import selectors
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -18,15 +23,16 @@ from sirtaki.bindings.gpu import with_packages
 from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.rendezvous import lifecycle
+from sirtaki.runner.rendezvous.address import resolve_all, split_address
 from sirtaki.runner.rendezvous.elastic.messages import End
 from sirtaki.runner.rendezvous.elastic.messages import World as Place
 from sirtaki.runner.rendezvous.elastic.provisional import ProvisionalContext
 from sirtaki.runner.rendezvous.elastic.spare import wait_for_place
 from sirtaki.runner.rendezvous.elastic.worker import Worker
+from sirtaki.runner.rendezvous.interfaces import is_own_address
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.providers.environment import key_of_launcher
 from sirtaki.runner.rendezvous.providers.world import VERSION, World, number_in
-from sirtaki.runner.rendezvous.reach import find_unreachable
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 ARBITER = "SIRTAKI_ARBITER"  # the address of the rendezvous between workers and the arbiter
@@ -272,3 +278,62 @@ def _end_children_on_sigterm(draining: _Draining) -> None:
 def _is_final(message: End | None) -> bool:
     """Returns whether the job has ended, and not only this worker's part in it."""
     return message is not None and message.code != 0
+
+
+# ---- Finds the hosts that cannot be reached from here, for a rank that could not link to the others ----
+
+
+_SECONDS = 2.0  # TCP repeats its first packet after one second
+_ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)  # the host has answered, whether or not a rank listens
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # nothing was sent
+
+
+def find_unreachable(addresses: Mapping[int, Sequence[str]]) -> list[int]:
+    """Returns the ranks of which no address answers: neither accepts nor refuses a connection.
+
+    Args:
+        addresses: by rank; all of them are tried at the same time. Those that this host has, too, prove
+            nothing: a container's bridge has the same address on many hosts. A rank that cannot be tried,
+            because this process may open no more files, is not among the returned ones.
+    """
+    try:
+        return _find_unreachable(addresses)
+    except OSError:  # not even one can be tried
+        return []
+
+
+def _find_unreachable(addresses: Mapping[int, Sequence[str]]) -> list[int]:
+    with contextlib.ExitStack() as cleanup:
+        selector = cleanup.enter_context(selectors.DefaultSelector())
+        unreached = set(addresses)
+        for rank, own in addresses.items():
+            for address in own:
+                if _begin(address, rank, selector, cleanup):
+                    unreached.discard(rank)
+        deadline = time.monotonic() + _SECONDS
+        while unreached and selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                connection, rank = key.fileobj, key.data
+                assert isinstance(connection, socket.socket)
+                selector.unregister(connection)
+                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _ANSWERS:
+                    unreached.discard(rank)
+    return sorted(unreached)
+
+
+def _begin(address: str, rank: int, selector: selectors.BaseSelector, cleanup: contextlib.ExitStack) -> bool:
+    """Begins to connect; returns whether the host has answered already, or cannot be tried."""
+    try:
+        for family, sockaddr in resolve_all(*split_address(address)):
+            if is_own_address(family, (sockaddr[0], 0, *sockaddr[2:])):
+                continue
+            connection = cleanup.enter_context(socket.socket(family))
+            connection.setblocking(False)
+            code = connection.connect_ex(sockaddr)
+            if code in _ANSWERS or code in _EXHAUSTED:
+                return True
+            if code == errno.EINPROGRESS:
+                selector.register(connection, selectors.EVENT_WRITE, rank)
+    except OSError as error:  # or an address of a kind that this host does not have
+        return error.errno in _EXHAUSTED
+    return False

@@ -13,12 +13,13 @@ from typing import Any
 
 from sirtaki.runner.rendezvous.address import split_addresses
 from sirtaki.runner.rendezvous.job import Job
-from sirtaki.runner.rendezvous.providers import assigned, kubeflow, mpi, pmi, slurm, tf_config, torchrun
 from sirtaki.runner.rendezvous.providers import environment as variables
+from sirtaki.runner.rendezvous.providers import mpi, pmi, slurm, torchrun
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,
     checked_key,
+    find_assigned,
     key_of,
     single_rank_world,
     start_timeout,
@@ -27,6 +28,16 @@ from sirtaki.runner.rendezvous.providers.world import (
 __all__ = ["World", "find_world"]
 
 _EXPLICIT_JOB = "explicit"  # the id of a job without a launcher, unless SIRTAKI_JOB gives one
+_PROVIDERS = (
+    find_assigned,
+    variables.find,
+    mpi.find,
+    slurm.find,
+    pmi.find,
+    torchrun.find,
+    variables.find_kubeflow,
+    variables.find_tf_config,
+)
 
 
 def find_world(
@@ -49,9 +60,8 @@ def find_world(
         return mpi.of_communicator(comm, environment)
     if any(argument is not None for argument in (rank, size, address, key)):
         return _explicit(rank, size, address, key, environment)
-    for provider in (assigned, variables, mpi, slurm, pmi, torchrun, kubeflow, tf_config):
-        world = provider.find(environment)
-        if world is not None:
+    for find in _PROVIDERS:
+        if (world := find(environment)) is not None:
             return world
     if advice := variables.check_lone_rank(environment):
         sys.stderr.write(f"sirtaki: {advice}\n")

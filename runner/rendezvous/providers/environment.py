@@ -7,10 +7,11 @@ SIRTAKI_RENDEZVOUS. The number of the rank, and of all ranks, may also be in var
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Mapping
 
-from sirtaki.runner.rendezvous.address import split_addresses
+from sirtaki.runner.rendezvous.address import join_address, split_addresses
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.key import read_key
 from sirtaki.runner.rendezvous.providers.world import (
@@ -98,3 +99,58 @@ def check_lone_rank(environment: Mapping[str, str]) -> str:
             "it trains alone: set SIRTAKI_SIZE and SIRTAKI_RENDEZVOUS so that they train together"
         )
     return ""
+
+
+# ---- Ranks that Kubeflow Trainer has started, one in each pod, without torchrun ------------------------
+# Trainer describes the pods in PET_*, the variables of torchrun's options (torch.distributed.run); rank 0
+# listens at the address that is meant for torchrun's store.
+
+
+_KUBEFLOW_NAMES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+
+
+def find_kubeflow(environment: Mapping[str, str]) -> World | None:
+    """Returns the world of a TrainJob's pods; None outside of one."""
+    if not all(environment.get(name) for name in _KUBEFLOW_NAMES):
+        return None
+    per_pod = environment.get("PET_NPROC_PER_NODE", "1")
+    if per_pod.isdecimal() and per_pod != "1":
+        raise RendezvousError(
+            f"this TrainJob asks for {per_pod} processes in each pod, but its command has started one: let "
+            "the command begin with torchrun instead of python, or set numProcPerNode to 1"
+        )
+    rank, size = number_in(environment, "PET_NODE_RANK"), number_in(environment, "PET_NNODES")
+    address = join_address(environment["PET_MASTER_ADDR"], number_in(environment, "PET_MASTER_PORT"))
+    return served_by_rank_0(rank, size, address, "kubeflow", environment)
+
+
+# ---- Ranks of a cluster that TF_CONFIG describes -------------------------------------------------------
+# https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
+# The ranks are the chief, if there is one, and then the workers; rank 0 listens at its own address.
+
+
+_TYPES = ("chief", "master", "worker")
+
+
+def find_tf_config(environment: Mapping[str, str]) -> World | None:
+    """Returns the world of TF_CONFIG; None without it, or if this is no rank (for example an evaluator)."""
+    if not environment.get("TF_CONFIG"):
+        return None
+    try:
+        config = json.loads(environment["TF_CONFIG"])
+        cluster = {str(kind): list(places) for kind, places in config.get("cluster", {}).items()}
+        task = (
+            str(config.get("task", {}).get("type", "worker")),
+            int(config.get("task", {}).get("index", 0)),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RendezvousError(f"TF_CONFIG is malformed: {error}") from None
+    tasks = [(kind, index) for kind in _TYPES for index in range(len(cluster.get(kind, [])))]
+    if len(tasks) < 2 or task[0] not in _TYPES:
+        return None
+    if task not in tasks:
+        raise RendezvousError(
+            f"TF_CONFIG says that this is {task[0]} {task[1]}, which its cluster does not name"
+        )
+    first = str(cluster[tasks[0][0]][0])
+    return served_by_rank_0(tasks.index(task), len(tasks), first, "tf-config", environment)

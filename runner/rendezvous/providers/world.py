@@ -119,3 +119,26 @@ def checked_key(key: bytes | str) -> bytes:
             "from python -c 'import secrets; print(secrets.token_hex(32))'"
         )
     return secret
+
+
+# ---- The world that an engine, such as Spark or Ray, has assigned to this process ----------------------
+# An engine calls functions in its own processes, so that nothing travels through their environment:
+# programs that they start would inherit it, and the key with it.
+
+
+@dataclass
+class _State:
+    world: World | None = None
+
+
+_state = _State()
+
+
+def find_assigned(environment: Mapping[str, str]) -> World | None:
+    """Returns the world of this process; None if no engine has assigned one. The environment is unused."""
+    return _state.world
+
+
+def assign(world: World | None) -> None:
+    """Assigns a world to this process until the next call; None: it has none any more."""
+    _state.world = world

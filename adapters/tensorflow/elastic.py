@@ -1,15 +1,41 @@
-"""The state of an elastic training with TensorFlow's variables."""
+"""Elastic training with TensorFlow: the states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from typing import Any as _Any
 
 import numpy as np
 import tensorflow as tf
 
+from sirtaki.common.elastic.decorator import run
+from sirtaki.common.elastic.fencing import fence
+from sirtaki.common.elastic.state import ObjectState, State
 from sirtaki.numpy.elastic import ArraysState
-from sirtaki.numpy.elastic.entries import Entry, Kind
+from sirtaki.numpy.elastic.arrays_state import Entry, Kind
+
+
+def __getattr__(name: str) -> _Any:
+    """Imports the state that needs Keras on first use, because Keras takes seconds to import."""
+    if name == "TensorFlowKerasState":
+        from sirtaki.keras.elastic import TensorFlowKerasState
+
+        return TensorFlowKerasState
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",  # __getattr__ makes it  # noqa: F822
+    "TensorFlowState",
+    "fence",
+    "run",
+]
+
+
+# ---- The state of an elastic training with TensorFlow's variables --------------------------------------
 
 
 class TensorFlowState(ArraysState):

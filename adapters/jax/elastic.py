@@ -1,4 +1,4 @@
-"""The state of an elastic training with JAX: trees of arrays, and attributes."""
+"""Elastic training with JAX: the states."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sirtaki.common.elastic.decorator import run
+from sirtaki.common.elastic.fencing import fence
+from sirtaki.common.elastic.state import ObjectState, State
 from sirtaki.jax._private import weakly_typed
 from sirtaki.jax.consistency import is_array, is_key
 from sirtaki.jax.optimizer import AccumulatingState
 from sirtaki.jax.periodic import LocalState
 from sirtaki.numpy.elastic import ArraysState
-from sirtaki.numpy.elastic.entries import Entry, Kind
+from sirtaki.numpy.elastic.arrays_state import Entry, Kind
+
+__all__ = ["JaxState", "ObjectState", "State", "fence", "run"]
+
+
+# ---- The state of an elastic training with JAX: trees of arrays, and attributes ------------------------
 
 
 class JaxState(ArraysState):
