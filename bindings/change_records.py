@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from sirtaki.bindings.context import Context
 
 if TYPE_CHECKING:
-    from sirtaki.bindings.observe import Change
+    from sirtaki.bindings.observe import RankChange
 
 
-def write_changes(context: Context, changes: Sequence[Change]) -> None:
+def write_changes(context: Context, changes: Sequence[RankChange]) -> None:
     """Writes this process's changes so far to `dump_directory`, if there is one, as changes.worker<N>.json.
 
     A file that cannot be written is no reason to end a training: it costs a line.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.observe import Change, start_timeline_file
+from sirtaki.bindings.observe import RankChange, start_timeline_file
 
 _CHANGES, _DETECTION = 1, 2  # tracks; a change may be noticed while the first step after another one lasts
 
@@ -57,7 +57,7 @@ class ElasticTimeline:
         self._context = context
 
     def add_change(
-        self, change: Change, phases: Sequence[str], moments: Sequence[int], first_news: int
+        self, change: RankChange, phases: Sequence[str], moments: Sequence[int], first_news: int
     ) -> None:
         """Writes a change, with its phases; `moments` are their borders, in nanoseconds.
 

@@ -79,7 +79,7 @@ class WireBytes(TypedDict):
     saved: int
 
 
-class Change(TypedDict):
+class RankChange(TypedDict):
     """A change of the ranks of an elastic job, as this rank has seen it.
 
     Attributes:
@@ -218,7 +218,7 @@ class Statistics(TypedDict):
     transfer: Durations
     stalls: int
     lateness: list[Lateness]
-    changes: list[Change]
+    changes: list[RankChange]
     compression: Compressed
     steps: Steps
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from sirtaki.bindings.context import Context
     from sirtaki.bindings.elastic_timeline import ElasticTimeline
-    from sirtaki.bindings.observe import Change
+    from sirtaki.bindings.observe import RankChange
     from sirtaki.bindings.step_counters import StepCounters
 
 
@@ -58,7 +58,7 @@ class Survivors:
     """
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[RankChange] = []
         self.membership: Membership | None = None
         self.process_sets: list[Any] = []
         self.timeline: ElasticTimeline | None = None

@@ -39,7 +39,7 @@ from sirtaki.runner.frames import (
     START_MARK,
     TO_RELAY,
     Frame,
-    Kind,
+    MessageKind,
     WireError,
 )
 from sirtaki.runner.job_folder import JobFolder
@@ -72,7 +72,7 @@ _COLLECT_SECONDS = 0.02  # no event announces that a rank has written its report
 _MAX_BACKLOG = 1024 * 1024
 _READ_BYTES = 64 * 1024
 _MAX_FINAL_READS = FINAL_CREDIT // _READ_BYTES
-_STREAMS = {1: Kind.STDOUT, 2: Kind.STDERR}
+_STREAMS = {1: MessageKind.STDOUT, 2: MessageKind.STDERR}
 
 
 class Agent:
@@ -133,7 +133,7 @@ class Agent:
         self._reaper.kill_at(self._lease.end)
         if now >= self._next_alive:
             self._next_alive = now + min(ALIVE_SECONDS, self._lease.interval)
-            self._channel.send(Frame.of_number(Kind.ALIVE, 0, self._lease.ask(lease_clock())))
+            self._channel.send(Frame.of_number(MessageKind.ALIVE, 0, self._lease.ask(lease_clock())))
 
     def _poll_timeout(self) -> float:
         if self._collecting:
@@ -143,31 +143,31 @@ class Agent:
         return min(max(due - time.monotonic(), 0.0), self._lease.seconds_left(lease_clock()))
 
     def _receive(self, frame: Frame) -> None:
-        if frame.kind == Kind.ASK:
+        if frame.kind == MessageKind.ASK:
             self._answer(frame)
         elif frame.kind in TO_RELAY:
             self._relay(frame)
-        elif frame.kind == Kind.START and self._job is None:
+        elif frame.kind == MessageKind.START and self._job is None:
             self._start(frame)
-        elif frame.kind == Kind.SIGNAL and self._job is not None:
+        elif frame.kind == MessageKind.SIGNAL and self._job is not None:
             self._signal(self._job, frame)
-        elif frame.kind == Kind.LAUNCH and self._job is not None:
+        elif frame.kind == MessageKind.LAUNCH and self._job is not None:
             self._launch(self._job, frame)
-        elif frame.kind == Kind.SPARE and self._job is not None:
+        elif frame.kind == MessageKind.SPARE and self._job is not None:
             self._spares_of(self._job, frame.values).start(frame.rank)
-        elif frame.kind == Kind.DISMISS and self._job is not None and self._job.spares is not None:
+        elif frame.kind == MessageKind.DISMISS and self._job is not None and self._job.spares is not None:
             self._job.spares.dismiss(frame.rank)
-        elif frame.kind == Kind.WATCH and self._job is not None:
+        elif frame.kind == MessageKind.WATCH and self._job is not None:
             self._send_states(self._job, frame.number)
-        elif frame.kind == Kind.ORDER and self._job is not None:
+        elif frame.kind == MessageKind.ORDER and self._job is not None:
             self._take_order(self._job, frame)
-        elif frame.kind == Kind.LEASE:
+        elif frame.kind == MessageKind.LEASE:
             self._lease.renew(frame.number)
-        elif frame.kind == Kind.GRANT and frame.rank in self._credit:
+        elif frame.kind == MessageKind.GRANT and frame.rank in self._credit:
             self._credit[frame.rank] = min(self._credit[frame.rank] + frame.number, INITIAL_CREDIT)
-        elif frame.kind == Kind.COLLECT:
+        elif frame.kind == MessageKind.COLLECT:
             self._collecting = True
-        elif frame.kind == Kind.FINISH:
+        elif frame.kind == MessageKind.FINISH:
             self._collect_remaining_files()
         else:
             raise WireError(f"{frame.kind.name} is not expected now")
@@ -184,7 +184,7 @@ class Agent:
             self._port = ReservedPort()
             interfaces = [str(name) for name in frame.values.get("interfaces", [])]
             answer["torch"] = asdict(offer_of_agent(self._port, interfaces))
-        self._channel.send(Frame.of_values(Kind.ANSWER, answer))
+        self._channel.send(Frame.of_values(MessageKind.ANSWER, answer))
 
     def _relay(self, frame: Frame) -> None:
         self._wakeup.block_signals()
@@ -259,7 +259,7 @@ class Agent:
             self._job.endpoints.check()
             for status in self._job.poll():
                 values = {"code": status.code, "killed_by": status.killed_by}
-                self._channel.send(Frame.of_values(Kind.ENDED, values, status.rank))
+                self._channel.send(Frame.of_values(MessageKind.ENDED, values, status.rank))
         if (
             signal.SIGTERM in numbers
             and self._job is not None
@@ -267,7 +267,7 @@ class Agent:
             and not self._leaves
         ):
             self._leaves = True
-            self._channel.send(Frame(Kind.LEAVING))
+            self._channel.send(Frame(MessageKind.LEAVING))
         elif any(number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) for number in numbers):
             self._finished = True
 
@@ -351,7 +351,7 @@ class Agent:
                 for _ in range(_MAX_FINAL_READS):
                     if not self._forward(descriptor, _READ_BYTES):
                         break
-            self._channel.send(Frame(Kind.DONE))
+            self._channel.send(Frame(MessageKind.DONE))
             self._remaining_files = None
             self._finished = True
 
@@ -402,13 +402,13 @@ class SpareReports:
     send: Callable[[Frame], None]
 
     def started(self, lane: int, pid: int) -> None:
-        self.send(Frame.of_number(Kind.STARTED, lane, pid))
+        self.send(Frame.of_number(MessageKind.STARTED, lane, pid))
 
     def waits(self, lane: int, modules: int, seconds: float) -> None:
-        self.send(Frame.of_values(Kind.SPARE_WAITS, {"modules": modules, "seconds": seconds}, lane))
+        self.send(Frame.of_values(MessageKind.SPARE_WAITS, {"modules": modules, "seconds": seconds}, lane))
 
     def ended(self, lane: int, why: str) -> None:
-        self.send(Frame(Kind.SPARE_ENDED, lane, why.encode(errors="replace")))
+        self.send(Frame(MessageKind.SPARE_ENDED, lane, why.encode(errors="replace")))
 
 
 # ---- The ranks of one host as seen by its agent, which starts them from one message and ----------------
@@ -562,12 +562,12 @@ class AgentJob:
         else:
             self._note_start(process, send)
             return process
-        send(Frame(Kind.REFUSED, rank, text.encode(errors="replace")))
+        send(Frame(MessageKind.REFUSED, rank, text.encode(errors="replace")))
         return None
 
     def _note_start(self, process: RankProcess, send: Callable[[Frame], None]) -> None:
         self.running.append(process)
-        send(Frame.of_number(Kind.STARTED, process.rank, process.pid))
+        send(Frame.of_number(MessageKind.STARTED, process.rank, process.pid))
 
     def poll(self) -> Iterator[ExitStatus]:
         """Yields how ranks have ended since the last call; spares report that themselves."""
@@ -613,18 +613,18 @@ class AgentJob:
                 continue
             self._reported_ranks.add(placement.rank)
             with open(file, "rb") as opened:
-                content = opened.read(LIMITS[Kind.REPORT] + 1)
-            if len(content) <= LIMITS[Kind.REPORT]:
-                yield Frame(Kind.REPORT, placement.rank, content)
+                content = opened.read(LIMITS[MessageKind.REPORT] + 1)
+            if len(content) <= LIMITS[MessageKind.REPORT]:
+                yield Frame(MessageKind.REPORT, placement.rank, content)
 
     def timelines(self) -> Iterator[Frame]:
         """Yields the timelines of all ranks, in pieces."""
         for placement in self._placements:
             for piece in _pieces(rank_file(self._timeline, placement.rank)):
-                yield Frame(Kind.TIMELINE, placement.rank, piece)
+                yield Frame(MessageKind.TIMELINE, placement.rank, piece)
         for part in elastic_parts(self._timeline):
             for piece in _pieces(part.file(self._timeline)):
-                yield Frame.of_piece(Kind.WORKER_TIMELINE, part.worker, part.generation, piece)
+                yield Frame.of_piece(MessageKind.WORKER_TIMELINE, part.worker, part.generation, piece)
 
 
 def _pieces(file: Path) -> Iterator[bytes]:

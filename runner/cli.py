@@ -20,7 +20,7 @@ from sirtaki.runner.auto_command import auto_command, hash_seed
 from sirtaki.runner.coding import LINES
 from sirtaki.runner.command import find_program
 from sirtaki.runner.cores import count_gpus, usable_cores
-from sirtaki.runner.doctor.facts import FRAMEWORKS, Framework
+from sirtaki.runner.doctor.facts import FRAMEWORKS, FrameworkFacts
 from sirtaki.runner.doctor.trials import find_gpu_libraries, try_adapter, try_core, try_memory
 from sirtaki.runner.elastic_options import is_elastic
 from sirtaki.runner.environment import AS_HOROVOD, encrypts, exported
@@ -297,7 +297,7 @@ def _try_gpu_libraries(environment: Mapping[str, str]) -> Iterator[tuple[str, st
         yield f"lib{name}", f"{'works' if works else 'no'}: {text}"
 
 
-def _describe_adapter(framework: Framework) -> str:
+def _describe_adapter(framework: FrameworkFacts) -> str:
     if framework.state == "imports":
         return f"works with {framework.name} {framework.version}"
     return (

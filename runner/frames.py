@@ -26,7 +26,7 @@ _NUMBER = struct.Struct("!I")
 
 
 @enum.unique
-class Kind(enum.IntEnum):
+class MessageKind(enum.IntEnum):
     """The kind of a frame. `rank` in its header is the rank that it is about, if any."""
 
     # To the agent
@@ -67,16 +67,21 @@ class Kind(enum.IntEnum):
     PASSED_END = 37  # JSON: how it ended
 
 
-TO_RELAY = (Kind.REACH, Kind.PASS, Kind.PASS_END, Kind.DROP)  # about processes that an agent holds for hvdrun
-FROM_RELAY = (Kind.PASSED, Kind.PASSED_ERROR, Kind.PASSED_END)
+TO_RELAY = (
+    MessageKind.REACH,
+    MessageKind.PASS,
+    MessageKind.PASS_END,
+    MessageKind.DROP,
+)  # about processes that an agent holds for hvdrun
+FROM_RELAY = (MessageKind.PASSED, MessageKind.PASSED_ERROR, MessageKind.PASSED_END)
 LIMITS = {
-    Kind.START: 16 << 20,
-    Kind.ASK: 1 << 20,
-    Kind.LAUNCH: 1 << 20,
-    Kind.SPARE: 1 << 20,
-    Kind.ANSWER: 1 << 20,
-    Kind.REPORT: 4 << 20,
-    Kind.STATE: 1 << 20,
+    MessageKind.START: 16 << 20,
+    MessageKind.ASK: 1 << 20,
+    MessageKind.LAUNCH: 1 << 20,
+    MessageKind.SPARE: 1 << 20,
+    MessageKind.ANSWER: 1 << 20,
+    MessageKind.REPORT: 4 << 20,
+    MessageKind.STATE: 1 << 20,
 }
 _SHORT = 64 * 1024 + 64
 
@@ -87,7 +92,7 @@ class WireError(Exception):
 
 @dataclass(frozen=True)
 class Frame:
-    kind: Kind
+    kind: MessageKind
     rank: int = NO_RANK
     payload: bytes = b""
 
@@ -98,15 +103,15 @@ class Frame:
         return _HEADER.pack(_MAGIC, self.kind, self.rank, len(self.payload)) + self.payload
 
     @classmethod
-    def of_number(cls, kind: Kind, rank: int, number: int) -> Frame:
+    def of_number(cls, kind: MessageKind, rank: int, number: int) -> Frame:
         return cls(kind, rank, _NUMBER.pack(number))
 
     @classmethod
-    def of_piece(cls, kind: Kind, rank: int, number: int, piece: bytes) -> Frame:
+    def of_piece(cls, kind: MessageKind, rank: int, number: int, piece: bytes) -> Frame:
         return cls(kind, rank, _NUMBER.pack(number) + piece)
 
     @classmethod
-    def of_values(cls, kind: Kind, values: Mapping[str, Any], rank: int = -1) -> Frame:
+    def of_values(cls, kind: MessageKind, values: Mapping[str, Any], rank: int = -1) -> Frame:
         return cls(kind, rank, json.dumps(values).encode())
 
     @property
@@ -172,10 +177,10 @@ class FrameReader:
             raise WireError(f"the login there has printed more than {MAX_BEFORE_MARK} bytes")
         return bool(mark)
 
-    def _checked_header(self) -> tuple[Kind, int, int]:
+    def _checked_header(self) -> tuple[MessageKind, int, int]:
         magic, number, rank, length = _HEADER.unpack_from(self._buffer)
         try:
-            kind = Kind(number)
+            kind = MessageKind(number)
         except ValueError:
             kind = None
         if magic != _MAGIC or kind is None:

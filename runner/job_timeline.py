@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.timeline import merge_timelines, merging_file, remove_timelines
-from sirtaki.runner.timeline_files import Part, rank_file
+from sirtaki.runner.timeline_files import TimelinePart, rank_file
 
 _LEFT_FREE = 1 << 30  # bytes of the file system that other hosts cannot fill
 
@@ -42,7 +42,7 @@ class JobTimeline:
         """Stores a piece of the file of a rank on another host."""
         self._append(rank_file(self.path, rank), piece)
 
-    def append_part(self, part: Part, piece: bytes) -> None:
+    def append_part(self, part: TimelinePart, piece: bytes) -> None:
         """Stores a piece of a part that a worker on another host has written."""
         self._append(part.file(self.path), piece)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.runner.failure_analysis import name_rank
-from sirtaki.runner.frames import LIMITS, Kind
+from sirtaki.runner.frames import LIMITS, MessageKind
 from sirtaki.runner.job_timeline import JobTimeline
 from sirtaki.runner.rank_start import remove_reports, report_file
 
@@ -92,7 +92,7 @@ class PostMortem:
     def _read(self, rank: int) -> Mapping[str, Any]:
         try:
             with open(self._file(rank), "rb") as file:
-                report = json.loads(file.read(LIMITS[Kind.REPORT]))
+                report = json.loads(file.read(LIMITS[MessageKind.REPORT]))
         except (OSError, *MALFORMED):  # no report: its world did not fail, or it was killed
             return {}
         return report if isinstance(report, dict) else {}

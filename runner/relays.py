@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.frames import Frame, Kind, WireError
+from sirtaki.runner.frames import Frame, MessageKind, WireError
 from sirtaki.runner.outgoing import Outgoing
 from sirtaki.runner.process import Process
 from sirtaki.runner.reaper import Reaper
@@ -40,7 +40,7 @@ class Relays:
     def take(self, frame: Frame) -> None:
         """Takes an order of hvdrun; signals are blocked meanwhile. Raises WireError if it is malformed."""
         lane = self._lanes.get(frame.rank)
-        if frame.kind == Kind.REACH and lane is None:
+        if frame.kind == MessageKind.REACH and lane is None:
             self._reach(frame.rank, frame.values.get("command"))
         elif lane is not None:
             lane.take(frame)
@@ -70,8 +70,10 @@ class Relays:
             allow_descriptors(_PER_LANE)
             self._lanes[number] = _Lane(number, command, self._selector, self._send, self._reaper)
         except (OSError, LaunchError) as error:
-            self._send(Frame(Kind.PASSED_ERROR, number, f"{error}\n".encode()))
-            self._send(Frame.of_values(Kind.PASSED_END, {"code": _CANNOT_START, "killed_by": 0}, number))
+            self._send(Frame(MessageKind.PASSED_ERROR, number, f"{error}\n".encode()))
+            self._send(
+                Frame.of_values(MessageKind.PASSED_END, {"code": _CANNOT_START, "killed_by": 0}, number)
+            )
 
 
 def _open_pipes(count: int) -> list[tuple[int, int]]:
@@ -102,7 +104,7 @@ class _Lane:
         self._selector = selector
         self._send = send
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = _open_pipes(3)
-        self._open = {ours_out: Kind.PASSED, ours_err: Kind.PASSED_ERROR}
+        self._open = {ours_out: MessageKind.PASSED, ours_err: MessageKind.PASSED_ERROR}
         self._input = Outgoing(ours_in, selector)
         self._watched: set[int] = set()
         for descriptor in self._open:
@@ -117,11 +119,11 @@ class _Lane:
                 os.close(descriptor)
 
     def take(self, frame: Frame) -> None:
-        if frame.kind == Kind.PASS:
+        if frame.kind == MessageKind.PASS:
             self._input.send(frame.payload)
-        elif frame.kind == Kind.PASS_END:
+        elif frame.kind == MessageKind.PASS_END:
             self._input.finish()
-        elif frame.kind == Kind.DROP:
+        elif frame.kind == MessageKind.DROP:
             self._process.signal(frame.number)
         else:
             raise WireError(f"{frame.kind.name} is not expected for this lane")
@@ -146,7 +148,9 @@ class _Lane:
         self._close()
         self._process.clear()
         code, killed_by = result
-        self._send(Frame.of_values(Kind.PASSED_END, {"code": code, "killed_by": killed_by}, self._number))
+        self._send(
+            Frame.of_values(MessageKind.PASSED_END, {"code": code, "killed_by": killed_by}, self._number)
+        )
         return True
 
     def _read(self, descriptor: int) -> bool:

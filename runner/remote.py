@@ -27,7 +27,7 @@ from sirtaki.runner.frames import (
     NO_RANK,
     START_MARK,
     Frame,
-    Kind,
+    MessageKind,
     WireError,
 )
 from sirtaki.runner.job_timeline import JobTimeline
@@ -39,7 +39,7 @@ from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.remote_rank import RemoteRank
 from sirtaki.runner.remote_states import RemoteStates
 from sirtaki.runner.rendezvous.wire import one_line
-from sirtaki.runner.timeline_files import Part
+from sirtaki.runner.timeline_files import TimelinePart
 from sirtaki.runner.torch_variables import MasterOffer
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class RemoteHost:
         self._credit = INITIAL_CREDIT
         self._spares: set[int] = set()  # the lanes of all spares that were started
         self._ended_spares: set[int] = set()
-        self._parts: set[Part] = set()  # of the timeline of an elastic job, which it has sent
+        self._parts: set[TimelinePart] = set()  # of the timeline of an elastic job, which it has sent
         self._job: RemoteJob | None = None
         self._states: RemoteStates | None = None
         self._last_received = time.monotonic()
@@ -125,7 +125,7 @@ class RemoteHost:
         self._errors = self._display.read_host(self.name, ours_err)
         lines = "read" if self._launcher.forwards_lines else ""
         self._channel = Channel(ours_out, ours_in, self._selector, self._receive, START_MARK, lines)
-        self._channel.send(Frame.of_values(Kind.ASK, question))
+        self._channel.send(Frame.of_values(MessageKind.ASK, question))
 
     def start(self, values: Mapping[str, Any], job: RemoteJob) -> None:
         """Has the agent start its ranks."""
@@ -135,27 +135,27 @@ class RemoteHost:
             with contextlib.suppress(OSError):  # a program that cleans temporary files has removed the folder
                 states = held_folder(job.states.parent, self) / job.states.name
                 self._states = RemoteStates(self.name, states, self.send)
-        self.send(Frame.of_values(Kind.START, values))
+        self.send(Frame.of_values(MessageKind.START, values))
 
     def launch(self, rank: RemoteRank, values: Mapping[str, Any]) -> None:
         """Has the agent start one more rank, in the place of one that has ended, if there was one."""
         assert self._job is not None
         self._job.ranks[rank.rank] = rank
         self._launched += 1
-        self.send(Frame.of_values(Kind.LAUNCH, values, rank.rank))
+        self.send(Frame.of_values(MessageKind.LAUNCH, values, rank.rank))
 
     def start_spare(self, lane: int, values: Mapping[str, Any]) -> None:
         """Has the agent start a spare, whose reports the job's `spares` receive."""
         self._spares.add(lane)
-        self.send(Frame.of_values(Kind.SPARE, values, lane))
+        self.send(Frame.of_values(MessageKind.SPARE, values, lane))
 
     def dismiss_spare(self, lane: int) -> None:
         """Has the agent end a spare that is not needed."""
-        self.send(Frame(Kind.DISMISS, lane))
+        self.send(Frame(MessageKind.DISMISS, lane))
 
     def note_signal(self, number: int) -> None:
         """Tells the agent that all ranks of the job get this signal, also if it has none: its lease stops."""
-        self.send(Frame.of_number(Kind.SIGNAL, NO_RANK, number))
+        self.send(Frame.of_number(MessageKind.SIGNAL, NO_RANK, number))
 
     def renew_lease(self) -> None:
         """Begins a new lease: hvdrun itself was stopped, and so were the ranks."""
@@ -178,13 +178,13 @@ class RemoteHost:
 
     def collect(self) -> None:
         """Requests failure reports as soon as they exist, because the job has failed."""
-        self.send(Frame(Kind.COLLECT))
+        self.send(Frame(MessageKind.COLLECT))
 
     def finish(self) -> None:
         """Has the agent send the ranks' remaining files, and end, because all ranks have ended."""
         self._end_states()
         self._credit = INITIAL_CREDIT + (self._launched + len(self._spares)) * FINAL_CREDIT
-        self.send(Frame(Kind.FINISH))
+        self.send(Frame(MessageKind.FINISH))
 
     def poll(self) -> None:
         """Checks whether the connection has ended; grants the agent more output, if it can be shown."""
@@ -202,7 +202,7 @@ class RemoteHost:
         for number, ungranted in self._ungranted.items():
             if ungranted >= INITIAL_CREDIT // 4 and self._display.has_room(number):
                 self._ungranted[number] = 0
-                self.send(Frame.of_number(Kind.GRANT, number, ungranted))
+                self.send(Frame.of_number(MessageKind.GRANT, number, ungranted))
         if self._states is not None:
             self._states.poll(time.monotonic())
         self._channel.watch(self._behind.balance(self._channel.backlog))
@@ -254,21 +254,21 @@ class RemoteHost:
 
     def _receive(self, frame: Frame) -> None:
         self._last_received = time.monotonic()
-        if frame.kind == Kind.ANSWER:
+        if frame.kind == MessageKind.ANSWER:
             self._take_answer(frame)
-        elif frame.kind == Kind.DONE:
+        elif frame.kind == MessageKind.DONE:
             self.done = True
             self._channel.close_writing()
         elif frame.kind in FROM_RELAY:
             self._behind.take(frame)
-        elif frame.kind == Kind.ALIVE:
+        elif frame.kind == MessageKind.ALIVE:
             self._renew(frame.number)
-        elif frame.kind == Kind.LEAVING:
+        elif frame.kind == MessageKind.LEAVING:
             self.leaves = True
-        elif frame.kind == Kind.STATE and self._job is not None and self._job.states is not None:
+        elif frame.kind == MessageKind.STATE and self._job is not None and self._job.states is not None:
             if self._states is not None:  # else the job ends
                 self._states.take(frame)
-        elif frame.kind == Kind.WORKER_TIMELINE and self._job is not None:
+        elif frame.kind == MessageKind.WORKER_TIMELINE and self._job is not None:
             self._store_part(frame, self._job)
         elif self._job is not None and self._job.spares is not None and frame.rank in self._spares:
             self._take_of_spare(frame, self._job.spares)
@@ -283,7 +283,7 @@ class RemoteHost:
             if self._job.lease is not None:
                 self._job.lease.grant(lease_clock())
             if self._channel.backlog < _MOST_UNREAD:  # an agent that does not read gets no leases
-                self.send(Frame.of_number(Kind.LEASE, 0, number))
+                self.send(Frame.of_number(MessageKind.LEASE, 0, number))
 
     def _take_answer(self, frame: Frame) -> None:
         answer = frame.values
@@ -302,21 +302,21 @@ class RemoteHost:
                 raise WireError(f"ANSWER is malformed: {error}") from None
 
     def _take(self, frame: Frame, job: RemoteJob, rank: RemoteRank) -> None:
-        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+        if frame.kind in (MessageKind.STDOUT, MessageKind.STDERR):
             self._take_output(frame)
-        elif frame.kind == Kind.STARTED and rank.is_awaited:
+        elif frame.kind == MessageKind.STARTED and rank.is_awaited:
             rank.pid = frame.number
             self._display.end_lines(frame.rank)
             job.on_start(frame.rank, rank.pid)
-        elif frame.kind == Kind.REFUSED and rank.is_awaited:
+        elif frame.kind == MessageKind.REFUSED and rank.is_awaited:
             self._display.say(f"{self.name}: {one_line(frame.payload.decode(errors='replace'), 1000)}")
             self._note_exit(rank, NOT_EXECUTABLE, 0)
-        elif frame.kind == Kind.ENDED:
+        elif frame.kind == MessageKind.ENDED:
             values = frame.values
             self._note_exit(rank, _exit_code(values.get("code")), _exit_code(values.get("killed_by")))
-        elif frame.kind == Kind.REPORT and job.post_mortem is not None:
+        elif frame.kind == MessageKind.REPORT and job.post_mortem is not None:
             job.post_mortem.store_report(frame.rank, frame.payload)
-        elif frame.kind == Kind.TIMELINE and job.lease is None and job.timeline is not None:
+        elif frame.kind == MessageKind.TIMELINE and job.lease is None and job.timeline is not None:
             job.timeline.append(frame.rank, frame.payload)
         else:
             raise WireError(f"{frame.kind.name} is not expected now")
@@ -325,30 +325,30 @@ class RemoteHost:
         generation, piece = frame.numbered
         if job.lease is None or job.timeline is None or frame.rank < 0:
             raise WireError(f"{frame.kind.name} of worker {frame.rank} is not expected")
-        part = Part(frame.rank, generation)
+        part = TimelinePart(frame.rank, generation)
         self._parts.add(part)
         if len(self._parts) > _MOST_PARTS:
             raise WireError(f"it sent more than {_MOST_PARTS} parts of a timeline")
         job.timeline.append_part(part, piece)
 
     def _take_of_spare(self, frame: Frame, spares: SpareNews) -> None:
-        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+        if frame.kind in (MessageKind.STDOUT, MessageKind.STDERR):
             self._take_output(frame)
-        elif frame.kind == Kind.STARTED:
+        elif frame.kind == MessageKind.STARTED:
             spares.started(frame.rank, frame.number)
-        elif frame.kind == Kind.SPARE_WAITS:
+        elif frame.kind == MessageKind.SPARE_WAITS:
             modules, seconds = frame.values.get("modules"), frame.values.get("seconds")
             if not isinstance(modules, int) or not isinstance(seconds, float):
                 raise WireError("the report of a spare is malformed")
             spares.waits(frame.rank, modules, seconds)
-        elif frame.kind == Kind.SPARE_ENDED and frame.rank not in self._ended_spares:
+        elif frame.kind == MessageKind.SPARE_ENDED and frame.rank not in self._ended_spares:
             self._ended_spares.add(frame.rank)
             spares.ended(frame.rank, one_line(frame.payload.decode(errors="replace"), 1000))
         else:
             raise WireError(f"{frame.kind.name} is not expected now")
 
     def _take_output(self, frame: Frame) -> None:
-        number = STDOUT if frame.kind == Kind.STDOUT else STDERR
+        number = STDOUT if frame.kind == MessageKind.STDOUT else STDERR
         self._ungranted[number] += len(frame.payload)
         if self._ungranted[number] > self._credit:
             raise WireError(f"it sent more output than the {self._credit} bytes there was room for")
@@ -452,7 +452,7 @@ class RelayedProcess:
         os.set_blocking(self._input, False)
         self._watched = False
         self.watch(True)
-        send(Frame.of_values(Kind.REACH, {"command": list(command)}, lane))
+        send(Frame.of_values(MessageKind.REACH, {"command": list(command)}, lane))
 
     @property
     def backlog(self) -> int:
@@ -475,7 +475,7 @@ class RelayedProcess:
     def signal(self, number: int) -> None:
         if self._result is None and number not in self._signals:
             self._signals.add(number)
-            self._send(Frame.of_number(Kind.DROP, self._lane, number))
+            self._send(Frame.of_number(MessageKind.DROP, self._lane, number))
 
     def clear(self) -> None:
         self._close_input()
@@ -484,9 +484,9 @@ class RelayedProcess:
 
     def take(self, frame: Frame) -> None:
         """Takes a frame of the agent."""
-        if frame.kind == Kind.PASSED:
+        if frame.kind == MessageKind.PASSED:
             self._output.send(frame.payload)
-        elif frame.kind == Kind.PASSED_ERROR:
+        elif frame.kind == MessageKind.PASSED_ERROR:
             if self._errors.backlog < _MAX_BACKLOG:  # the rest is dropped: hvdrun's output may have no reader
                 self._errors.send(frame.payload)
         else:
@@ -517,9 +517,9 @@ class RelayedProcess:
         except BlockingIOError:
             return False
         if data:
-            self._send(Frame(Kind.PASS, self._lane, data))
+            self._send(Frame(MessageKind.PASS, self._lane, data))
         else:
-            self._send(Frame(Kind.PASS_END, self._lane))
+            self._send(Frame(MessageKind.PASS_END, self._lane))
             self._close_input()
         return bool(data)
 

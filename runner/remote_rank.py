@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from sirtaki.runner.failure_analysis import ExitStatus
-from sirtaki.runner.frames import Frame, Kind
+from sirtaki.runner.frames import Frame, MessageKind
 
 if TYPE_CHECKING:
     from sirtaki.runner.remote import RemoteHost
@@ -37,7 +37,7 @@ class RemoteRank:
     def signal(self, number: int) -> None:
         """Sends a signal to all processes in the rank's process group."""
         if self._noted is None:
-            self._host.send(Frame.of_number(Kind.SIGNAL, self.rank, number))
+            self._host.send(Frame.of_number(MessageKind.SIGNAL, self.rank, number))
 
     def reap(self) -> None:
         """Does nothing: the agent reaps the rank."""
@@ -45,7 +45,7 @@ class RemoteRank:
     def clear(self) -> None:
         """Ends what the rank has left behind, which the agent does by itself for a rank that has failed."""
         if self._noted is not None and not self._noted.failed:
-            self._host.send(Frame.of_number(Kind.SIGNAL, self.rank, signal.SIGKILL))
+            self._host.send(Frame.of_number(MessageKind.SIGNAL, self.rank, signal.SIGKILL))
 
     def note(self, status: ExitStatus) -> bool:
         """Records how the rank ended; returns False if it was already known."""

@@ -24,7 +24,7 @@ from sirtaki.bindings.watch_marks import (
     read_order,
     watch_for_now,
 )
-from sirtaki.runner.frames import NO_RANK, Frame, Kind, WireError
+from sirtaki.runner.frames import NO_RANK, Frame, MessageKind, WireError
 
 _SENT_ROWS = 8  # hosts to which a rank has sent the most
 _MOST_FILES = 2048  # of a host, for processes that have been ranks there; the oldest ones are removed
@@ -52,10 +52,10 @@ class RemoteStates:
             if is_watched_for_now(self._folder):
                 if order := read_order(self._folder, self._ordered):
                     self._ordered = order.number
-                    self._send(Frame.of_values(Kind.ORDER, order._asdict()))
+                    self._send(Frame.of_values(MessageKind.ORDER, order._asdict()))
                 self._number += 1
                 self._asked = time.time()
-                self._send(Frame.of_number(Kind.WATCH, NO_RANK, self._number))
+                self._send(Frame.of_number(MessageKind.WATCH, NO_RANK, self._number))
 
     def take(self, frame: Frame) -> None:
         """Stores a state; that of an earlier question is too old. Raises WireError if it is malformed."""
@@ -124,4 +124,4 @@ def answers(folder: Path, number: int) -> Iterator[Frame]:
         answer: dict[str, Any] = {"number": number, "now": time.time()}
         values = {name: value for name, value in state.values.items() if name not in OF_METRICS}
         values["sent"] = heapq.nlargest(_SENT_ROWS, values["sent"], key=lambda row: row["bytes"])
-        yield Frame.of_values(Kind.STATE, {**answer, "values": values, "process": process})
+        yield Frame.of_values(MessageKind.STATE, {**answer, "values": values, "process": process})

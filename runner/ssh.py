@@ -66,7 +66,7 @@ _PATTERNS = {  # in ssh's messages; the first one that occurs decides
 
 
 @dataclass(frozen=True)
-class Failure:
+class StartFailure:
     """The reason why a host cannot take part: a key of FAILURES, its texts, and ssh's own last line."""
 
     kind: str
@@ -142,7 +142,7 @@ def ssh_command(
 
 def diagnose(
     host: str, options: SshOptions, code: int, output: Sequence[str], python: str = sys.executable
-) -> Failure:
+) -> StartFailure:
     """Finds out why a host runs no command, and the remedy, from ssh's exit and the last lines it wrote."""
     log_in = shlex.join(["ssh", *options.arguments(), host])
     if code != _LOST:
@@ -158,7 +158,7 @@ def diagnose(
 
 def explain_agent(
     host: str, code: int, output: Sequence[str], python: str = sys.executable, prefix: str = ""
-) -> Failure | None:
+) -> StartFailure | None:
     """Explains what a host lacks for the agent; returns None if it is something else.
 
     `prefix` is the beginning of a command that runs another one on the host.
@@ -173,7 +173,7 @@ def explain_agent(
     return None
 
 
-def _failure(kind: str, output: Sequence[str], **values: object) -> Failure:
+def _failure(kind: str, output: Sequence[str], **values: object) -> StartFailure:
     what, remedy = (text.format(**values) for text in FAILURES[kind])
     last = next((line.strip() for line in reversed(output) if line.strip()), "")
-    return Failure(kind, what, remedy, printable(last, 300) if kind in _SHOW_LAST_LINE else "")
+    return StartFailure(kind, what, remedy, printable(last, 300) if kind in _SHOW_LAST_LINE else "")

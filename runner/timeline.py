@@ -20,7 +20,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sirtaki.runner.timeline_events import EventFile, in_microseconds, write_events
-from sirtaki.runner.timeline_files import Part, describe_parts, describe_ranks, elastic_parts, rank_files
+from sirtaki.runner.timeline_files import (
+    TimelinePart,
+    describe_parts,
+    describe_ranks,
+    elastic_parts,
+    rank_files,
+)
 
 _HEAD_LINES = 16  # a rank writes the difference of its clocks within these lines
 ONE_HOST_NS = 20_000_000  # tolerated difference of two ranks of one host that have read the same two clocks
@@ -71,7 +77,7 @@ def merging_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.merging")
 
 
-def _merged_events(files: Sequence[Path], parts: Sequence[Part]) -> Iterator[bytes]:
+def _merged_events(files: Sequence[Path], parts: Sequence[TimelinePart]) -> Iterator[bytes]:
     """Yields the events of all files; `parts` are those of an elastic job, in the same order, else empty."""
     clocks = [_wall_minus_monotonic(file) for file in files]
     first = next((clock for clock in clocks if clock is not None), None)
@@ -82,7 +88,7 @@ def _merged_events(files: Sequence[Path], parts: Sequence[Part]) -> Iterator[byt
             yield shifted(placed, offset) if offset else placed
 
 
-def in_row(event: bytes, row: int, part: Part) -> bytes:
+def in_row(event: bytes, row: int, part: TimelinePart) -> bytes:
     """Returns the event in a row of its own, which is named after the part."""
     placed = _ROW.sub(rb'"\1": %d' % row, event)
     if not part.generation or b'"process_name"' not in placed:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 _PART = re.compile(r"\.worker([0-9]+)\.(?:generation([0-9]+)|changes)")
 
 
-class Part(NamedTuple):
+class TimelinePart(NamedTuple):
     """A file of an elastic job. The parts of a worker follow each other; its changes come first."""
 
     worker: int
@@ -42,29 +42,29 @@ def rank_files(timeline: Path) -> list[Path]:
     return [file for file in (timeline, *(others[rank] for rank in sorted(others))) if file.is_file()]
 
 
-def elastic_parts(timeline: Path) -> list[Part]:
+def elastic_parts(timeline: Path) -> list[TimelinePart]:
     """Returns the parts that workers of an elastic job have written, in their order."""
     found = []
     for file in timeline.parent.glob("*"):
         if file.name.startswith(timeline.name) and file.is_file():
             match = _PART.fullmatch(file.name[len(timeline.name) :])
-            part = Part(int(match[1]), int(match[2] or 0)) if match else None
+            part = TimelinePart(int(match[1]), int(match[2] or 0)) if match else None
             if part is not None and part.file(timeline) == file:  # its numbers have no leading zeros
                 found.append(part)
     return sorted(found)
 
 
-def part_of(file: Path) -> Part | None:
+def part_of(file: Path) -> TimelinePart | None:
     """Returns the part of an elastic job that a file is by its name; None if it is none."""
     match = re.search(f"{_PART.pattern}$", file.name)
-    return Part(int(match[1]), int(match[2] or 0)) if match else None
+    return TimelinePart(int(match[1]), int(match[2] or 0)) if match else None
 
 
 def describe_ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def describe_parts(parts: Sequence[Part]) -> str:
+def describe_parts(parts: Sequence[TimelinePart]) -> str:
     """Formats "4 workers in 3 generations"."""
     workers = len({part.worker for part in parts})
     generations = len({part.generation for part in parts if part.generation})

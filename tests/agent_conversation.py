@@ -14,7 +14,7 @@ from typing import Any
 
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.frames import START_MARK, Frame, FrameReader, Kind
+from sirtaki.runner.frames import START_MARK, Frame, FrameReader, MessageKind
 
 KEY = bytes(range(32))
 
@@ -34,7 +34,7 @@ class Conversation:
         self._input.write(b"".join(frame.pack() for frame in frames))
         self._input.flush()
 
-    def next(self, kind: Kind) -> Frame:
+    def next(self, kind: MessageKind) -> Frame:
         """Returns the next frame of a kind; keeps earlier frames: output and endings have no fixed order."""
         for frame in self._passed:
             if frame.kind == kind:
@@ -46,7 +46,7 @@ class Conversation:
             self._passed.append(frame)
         raise AssertionError(f"the agent ended without {kind.name}")
 
-    def until(self, kind: Kind) -> list[Frame]:
+    def until(self, kind: MessageKind) -> list[Frame]:
         """Returns the frames before the next frame of a kind."""
         return list(itertools.takewhile(lambda frame: frame.kind != kind, self._frames))
 
@@ -96,4 +96,4 @@ def values(*command: str) -> dict[str, Any]:
 
 
 def ask(program: str = sys.executable) -> Frame:
-    return Frame.of_values(Kind.ASK, {"folder": "/", "program": program})
+    return Frame.of_values(MessageKind.ASK, {"folder": "/", "program": program})

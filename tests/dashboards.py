@@ -17,7 +17,7 @@ from rank_samples import NOW, SINCE
 
 from sirtaki.runner.dashboard.access import Access
 from sirtaki.runner.dashboard.feed import Feed
-from sirtaki.runner.dashboard.server import DashboardServer, Recordings
+from sirtaki.runner.dashboard.server import DashboardServer, JobRecordings
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
 TOKEN = "the-token"
@@ -99,7 +99,7 @@ def serve(source: Callable[[], Iterator[Snapshot]], job: Path = NO_JOB) -> Itera
     """
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
-    recordings = Recordings(job, job)
+    recordings = JobRecordings(job, job)
     feed = Feed(source, NOW - 60, lambda: recordings.view)
     access = Access(TOKEN, LOOPBACK, (LOOPBACK, port))
     server = DashboardServer(listener, access, feed, recordings)

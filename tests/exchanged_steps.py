@@ -4,10 +4,12 @@ settings with which it starts.
 
 from __future__ import annotations
 
-from sirtaki.common.autotune.model import Job, Measures, Step
+from sirtaki.common.autotune.model import StepDifference, StepMeasures, TunedJob
 
 K, M = 1 << 10, 1 << 20
-STEP = Step(seconds=1.0, operations=6, plans=3, bytes=4 * M, waiting=0.25, moving=0.5, exposed=0.125, empty=2)
+STEP = StepDifference(
+    seconds=1.0, operations=6, plans=3, bytes=4 * M, waiting=0.25, moving=0.5, exposed=0.125, empty=2
+)
 ROUTES = frozenset({("all-reduce", "shared memory"), ("all-reduce", "none")})
 START = {
     "hand_over": "auto",
@@ -17,8 +19,8 @@ START = {
     "report_window": "0.0003",
     "spin": "0.0002",
 }
-JOB = Job(ranks_per_core=1, operations=6, bytes=4 * M, parts=5)
+JOB = TunedJob(ranks_per_core=1, operations=6, bytes=4 * M, parts=5)
 
 
-def of(*steps: Step, routes: frozenset[tuple[str, str]] = ROUTES) -> Measures:
-    return Measures(steps, routes)
+def of(*steps: StepDifference, routes: frozenset[tuple[str, str]] = ROUTES) -> StepMeasures:
+    return StepMeasures(steps, routes)

@@ -12,7 +12,7 @@ import pytest
 from sirtaki.bindings import config
 from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.autotune import tuner
-from sirtaki.common.autotune.model import Counts, Job
+from sirtaki.common.autotune.model import Counts, TunedJob
 from sirtaki.common.autotune.tuner import Tuner
 
 START = {
@@ -80,7 +80,7 @@ class World:
     pause: float = 0.0
     bytes: int = 0
     moving: float = 0.001
-    job: Job | None = field(default_factory=lambda: Job(1))
+    job: TunedJob | None = field(default_factory=lambda: TunedJob(1))
 
     @property
     def steps(self) -> Counters:

@@ -22,7 +22,7 @@ _SEEDING = ("seed", "manual_seed", "set_random_seed", "set_seed", "default_rng",
 _CLOCKS = ("time.time", "time.time_ns", "time.perf_counter", "time.monotonic", "datetime.datetime.now")
 
 
-class Source:
+class ScriptFile:
     """One file of the script's."""
 
     def __init__(self, path: str, tree: ast.Module) -> None:
@@ -84,13 +84,13 @@ class Source:
         return ""
 
 
-def sources_of(script: Script) -> Iterator[Source]:
+def sources_of(script: Script) -> Iterator[ScriptFile]:
     """Yields the script's file and the modules in its folder that these files import."""
     pending, seen = [script.file], {script.file}
     while pending and len(seen) <= _MAX_FILES:
         path = pending.pop(0)
         try:
-            source = Source(path, ast.parse(Path(path).read_bytes(), path))
+            source = ScriptFile(path, ast.parse(Path(path).read_bytes(), path))
         except (OSError, SyntaxError, ValueError):
             continue  # Python reports it when it comes to it
         yield source
@@ -104,7 +104,7 @@ def sources_of(script: Script) -> Iterator[Source]:
                     pending.append(file)
 
 
-def why_not_auto(source: Source) -> str | None:
+def why_not_auto(source: ScriptFile) -> str | None:
     """Returns why a source is no part of a script for one process; None: it may be."""
     for name, line in source.imports():
         package = name.partition(".")[0]

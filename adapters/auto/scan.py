@@ -17,15 +17,17 @@ class Scan:
     def __init__(self, files: PrivateFiles, location: str, path: Any, names: list[str]) -> None:
         """Begins. `path` is the folder as the script names it: a path, a descriptor, or None."""
         is_bytes = isinstance(path, bytes)
-        self._entries: Iterator[Entry] = (
-            Entry(files, f"{location.rstrip('/')}/{name}", os.fsencode(name) if is_bytes else name, path)
+        self._entries: Iterator[FolderEntry] = (
+            FolderEntry(
+                files, f"{location.rstrip('/')}/{name}", os.fsencode(name) if is_bytes else name, path
+            )
             for name in names
         )
 
     def __iter__(self) -> Scan:
         return self
 
-    def __next__(self) -> Entry:
+    def __next__(self) -> FolderEntry:
         return next(self._entries)
 
     def __enter__(self) -> Scan:
@@ -38,7 +40,7 @@ class Scan:
         self._entries = iter(())
 
 
-class Entry:
+class FolderEntry:
     """An entry of a folder, with the attributes of `os.DirEntry`."""
 
     def __init__(self, files: PrivateFiles, location: str, name: Any, folder: Any) -> None:

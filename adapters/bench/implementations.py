@@ -16,7 +16,7 @@ from sirtaki.bench.patterns import Array
 from sirtaki.bindings._version import VERSION
 from sirtaki.common import basics
 from sirtaki.runner.bench.messages import COPY, OWN
-from sirtaki.runner.bench.operations import Operation
+from sirtaki.runner.bench.operations import BenchOperation
 from sirtaki.runner.bench.peers import CPU, MPI
 
 Call = Callable[[], Any]
@@ -40,7 +40,7 @@ def _bound(call: Call, array: Array, result: Callable[[], Array]) -> Bound:
     return Bound(call, lambda values: np.copyto(array, values), result)
 
 
-def bind_own(module: Any, operation: Operation, given: Any) -> tuple[Call, Callable[[], Any]]:
+def bind_own(module: Any, operation: BenchOperation, given: Any) -> tuple[Call, Callable[[], Any]]:
     """Returns a call of sirtaki's operation, by the module for the library of `given`, and its result."""
     if not operation.has_size:
         return module.barrier, lambda: given
@@ -63,7 +63,7 @@ class Implementation(Protocol):
 
     version: str
 
-    def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
+    def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
         """Returns the operation on the input `array`, whose result may be written to `output`."""
 
 
@@ -72,7 +72,7 @@ class Sirtaki:
 
     version = VERSION
 
-    def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
+    def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
         call, result = bind_own(hvd, operation, array)
         return _bound(call, array, result)
 
@@ -89,7 +89,7 @@ class Mpi:
         library = mpi.Get_library_version().split(",")[0].strip()
         self.version = f"{library}, mpi4py {mpi4py.__version__}"
 
-    def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
+    def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
         function = getattr(self._world, operation.mpi)
         if not operation.has_size:
             return _bound(function, array, lambda: array)
@@ -106,7 +106,7 @@ class Copy:
 
     version = f"numpy {np.__version__}"
 
-    def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
+    def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
         larger = max(array.size, output.size)
         # Pages of np.zeros would all be the same page of memory, and in the cache.
         source = np.ones(max(round(larger * operation.copied(basics.size())), 1), array.dtype)

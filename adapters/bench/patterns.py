@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sirtaki.runner.bench.operations import Operation
+from sirtaki.runner.bench.operations import BenchOperation
 
 Array = NDArray[Any]
 _SUMMED = 4  # values from 0 to 3: float16 holds their sums over 600 ranks exactly
@@ -17,7 +17,7 @@ _MOVED = 101  # every value fits into int8
 class Patterns:
     """The input of each rank, which depends on the rank and on the element's position."""
 
-    def __init__(self, operation: Operation, dtype: str, ranks: int) -> None:
+    def __init__(self, operation: BenchOperation, dtype: str, ranks: int) -> None:
         self._operation, self._ranks = operation, ranks
         self._dtype = np.dtype(dtype)
         self._values = _SUMMED if operation.reduces else _MOVED

@@ -18,7 +18,7 @@ from sirtaki.bench.implementations import Bound, bind_own
 from sirtaki.bench.patterns import Array
 from sirtaki.bindings._version import VERSION
 from sirtaki.common import basics
-from sirtaki.runner.bench.operations import Operation
+from sirtaki.runner.bench.operations import BenchOperation
 
 # torch 2.13 introduces new names; the old ones work in all versions that sirtaki supports.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
@@ -31,7 +31,7 @@ class TorchSirtaki:
         self._device = device
         self.version = f"{VERSION}, torch {torch.__version__}"
 
-    def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
+    def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
         given = torch.from_numpy(array).to(self._device)
         call, result = bind_own(hvd_torch, operation, given)
         return _bound(call, given, result)
@@ -54,7 +54,7 @@ class TorchDistributed:
         self._folder = tempfile.TemporaryDirectory(prefix="sirtaki-bench-") if basics.rank() == 0 else None
         return str(hvd.broadcast_object(self._folder and self._folder.name, root_rank=0))
 
-    def bind(self, operation: Operation, array: Array, output: Array) -> Bound:
+    def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
         function = getattr(dist, operation.torch)
         given = torch.from_numpy(array).to(self._device)
         if not operation.has_size:

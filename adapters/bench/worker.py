@@ -25,12 +25,12 @@ from sirtaki.common.observing import stats
 from sirtaki.runner.bench.messages import (
     COPY,
     OWN,
+    BenchWorld,
     Measurement,
     Message,
     Plan,
     Refusal,
     Timing,
-    World,
     encode,
 )
 from sirtaki.runner.bench.operations import OPERATIONS
@@ -91,7 +91,7 @@ def _describe(versions: Mapping[str, str], first: Sequence[int], left_out: Mappi
     """Sends a description of the job. All ranks have to call it, before they measure."""
     hosts = Counter(hvd.allgather_object(socket.gethostname()))
     stream, streams = slowest_stream(first)
-    _tell(World(basics.size(), dict(hosts), len(first), versions, stream, streams, left_out))
+    _tell(BenchWorld(basics.size(), dict(hosts), len(first), versions, stream, streams, left_out))
     gc.disable()
 
 

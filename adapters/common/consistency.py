@@ -97,7 +97,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Finding:
+class RankDifference:
     """A difference between ranks.
 
     Attributes:
@@ -155,7 +155,7 @@ def check(scope: Scope, tensors: Tensors, options: Options = ()) -> None:
 
 def find_difference(
     scope: Scope, tensors: Tensors, options: Options = (), scaling: Mapping[str, Any] | None = None
-) -> Finding | None:
+) -> RankDifference | None:
     """Finds the differences between ranks, and their tensors: every rank that has not joined must call it."""
     names, kinds, found = tensors.names(), tensors.kinds(), tensors.checksums()
     mine = _Report(scope.context.rank, names, kinds, found, options, scaling)
@@ -163,11 +163,11 @@ def find_difference(
     reports: list[_Report] = gather_objects(scope.context, mine, name, scope.process_set)
     base = _most_common(reports)
     if text := _names_differ(scope, base, reports) or _kinds_differ(scope, base, reports):
-        return Finding(text, f"make them in the same way on all ranks, then call {scope.remedy}")
+        return RankDifference(text, f"make them in the same way on all ranks, then call {scope.remedy}")
     if text := _options_differ(scope, base, reports):
-        return Finding(text, _SAME_OPTIONS)
+        return RankDifference(text, _SAME_OPTIONS)
     if text := _scaling_differs(scope, reports):
-        return Finding(text, _SAME_OPTIONS, is_scaling=True)
+        return RankDifference(text, _SAME_OPTIONS, is_scaling=True)
     return _tensors_differ(scope, tensors, base, reports)
 
 
@@ -246,7 +246,7 @@ def _scaling_differs(scope: Scope, reports: Sequence[_Report]) -> str:
 
 def _tensors_differ(
     scope: Scope, tensors: Tensors, base: _Report, reports: Sequence[_Report]
-) -> Finding | None:
+) -> RankDifference | None:
     outliers = {
         index: [report.rank for report in reports if report.checksums[index] != checksum]
         for index, checksum in enumerate(base.checksums)
@@ -264,4 +264,4 @@ def _tensors_differ(
     remaining = len(significant or spreads) - len(named)
     more = f" and {remaining} more" if remaining > 0 else ""
     text = f"parameters differ between ranks: {', '.join(parts)}{more}"
-    return Finding(text, f"call {scope.remedy} before training", not significant)
+    return RankDifference(text, f"call {scope.remedy} before training", not significant)

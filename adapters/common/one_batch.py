@@ -34,7 +34,7 @@ _SAME_RESULTS = (
 )
 
 
-class Steps(Library, Protocol):
+class StepLibrary(Library, Protocol):
     """A library in which steps run."""
 
     def during(self, share: Share) -> AbstractContextManager[Any]:
@@ -66,7 +66,7 @@ def decorator(wrap: Callable[[Function], Function], function: Any, name: str) ->
     return wrap(function)
 
 
-def consistent(library: Steps, function: Function, batch: Any, out: Any, check: bool) -> Function:
+def consistent(library: StepLibrary, function: Function, batch: Any, out: Any, check: bool) -> Function:
     """Returns a function that takes the whole batch on every rank, and returns the result for all of it."""
     call = _Signature(function, batch, "consistent")
 
@@ -90,7 +90,7 @@ def consistent(library: Steps, function: Function, batch: Any, out: Any, check: 
     return step
 
 
-def mirrored(library: Steps, function: Function, batch: Any, check: bool) -> Function:
+def mirrored(library: StepLibrary, function: Function, batch: Any, check: bool) -> Function:
     """Returns a function that takes a list with one batch per rank, and returns the list of their results."""
     call = _Signature(function, batch, "mirrored")
 
@@ -141,7 +141,7 @@ class _Signature:
         return [(name, bound.arguments[name]) for name in self._batch if name in bound.arguments]
 
 
-def _rows(library: Steps, call: _Signature, bound: inspect.BoundArguments) -> tuple[int, str | None]:
+def _rows(library: StepLibrary, call: _Signature, bound: inspect.BoundArguments) -> tuple[int, str | None]:
     """Returns the number of rows of the whole batch, and why it cannot be split; None: it can."""
     first, rows = "", 0
     for label, leaf in _leaves(library, call.given(bound)):
@@ -159,7 +159,7 @@ def _rows(library: Steps, call: _Signature, bound: inspect.BoundArguments) -> tu
     return rows, None if rows else f"the batch that {call.name} was given ({names or 'nothing'}) has no rows"
 
 
-def _leaves(library: Steps, given: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _leaves(library: StepLibrary, given: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, value in given:
         for path, leaf in library.flatten(value)[0]:
             if leaf is not None:
@@ -167,7 +167,7 @@ def _leaves(library: Steps, given: Sequence[tuple[str, Any]]) -> Iterator[tuple[
 
 
 def _check_inputs(
-    library: Steps,
+    library: StepLibrary,
     call: _Signature,
     bound: inspect.BoundArguments,
     context: Context,
@@ -192,7 +192,7 @@ def _check_inputs(
     require_equal(context, f"{call.name} (arguments)", values, refusal, _SAME_INPUTS)
 
 
-def _split(library: Steps, call: _Signature, bound: inspect.BoundArguments, share: Share) -> None:
+def _split(library: StepLibrary, call: _Signature, bound: inspect.BoundArguments, share: Share) -> None:
     for name, value in call.given(bound):
         leaves, rebuild = library.flatten(value)
         bound.arguments[name] = rebuild([None if leaf is None else leaf[share.rows] for _, leaf in leaves])

@@ -15,7 +15,7 @@ from sirtaki.common.trees import PLAIN, Library, Path, dtype_of, kind_of
 MEAN, SUM, ROWS, SAME = RULES = ("mean", "sum", "rows", "same")
 
 
-class Rule(NamedTuple):
+class LeafRule(NamedTuple):
     """The rule for one leaf of a result, and what of the leaf has to be equal on all ranks."""
 
     name: str
@@ -26,7 +26,7 @@ class _Refused(ValueError):
     """A leaf cannot be combined; the text says why."""
 
 
-def rules_of(library: Library, result: Any, out: Any, share: Share) -> tuple[list[Rule], str | None]:
+def rules_of(library: Library, result: Any, out: Any, share: Share) -> tuple[list[LeafRule], str | None]:
     """Returns the rule of each leaf of a result, and why the result is refused; None: it is not."""
     leaves = library.flatten(result)[0]
     try:
@@ -75,7 +75,7 @@ def _exists(library: Library, tree: Any, path: Path) -> bool:
     return True
 
 
-def _rule(library: Library, leaf: Any, label: str, name: str | None, share: Share) -> Rule:
+def _rule(library: Library, leaf: Any, label: str, name: str | None, share: Share) -> LeafRule:
     is_array = library.is_array(leaf)
     if not is_array and not isinstance(leaf, PLAIN):
         raise _Refused(
@@ -100,8 +100,8 @@ def _rule(library: Library, leaf: Any, label: str, name: str | None, share: Shar
         kind = f"{dtype_of(leaf)} with rows of shape {list(leaf.shape[1:])}"
     if name == SAME:
         known = library.checksum(leaf) if is_array else checksum_of_text(repr(leaf))
-        return Rule(name, Value(label, kind if is_array else f"{leaf!r:.100}", known))
-    return Rule(name, Value(label, kind))
+        return LeafRule(name, Value(label, kind if is_array else f"{leaf!r:.100}", known))
+    return LeafRule(name, Value(label, kind))
 
 
 _WRITE = (
@@ -127,7 +127,7 @@ class Combination:
     def __init__(self, library: Library, share: Share, name: str) -> None:
         self._library, self._share, self._name = library, share, name
 
-    def of(self, result: Any, rules: Sequence[Rule]) -> Any:
+    def of(self, result: Any, rules: Sequence[LeafRule]) -> Any:
         """Returns the combined result. All ranks have to call it with the same rules."""
         leaves, rebuild = self._library.flatten(result)
         combined = [leaf for _, leaf in leaves]

@@ -16,7 +16,14 @@ from typing import Any, Protocol
 
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.checksums import Comparison, Outcome, checksum_of_text, combined
-from sirtaki.common.consistency import Finding, Options, Scope, Tensors, checksum_of_tensors, find_difference
+from sirtaki.common.consistency import (
+    Options,
+    RankDifference,
+    Scope,
+    Tensors,
+    checksum_of_tensors,
+    find_difference,
+)
 from sirtaki.common.epochs import EpochCheck
 from sirtaki.common.hints import hint
 from sirtaki.common.joining import join_count
@@ -255,13 +262,13 @@ class RoundChecks:
             self._warn(text)
             self._epochs.stop()
 
-    def _advice(self, finding: Finding, after_join: bool) -> str:
+    def _advice(self, finding: RankDifference, after_join: bool) -> str:
         if finding.is_scaling and self._scaling is not None:
             return self._scaling.remedy
         missed = self._scope.after_join or f"after it, call {self._scope.remedy}"
         return _AFTER_JOIN.format(remedy=missed) if after_join else finding.advice
 
-    def _report_finding(self, finding: Finding) -> None:
+    def _report_finding(self, finding: RankDifference) -> None:
         if not finding.is_rounding:
             if not are_horovods():
                 raise ParametersDifferError(str(finding))

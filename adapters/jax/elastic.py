@@ -22,7 +22,7 @@ from sirtaki.jax.consistency import is_array, is_key
 from sirtaki.jax.optimizer import AccumulatingState
 from sirtaki.jax.periodic import LocalState
 from sirtaki.numpy.elastic import ArraysState
-from sirtaki.numpy.elastic.arrays_state import Entry, Kind
+from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind
 
 __all__ = ["JaxState", "ObjectState", "State", "fence", "run"]
 
@@ -141,9 +141,9 @@ class JaxState(ArraysState):
                 shape, dtype = _description(leaf)
                 name = f"{tree.attribute}{jax.tree_util.keystr(path)}"
                 place = _Place(tree, index, _Template.of(leaf), roles[index])
-                kind = Kind.SENT if place.role is _Role.LOCAL else Kind.EQUAL
+                kind = EntryKind.SENT if place.role is _Role.LOCAL else EntryKind.EQUAL
                 if place.role in _SUMS or tree.attribute in self._own:
-                    kind = Kind.OWN
+                    kind = EntryKind.OWN
                 entries.append(Entry(name, shape, dtype, kind, place))
                 tree.leaves[index] = None  # memory is not held by a description
         return entries

@@ -93,7 +93,7 @@ def mirrored(
     )
 
 
-# ---- The functions of `sirtaki.common.one_batch.Steps` -------------------------------------------------
+# ---- The functions of `sirtaki.common.one_batch.StepLibrary` -------------------------------------------
 
 
 def flatten(tree: Any) -> Leaves:

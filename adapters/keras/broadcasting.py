@@ -12,7 +12,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.keras.compression import Compression, Compressor
 from sirtaki.keras.operations import broadcast
 from sirtaki.keras.optimizer import DistributedOptimizer
-from sirtaki.keras.sharded.optimizer import Sharded, equal_variables
+from sirtaki.keras.sharded.optimizer import ShardedVariables, equal_variables
 
 
 def broadcast_variables(
@@ -63,7 +63,7 @@ def broadcast_model(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    if isinstance(optimizer, Sharded):
+    if isinstance(optimizer, ShardedVariables):
         _check_steps(optimizer)
     variables = [*model.weights, *(equal_variables(optimizer) if optimizer is not None else ())]
     broadcast_variables(
@@ -71,7 +71,7 @@ def broadcast_model(
     )
 
 
-def _check_steps(optimizer: Sharded) -> None:
+def _check_steps(optimizer: ShardedVariables) -> None:
     """Raises ValueError, on all ranks, if the parts of an optimizer's state are from different steps."""
     steps = allgather_object(int(keras.ops.convert_to_numpy(optimizer.iterations)))
     for rank, count in enumerate(steps):

@@ -20,7 +20,7 @@ from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.consistency import check_before_local_steps
 from sirtaki.keras.distributed_optimizer import distributed_of
 from sirtaki.keras.metrics import Results, combine, combine_logs
-from sirtaki.keras.periodic import Averager, Outcome, Part
+from sirtaki.keras.periodic import AverageOutcome, AveragePart, Averager
 from sirtaki.keras.sharded.full_state import saving_whole
 from sirtaki.keras.stopping import require_all_to_stop
 from sirtaki.numpy.collectives import allreduce
@@ -335,7 +335,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local_variables = list(local_variables or ())
         self._is_due = False
         self._last_batch, self._is_in_epoch = -1, False
-        self._steps = CompiledSteps()
+        self._steps = CompiledStepCounter()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts, if all ranks have weights.
@@ -440,7 +440,7 @@ def _check_synchronized(model: Any) -> None:
 # ---- The steps that a compiled program takes between the batches of `model.fit` ------------------------
 
 
-class CompiledSteps:
+class CompiledStepCounter:
     """Counts the steps of a model's distributed optimizer that are compiled; others count themselves."""
 
     def __init__(self) -> None:
@@ -609,10 +609,10 @@ class LocalSGDCallback(keras.callbacks.Callback):
             while not self._average(has_ended_epoch=True).all_have_ended_epoch:
                 pass
 
-    def _average(self, has_ended_epoch: bool = False, has_ended: bool = False) -> Outcome:
+    def _average(self, has_ended_epoch: bool = False, has_ended: bool = False) -> AverageOutcome:
         averager = self._begun()
         sync_variables(self.model)
-        part = Part(self._batches / self._every, has_ended_epoch, has_ended)
+        part = AveragePart(self._batches / self._every, has_ended_epoch, has_ended)
         self._batches = 0
         return averager.average(part)
 

@@ -14,8 +14,8 @@ import numpy as np
 from sirtaki.bindings.default_context import current
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.common.semantics import object_to
-from sirtaki.keras.gradient_reducer import Exchange, stable_path
-from sirtaki.keras.sharded.optimizer import Sharded, equal_variables
+from sirtaki.keras.gradient_reducer import GradientReduction, stable_path
+from sirtaki.keras.sharded.optimizer import ShardedVariables, equal_variables
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
 from sirtaki.numpy.worlds import is_elastic
@@ -57,10 +57,12 @@ def check_before_local_steps(model: Any, outer_variables: Sequence[Any]) -> None
 class OptimizerChecks:
     """The checks of one distributed optimizer. It does not keep the optimizer alive."""
 
-    def __init__(self, optimizer: Any, exchange: Exchange) -> None:
+    def __init__(self, optimizer: Any, exchange: GradientReduction) -> None:
         self._optimizer, self._exchange = ref(optimizer), exchange
         self._first_step = _steps_of(optimizer)
-        first = 1 if isinstance(optimizer, Sharded) else 2  # a divided one's step makes variables equal
+        first = (
+            1 if isinstance(optimizer, ShardedVariables) else 2
+        )  # a divided one's step makes variables equal
         self._beside_steps = EagerChecks(f"check of {exchange.prefix}", _BROADCAST, first)
         self._after_steps = EagerChecks(f"check after {exchange.prefix}", _BROADCAST, first_check=1)
 

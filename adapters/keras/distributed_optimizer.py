@@ -14,8 +14,8 @@ import keras
 from sirtaki.bindings.default_context import find
 from sirtaki.keras._private import trainable_variables_of
 from sirtaki.keras.consistency import OptimizerChecks
-from sirtaki.keras.gradient_reducer import Exchange, is_stored
-from sirtaki.keras.sharded.optimizer import Sharded
+from sirtaki.keras.gradient_reducer import GradientReduction, is_stored
+from sirtaki.keras.sharded.optimizer import ShardedVariables
 from sirtaki.keras.stopping import require_all_to_stop
 
 
@@ -26,7 +26,7 @@ class Distributed(keras.optimizers.Optimizer):
     added them up and before it clips.
     """
 
-    _exchange: Exchange
+    _exchange: GradientReduction
     _checks: OptimizerChecks
     _plain: type[Any]
 
@@ -146,7 +146,7 @@ def _is_fit_failing() -> bool:
     return frame is not None and any(one is frame for one, _ in walk_tb(error.__traceback__))
 
 
-def make_distributed(optimizer: Any, exchange: Exchange, is_sharded: bool = False) -> Any:
+def make_distributed(optimizer: Any, exchange: GradientReduction, is_sharded: bool = False) -> Any:
     """Turns an optimizer into a distributed one, in place, and returns it.
 
     Its class keeps its name, and Keras saves it as the plain one: the files can be loaded without sirtaki.
@@ -158,7 +158,7 @@ def make_distributed(optimizer: Any, exchange: Exchange, is_sharded: bool = Fals
     module = "keras.optimizers" if public in kind.__mro__ else kind.__module__
     members = {"__doc__": kind.__doc__, "__module__": module, "_plain": kind}
     # Keras and TensorFlow inspect every attribute that is set on an optimizer; this one must stay hidden.
-    abilities = (Distributed, Sharded) if is_sharded else (Distributed,)
+    abilities = (Distributed, ShardedVariables) if is_sharded else (Distributed,)
     object.__setattr__(optimizer, "__class__", type(name, (*abilities, kind), members))
     object.__setattr__(optimizer, "_exchange", exchange)
     object.__setattr__(optimizer, "_checks", OptimizerChecks(optimizer, exchange))

@@ -19,9 +19,9 @@ from sirtaki.keras._private import accumulators_of, discard_jax_state, layers_of
 from sirtaki.keras.callbacks import LocalSGDCallback, sync_variables
 from sirtaki.keras.distributed_optimizer import Distributed
 from sirtaki.keras.gradient_reducer import stable_path
-from sirtaki.keras.shares import Share
+from sirtaki.keras.shares import DatasetShare
 from sirtaki.numpy.elastic import ArraysState
-from sirtaki.numpy.elastic.arrays_state import Entry, Kind
+from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind
 
 __all__ = [
     "CommitStateCallback",
@@ -115,7 +115,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         """Creates the callback, for a state with an attribute `batch`."""
         super().__init__()
         self.state = state
-        self._share: Share | None = None
+        self._share: DatasetShare | None = None
         self._skipped = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -199,8 +199,8 @@ def _is_skipped(model: Any, batch: int) -> bool:
     return isinstance(step, _Skipping) and batch < step.batches
 
 
-def _share_of(state: Any) -> Share | None:
-    found = [one for one in vars(state).values() if isinstance(one, Share)]
+def _share_of(state: Any) -> DatasetShare | None:
+    found = [one for one in vars(state).values() if isinstance(one, DatasetShare)]
     if len(found) > 1:
         raise ValueError(
             "the state has several datasets, but only the one that fit() trains on has a position in its "
@@ -282,10 +282,10 @@ class KerasState(ArraysState):
         super().restore()
 
     def _entries(self) -> list[Entry]:
-        shared: list[tuple[Kind, Any]] = []
-        own: list[tuple[Kind, Any]] = []
+        shared: list[tuple[EntryKind, Any]] = []
+        own: list[tuple[EntryKind, Any]] = []
         for kind, variable in _classified(self.model, self._built_optimizer(), self._local_steps):
-            (own if kind is Kind.OWN else shared).append((kind, variable))
+            (own if kind is EntryKind.OWN else shared).append((kind, variable))
         return [
             *(_entry(f"{place}: {_name(one)}", kind, one) for place, (kind, one) in enumerate(shared)),
             *(_entry(f"own {place}: {_name(one)}", kind, one) for place, (kind, one) in enumerate(own)),
@@ -326,30 +326,30 @@ class TensorFlowKerasState(KerasState):
 
 def _classified(
     model: Any, optimizer: Any, local_steps: LocalSGDCallback | None
-) -> Iterator[tuple[Kind, Any]]:
+) -> Iterator[tuple[EntryKind, Any]]:
     """Yields each variable once, with its kind."""
     local = _local_numbers(optimizer)
     seen: set[int] = set()
     for kind, variables in (
-        (Kind.EQUAL, model.trainable_variables),
-        (Kind.SENT, model.non_trainable_weights),
-        (Kind.OWN, [*model.variables, *model.metrics_variables]),
+        (EntryKind.EQUAL, model.trainable_variables),
+        (EntryKind.SENT, model.non_trainable_weights),
+        (EntryKind.OWN, [*model.variables, *model.metrics_variables]),
     ):
         for variable in variables:
             if id(variable) not in seen:
                 seen.add(id(variable))
-                yield Kind.OWN if id(variable) in local else kind, variable
+                yield EntryKind.OWN if id(variable) in local else kind, variable
     for variable in local_steps.outer_variables(model) if local_steps is not None else ():
         seen.add(id(variable))
-        yield Kind.EQUAL, variable
+        yield EntryKind.EQUAL, variable
     if optimizer is None:
         return
     collected = {id(accumulator) for accumulator in _accumulators(optimizer)}
     for variable in optimizer.variables:
         if id(variable) not in seen:
             seen.add(id(variable))
-            kind = Kind.SENT if local_steps is not None else _kind_of_slot(variable, model, local)
-            yield Kind.OWN if id(variable) in collected else kind, variable
+            kind = EntryKind.SENT if local_steps is not None else _kind_of_slot(variable, model, local)
+            yield EntryKind.OWN if id(variable) in collected else kind, variable
 
 
 def _local_numbers(optimizer: Any) -> set[int]:
@@ -365,21 +365,21 @@ def _accumulators(optimizer: Any) -> list[Any]:
     return [variable for one in both if one is not None for variable in accumulators_of(one)]
 
 
-def _kind_of_slot(variable: Any, model: Any, local: set[int]) -> Kind:
+def _kind_of_slot(variable: Any, model: Any, local: set[int]) -> EntryKind:
     """Returns the kind of an optimizer's variable; one of a local weight is local, too.
 
     Keras names the variable that belongs to a weight after the weight's path.
     """
     if not local or not variable.shape:
-        return Kind.EQUAL
+        return EntryKind.EQUAL
     owners = {variable.path.replace("/", "_"): variable for variable in model.trainable_variables}
     names = [name for name in owners if variable.name.startswith(f"{name}_")]
     if not names:
-        return Kind.SENT  # that of a local weight cannot be told from the others
-    return Kind.OWN if id(owners[max(names, key=len)]) in local else Kind.EQUAL
+        return EntryKind.SENT  # that of a local weight cannot be told from the others
+    return EntryKind.OWN if id(owners[max(names, key=len)]) in local else EntryKind.EQUAL
 
 
-def _entry(name: str, kind: Kind, variable: Any) -> Entry:
+def _entry(name: str, kind: EntryKind, variable: Any) -> Entry:
     return Entry(name, tuple(variable.shape), np.dtype(variable.dtype), kind, variable)
 
 

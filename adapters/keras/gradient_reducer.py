@@ -17,7 +17,7 @@ from sirtaki.common.averaging import fixed_divisor
 from sirtaki.common.groups import Groups, partitioned
 from sirtaki.common.ops import Adasum, Average, Max, Sum, gradient_reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.keras.backends import Backend, Combination, Gradient
+from sirtaki.keras.backends import Backend, Gradient, GradientCombination
 from sirtaki.keras.compression import Compressor, NoneCompressor
 from sirtaki.numpy.worlds import is_elastic, require_all_ranks, reserve_number
 
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
 
 
 @dataclass
-class Exchange:
+class GradientReduction:
     """The reduction of an optimizer's gradients. Shared by optimizers that wrap each other.
 
     Attributes:
@@ -94,7 +94,7 @@ class Exchange:
 
     backend: Backend
     prefix: str
-    how: Combination
+    how: GradientCombination
     compression: type[Compressor] = NoneCompressor
     groups: Groups = None
     sparse_as_dense: bool = False
@@ -235,7 +235,7 @@ class Exchange:
             if is_stored(variable) and id(variable) not in own
         ]
         if stored and self.ranks:
-            how = Combination(Max, process_set=self.how.process_set)
+            how = GradientCombination(Max, process_set=self.how.process_set)
             self._reduce_group("stored", stored, results, variables, how)
         return results
 
@@ -245,7 +245,7 @@ class Exchange:
         own = [Gradient(name, keras.ops.copy(keras.ops.stop_gradient(value)))]
         if self.first_name is None:
             self.first_name = self.backend.first_name(name, own)
-        return self.backend.allreduce(name, own, Combination(process_set=self.how.process_set))[0]
+        return self.backend.allreduce(name, own, GradientCombination(process_set=self.how.process_set))[0]
 
     def divided(self, value: Any) -> Any:
         """Returns a value divided by the number of ranks if gradients are averaged, and not added up."""
@@ -273,7 +273,7 @@ class Exchange:
         return Stepper(self.prefix) if is_tuned else None
 
     def _reduce_among(
-        self, results: list[Any], variables: Sequence[Any], scales_losses: bool, how: Combination
+        self, results: list[Any], variables: Sequence[Any], scales_losses: bool, how: GradientCombination
     ) -> None:
         own = self.local.numbers()
         flags = self._overflows(results, variables, own) if scales_losses else []
@@ -351,7 +351,7 @@ class Exchange:
         indices: Sequence[int],
         results: list[Any],
         variables: Sequence[Any],
-        how: Combination,
+        how: GradientCombination,
         flags: Sequence[Gradient] = (),
     ) -> list[Any]:
         """Replaces the results with these indices by reduced ones; returns the reduced flags."""
@@ -394,7 +394,7 @@ def stable_path(variable: Any) -> str:
     return re.sub(r"_\d+(?=/|:|$)", "", path)
 
 
-def combination(op: int, predivide: float, process_set: ProcessSet) -> Combination:
+def combination(op: int, predivide: float, process_set: ProcessSet) -> GradientCombination:
     """Returns how gradients are combined; `predivide` divides before an average, and multiplies after it.
 
     Raises ValueError for an operation or a factor that gradients cannot be combined with, or, in an elastic
@@ -404,4 +404,4 @@ def combination(op: int, predivide: float, process_set: ProcessSet) -> Combinati
         raise ValueError("op has to be Average or Sum: gradients of Keras can be combined in these ways only")
     how = gradient_reduction(op, predivide)
     require_all_ranks(process_set)
-    return Combination(op, how.prescale, how.postscale, process_set)
+    return GradientCombination(op, how.prescale, how.postscale, process_set)

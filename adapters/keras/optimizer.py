@@ -19,9 +19,9 @@ from sirtaki.keras import backends
 from sirtaki.keras._private import is_autocast, is_training, layers_of, loss_reductions
 from sirtaki.keras.compression import Compression, Compressor
 from sirtaki.keras.distributed_optimizer import Distributed, distributed_of, make_distributed
-from sirtaki.keras.gradient_reducer import KIND, Exchange, LocalVariables, combination
+from sirtaki.keras.gradient_reducer import KIND, GradientReduction, LocalVariables, combination
 from sirtaki.keras.sharded.kinds import check_shard, refuse_loss_scaling
-from sirtaki.keras.sharded.optimizer import Sharded
+from sirtaki.keras.sharded.optimizer import ShardedVariables
 from sirtaki.numpy.worlds import add_survivor
 
 _GROUP_RULES = GroupRules("variable", ", but it has to be 0 (all together) or the number of groups")
@@ -91,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     check_groups(groups, _GROUP_RULES)
     check_shard(shard, optimizer, backward_passes_per_step, process_set)
     number = current().next_number(KIND.format(process_set.number(current())))
-    exchange = Exchange(
+    exchange = GradientReduction(
         backends.find(),
         name or (f"gradient.{number}" if number else "gradient"),
         combined,
@@ -192,7 +192,7 @@ def patch_loss_scale_optimizer() -> None:
 
     @functools.wraps(plain)
     def initialise(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(inner_optimizer, Sharded):
+        if isinstance(inner_optimizer, ShardedVariables):
             refuse_loss_scaling()
         plain(self, inner_optimizer, *args, **kwargs)
         if isinstance(inner_optimizer, Distributed) and not isinstance(self, Distributed):
@@ -251,7 +251,7 @@ def _in_float16(model: Any) -> set[int]:
 
 
 @contextmanager
-def _counting_as_one(exchange: Exchange) -> Iterator[None]:
+def _counting_as_one(exchange: GradientReduction) -> Iterator[None]:
     """Makes losses inside such that their average over the ranks is the loss of one process.
 
     A loss with a divisor that depends on the rank is exchanged for its divisor's average: one number for each

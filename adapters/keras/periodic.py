@@ -14,7 +14,7 @@ from sirtaki.common.ops import Sum
 from sirtaki.keras._private import layers_of
 
 
-class Part(NamedTuple):
+class AveragePart(NamedTuple):
     """The part of one rank in an average.
 
     Attributes:
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     has_ended: bool = False
 
 
-class Outcome(NamedTuple):
+class AverageOutcome(NamedTuple):
     """The state of all ranks, equal on all of them.
 
     Attributes:
@@ -54,7 +54,7 @@ class Averager:
         self._statistics = _statistics_of(model)
         self._whole = _values(self._trainable) if outer is not None else []
 
-    def average(self, part: Part) -> Outcome:
+    def average(self, part: AveragePart) -> AverageOutcome:
         """Averages the current values. All ranks must call it."""
         own = _values(self._trainable)
         if self._outer is not None:
@@ -74,7 +74,7 @@ class Averager:
             _assign(self._statistics, averages[len(own) :])
         elif self._outer is not None:
             _assign(self._trainable, self._whole)
-        return Outcome(ended_epoch == present, ended == present)
+        return AverageOutcome(ended_epoch == present, ended == present)
 
     def _apply(self, averages: Sequence[Any]) -> None:
         if self._outer is None:

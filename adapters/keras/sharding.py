@@ -11,7 +11,7 @@ import numpy as np
 
 from sirtaki.bindings.default_context import current
 from sirtaki.keras._private import functions_of, inputs_of, is_evaluation
-from sirtaki.keras.shares import Deal, Share, Uneven
+from sirtaki.keras.shares import DatasetShare, Deal, Uneven
 from sirtaki.numpy.worlds import is_elastic
 
 
@@ -92,7 +92,7 @@ def shard_arrays(
     )
 
 
-class _ShardOfSamples(Share):
+class _ShardOfSamples(DatasetShare):
     """Batches of this rank's samples."""
 
     def __init__(self, parts: Sequence[Any], deal: Callable[[int], Deal]) -> None:
@@ -115,7 +115,7 @@ def _in_floatx(array: Any) -> Any:
     return array.astype(keras.config.floatx(), copy=False) if array.dtype.kind == "f" else array
 
 
-class _ShardOfBatches(Share):
+class _ShardOfBatches(DatasetShare):
     """This rank's batches of another dataset."""
 
     def __init__(self, dataset: Any, shuffle: bool, seed: int) -> None:

@@ -103,7 +103,7 @@ class Deal:
             self.deal(context)
 
 
-class Share(keras.utils.PyDataset):
+class DatasetShare(keras.utils.PyDataset):
     """A rank's share of a dataset, which continues within an epoch if a state of an elastic job has it.
 
     Without such a state it starts from its first epoch when the ranks change, which is the same on all ranks.
@@ -117,7 +117,7 @@ class Share(keras.utils.PyDataset):
         self._next: set[int] = set()  # the batches that may be read next, besides the first
         if is_elastic():
             add_survivor(self)
-            keep_order_of(Share)
+            keep_order_of(DatasetShare)
 
     def __len__(self) -> int:
         return self._deal.batches

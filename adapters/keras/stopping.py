@@ -10,7 +10,7 @@ import numpy as np
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import MismatchError
 from sirtaki.common.ops import Max
-from sirtaki.keras.gradient_reducer import Exchange
+from sirtaki.keras.gradient_reducer import GradientReduction
 from sirtaki.numpy.collectives import allreduce
 
 _ALONE = (
@@ -21,7 +21,7 @@ _ALONE = (
 )
 
 
-def require_all_to_stop(optimizer: Any, exchange: Exchange) -> None:
+def require_all_to_stop(optimizer: Any, exchange: GradientReduction) -> None:
     """Makes sure that all ranks end the training after this step. Those that do must call it.
 
     A rank that goes on exchanges the gradients of another step. The call therefore exchanges an array of

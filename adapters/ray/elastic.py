@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.ray.actor import RankActor
-from sirtaki.ray.settings import Settings, Shape
+from sirtaki.ray.settings import ExecutorSettings, Shape
 from sirtaki.runner.elastic.actions import Finish, Slot
 from sirtaki.runner.elastic.driver import CannotStart, Driver, WorkerEnd
 from sirtaki.runner.elastic.post import Post
@@ -67,7 +67,7 @@ class ActorJob:
     """One call of an elastic executor."""
 
     def __init__(
-        self, settings: Settings, shape: Shape, rules: Rules, variables: Mapping[str, str], work: Work
+        self, settings: ExecutorSettings, shape: Shape, rules: Rules, variables: Mapping[str, str], work: Work
     ) -> None:
         self._settings, self._rules, self._shape, self._work = settings, rules, shape, work
         encrypt = encrypts({**os.environ, **variables})

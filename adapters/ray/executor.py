@@ -14,7 +14,7 @@ from ray.util import remove_placement_group
 
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.elastic import ActorJob, Work
-from sirtaki.ray.settings import Settings, Shape, rules_of, shape_of
+from sirtaki.ray.settings import ExecutorSettings, Shape, rules_of, shape_of
 from sirtaki.runner.elastic.rules import Rules
 from sirtaki.runner.engines.outcomes import RankOutcome, results_of
 from sirtaki.runner.engines.places import EngineJob, ranks_by_host
@@ -53,7 +53,7 @@ class RayExecutor:
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        settings: ExecutorSettings | None = None,
         num_workers: int | None = None,
         num_hosts: int | None = None,
         num_workers_per_host: int = 1,
@@ -94,9 +94,9 @@ class RayExecutor:
         ssh_str: str | None = None,
         placement_group_timeout_s: float = 100,
         nics: Sequence[str] | None = None,
-    ) -> Settings:
+    ) -> ExecutorSettings:
         """Returns settings. Nothing here uses ssh, so `ssh_identity_file` and `ssh_str` have no meaning."""
-        return Settings(timeout_s, placement_group_timeout_s, tuple(sorted(nics or ())))
+        return ExecutorSettings(timeout_s, placement_group_timeout_s, tuple(sorted(nics or ())))
 
     @property
     def num_workers(self) -> int:
@@ -251,7 +251,7 @@ class RankGroup:
     """The actors of one executor, in the order of their ranks once they have started."""
 
     def __init__(
-        self, settings: Settings, shape: Shape, uses_current_group: bool, variables: Mapping[str, str]
+        self, settings: ExecutorSettings, shape: Shape, uses_current_group: bool, variables: Mapping[str, str]
     ) -> None:
         self._settings = settings
         self._shape = shape

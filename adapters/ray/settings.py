@@ -15,7 +15,7 @@ from sirtaki.runner.function.errors import RunError
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExecutorSettings:
     """The settings of an executor, which `RayExecutor.create_settings` returns.
 
     Attributes:

@@ -13,7 +13,7 @@ from sirtaki.common.elastic.decorator import run
 from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.elastic.state import ObjectState, State
 from sirtaki.numpy.elastic import ArraysState
-from sirtaki.numpy.elastic.arrays_state import Entry, Kind
+from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind
 
 
 def __getattr__(name: str) -> _Any:
@@ -76,7 +76,7 @@ class TensorFlowState(ArraysState):
                 f"{place}: {getattr(variable, 'path', None) or variable.name.partition(':')[0]}",
                 tuple(variable.shape),
                 np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype),
-                Kind.EQUAL if variable.trainable else Kind.SENT,
+                EntryKind.EQUAL if variable.trainable else EntryKind.SENT,
                 variable,
             )
             for place, variable in enumerate(self.variables)

@@ -28,7 +28,7 @@ _GROUP_RULES = GroupRules(
 
 
 @dataclass
-class GradientExchange:
+class GradientCombiner:
     """The combination of gradients over the ranks; the fields are those of `DistributedGradientTape`."""
 
     compression: type[Compressor] = Compression.none

@@ -16,7 +16,7 @@ from sirtaki.numpy.worlds import add_survivor
 from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.collectives import grouped_allreduce
 from sirtaki.tensorflow.compression import Compression, Compressor
-from sirtaki.tensorflow.exchange import GradientExchange, exposed
+from sirtaki.tensorflow.exchange import GradientCombiner, exposed
 
 
 def DistributedOptimizer(  # noqa: N802  # Horovod's name
@@ -65,7 +65,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         ValueError: an optimizer that is already distributed, or arguments that do not fit together.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        exchange = GradientExchange(
+        exchange = GradientCombiner(
             compression=compression,
             sparse_as_dense=sparse_as_dense,
             op=op,
@@ -172,7 +172,7 @@ def _true_after(operation: Any) -> Any:
 class _Distributed(tf.compat.v1.train.Optimizer):
     """The abilities of a distributed optimizer besides its own class."""
 
-    _exchange: GradientExchange
+    _exchange: GradientCombiner
     _accumulation: Accumulation | None
 
     @as_written
@@ -232,7 +232,7 @@ class _AdasumDistributed(_Distributed):
         return tf.group(*[variable.assign(value) for variable, value in zip(variables, results, strict=True)])
 
 
-def distribute(optimizer: Any, exchange: GradientExchange, passes: int, averages: bool) -> Any:
+def distribute(optimizer: Any, exchange: GradientCombiner, passes: int, averages: bool) -> Any:
     """Turns an optimizer of TensorFlow 1 into a distributed one, in place, and returns it.
 
     Raises:
@@ -288,7 +288,7 @@ class GradientAccumulator:
             raise ValueError(f"passes is {passes}; it takes one at least")
         self._passes = passes
         self._divisor = float(passes) if average_aggregated_gradients else 1.0
-        self._exchange = GradientExchange(sparse_as_dense=True, is_checked=False, **exchange)
+        self._exchange = GradientCombiner(sparse_as_dense=True, is_checked=False, **exchange)
         self._count: Any = None
         self._sums: list[Any] = []
         add_survivor(self)

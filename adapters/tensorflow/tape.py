@@ -11,13 +11,13 @@ from sirtaki.common.ops import Average
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.compression import Compression, Compressor
-from sirtaki.tensorflow.exchange import GradientExchange
+from sirtaki.tensorflow.exchange import GradientCombiner
 
 
 class _Distributed:
     """The base of a distributed tape: its class is derived from this and from its own."""
 
-    _exchange: GradientExchange
+    _exchange: GradientCombiner
 
     @as_written
     def gradient(
@@ -90,7 +90,7 @@ def DistributedGradientTape(  # noqa: N802  # Horovod's name
     own = type(gradtape)
     tape: Any = object.__new__(type(own.__name__, (_Distributed, own), {}))
     tape.__dict__ = gradtape.__dict__
-    tape._exchange = GradientExchange(
+    tape._exchange = GradientCombiner(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,

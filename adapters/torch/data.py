@@ -17,12 +17,12 @@ from sirtaki.common.epochs import Epoch, note_batch
 from sirtaki.common.hints import hint
 from sirtaki.common.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.consistency import checksum_of
-from sirtaki.torch.wrapping import Survivor
+from sirtaki.torch.wrapping import TorchSurvivor
 
 _SAMPLED_BYTES = 1 << 20
 
 
-class DistributedSampler(Survivor, TorchSampler[Any]):
+class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
     """torch's DistributedSampler, with this rank and the number of ranks filled in.
 
     Each rank gets different samples, and all get equally many: if the samples do not divide evenly, some are

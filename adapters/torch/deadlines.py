@@ -45,7 +45,7 @@ class LateRule:
             raise ValueError(f"late is {self.late!r}, but it has to be 'accumulate' or 'drop'")
 
 
-class Rounds:
+class DeadlineRounds:
     """The rounds of one optimizer's gradients, on one rank.
 
     Attributes:
@@ -161,7 +161,7 @@ class DeadlineOptimizer(Wrapped):
     """The abilities of such an optimizer besides its own class. Hooks surround its own step."""
 
     _technique = "DistributedOptimizer(…, deadline=…)"
-    _rounds: Rounds
+    _rounds: DeadlineRounds
     _skips: Nesting
     _is_exchanged: bool
 
@@ -262,7 +262,7 @@ def with_deadline(
     _refuse_parameters(named)
     scope = CollectiveScope.numbered(context, "step", global_process_set)
     wrapped = wrap(optimizer, DeadlineOptimizer, _before_step, _after_step)
-    wrapped._rounds = Rounds(scope, rule, op, named)
+    wrapped._rounds = DeadlineRounds(scope, rule, op, named)
     wrapped._skips, wrapped._is_exchanged = Nesting(), False
     context.steps.may_be_late = True
     return wrapped

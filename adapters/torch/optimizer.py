@@ -49,7 +49,7 @@ from sirtaki.torch.tensors import reducible_view
 from sirtaki.torch.wrapping import (
     ListedParameters,
     Optimizer,
-    Survivor,
+    TorchSurvivor,
     Wrapped,
     inherited_groups,
     inherited_names,
@@ -192,7 +192,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     return _distributed(optimizer, settings, partition)
 
 
-class _Distributed(Survivor, Wrapped):
+class _Distributed(TorchSurvivor, Wrapped):
     """The abilities of a distributed optimizer besides its own class. Hooks surround its own step."""
 
     _settings: ReducerSettings

@@ -232,7 +232,7 @@ def inherited_groups(groups: Groups, heirs: Mapping[Tensor, Tensor], present: Li
 # ---- The common part of objects that outlive their world in an elastic job -----------------------------
 
 
-class Survivor:
+class TorchSurvivor:
     """An object that `hvd.elastic.run` moves from world to world, or ends: `sirtaki.bindings.survivors`."""
 
     _is_retired = False
@@ -259,7 +259,7 @@ class Survivor:
             )
 
 
-class SeparateOptimizer(Survivor, Wrapped):
+class SeparateOptimizer(TorchSurvivor, Wrapped):
     """A wrapped optimizer that steps with the rank's own gradients.
 
     Its state, such as momenta, is the rank's own. Parameters are equal once the ranks have combined them.

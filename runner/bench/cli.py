@@ -20,7 +20,7 @@ from typing import IO, Any
 from sirtaki.runner.allocation import find_allocation
 from sirtaki.runner.bench.collective_report import CollectiveReport
 from sirtaki.runner.bench.kinds import KINDS, SETTINGS
-from sirtaki.runner.bench.messages import Message, Plan, Refusal, World, read
+from sirtaki.runner.bench.messages import BenchWorld, Message, Plan, Refusal, read
 from sirtaki.runner.bench.peers import (
     CUDA,
     DEVICES,
@@ -111,7 +111,7 @@ def _measure(options: argparse.Namespace, plan: Plan, note: Callable[[str], None
                 note(message)
             elif isinstance(message, Refusal):
                 refusal = message.reason  # raised when the ranks have ended
-            elif isinstance(message, World):
+            elif isinstance(message, BenchWorld):
                 report = kind.report(plan, message, load)
                 show(report.head_lines())
             elif report is not None:

@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from sirtaki.runner.bench.columns import NONE, Column, duration, heads, line, peer_columns
-from sirtaki.runner.bench.messages import COPY, OWN, Measurement, Plan, World
-from sirtaki.runner.bench.operations import OPERATIONS, Operation
+from sirtaki.runner.bench.messages import COPY, OWN, BenchWorld, Measurement, Plan
+from sirtaki.runner.bench.operations import OPERATIONS, BenchOperation
 from sirtaki.runner.bench.peers import CPU, PEERS
 from sirtaki.runner.bench.report import Load, Report, comment
 from sirtaki.runner.bench.samples import median_ratio
@@ -43,7 +43,7 @@ class PeerFigures:
 
 
 @dataclass(frozen=True)
-class Row:
+class SizeRow:
     """The figures at one size; bandwidths in 10^9 bytes per second.
 
     `limit` is the limit's time as a share of the operation's; None for small sizes, and without a limit.
@@ -73,9 +73,9 @@ class Row:
 class CollectiveReport(Report):
     """The result of a collective."""
 
-    def __init__(self, plan: Plan, world: World, load: Load) -> None:
+    def __init__(self, plan: Plan, world: BenchWorld, load: Load) -> None:
         super().__init__(plan, world, load)
-        self.rows: list[Row] = []
+        self.rows: list[SizeRow] = []
         self._operation = OPERATIONS[plan.operation]
         self._limit = Limit(self._operation, world, plan.device)
         self._columns = [*COLUMNS, *peer_columns(self.plan.peers)]
@@ -126,7 +126,7 @@ class CollectiveReport(Report):
     def _average(self) -> float:
         return fmean(row.busbw for row in self.rows)
 
-    def _make_row(self, measured: Measurement) -> Row:
+    def _make_row(self, measured: Measurement) -> SizeRow:
         size, own = measured.size, measured.times[OWN]
         factor = self._operation.bus_factor(self.world.size)
         peers = {}
@@ -136,7 +136,7 @@ class CollectiveReport(Report):
             ratio = median_ratio(theirs.blocks, own.blocks)
             peers[name] = PeerFigures(theirs.median, theirs.p99, busbw, ratio, measured.wrong.get(name, 0))
         algbw = _bandwidth(size, own.median)
-        return Row(
+        return SizeRow(
             size=size,
             count=measured.count,
             time_us=own.median,
@@ -151,7 +151,7 @@ class CollectiveReport(Report):
             algorithm=measured.algorithm,
         )
 
-    def _format(self, row: Row) -> str:
+    def _format(self, row: SizeRow) -> str:
         cells = [
             str(row.size),
             str(row.count),
@@ -169,7 +169,7 @@ class CollectiveReport(Report):
         return line(cells, self._columns)
 
 
-def _backends_text(rows: Sequence[Row]) -> str:
+def _backends_text(rows: Sequence[SizeRow]) -> str:
     """Returns "links (direct) up to 4096 B, hierarchical from 16384 B", or the one name for all sizes."""
     groups = [(name, list(group)) for name, group in groupby(rows, attrgetter("way")) if name]
     if len(groups) < 2:
@@ -201,7 +201,7 @@ _FOR_MEMORY = (
 class Limit:
     """The least time of an operation at a size, and its description. It is not known for GPUs."""
 
-    def __init__(self, operation: Operation, world: World, device: str = CPU) -> None:
+    def __init__(self, operation: BenchOperation, world: BenchWorld, device: str = CPU) -> None:
         self._operation, self._world, self._device = operation, world, device
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sirtaki.runner.bench.collective_report import CollectiveReport
 from sirtaki.runner.bench.columns import Column, heads, line, peer_columns
-from sirtaki.runner.bench.messages import EXCHANGE, OWN, SYNC, LinkSpeeds, Plan, StepTimes, World
+from sirtaki.runner.bench.messages import EXCHANGE, OWN, SYNC, BenchWorld, LinkSpeeds, Plan, StepTimes
 from sirtaki.runner.bench.operations import OPERATIONS
 from sirtaki.runner.bench.peers import CPU, GLOO, PEERS
 from sirtaki.runner.bench.report import Load, Report, comment
@@ -65,7 +65,7 @@ class StepRow:
 class StepReport(Report):
     """The result of `sirtaki bench step`."""
 
-    def __init__(self, plan: Plan, world: World, load: Load) -> None:
+    def __init__(self, plan: Plan, world: BenchWorld, load: Load) -> None:
         super().__init__(plan, world, load)
         self.rows: list[StepRow] = []
         self._columns = [*_COLUMNS, *peer_columns(plan.peers)]
@@ -129,7 +129,7 @@ _WIDTH = 10
 class LinkReport(Report):
     """The result of `sirtaki bench link`."""
 
-    def __init__(self, plan: Plan, world: World, load: Load) -> None:
+    def __init__(self, plan: Plan, world: BenchWorld, load: Load) -> None:
         super().__init__(plan, world, load)
         self.speeds: LinkSpeeds | None = None
 
@@ -180,7 +180,7 @@ def _matrix(speeds: LinkSpeeds, values: Sequence[Sequence[float]], digits: int) 
         yield f"  {name:<{left}}" + "".join(f"{cell:>{_WIDTH}}" for cell in cells)
 
 
-class Kind(NamedTuple):
+class MeasurementKind(NamedTuple):
     """A measurement.
 
     Attributes:
@@ -191,14 +191,14 @@ class Kind(NamedTuple):
         tells_each_block: whether rank 0 sends a message for each block of calls, and not one for all rounds.
     """
 
-    report: Callable[[Plan, World, Load], Report]
+    report: Callable[[Plan, BenchWorld, Load], Report]
     peers: Sequence[str]
     settings: Collection[str] = ()
     extra: str = "numpy"
     tells_each_block: bool = False
 
 
-class Setting(NamedTuple):
+class KindOption(NamedTuple):
     """An option that not every measurement has, and its default."""
 
     flag: str
@@ -206,16 +206,16 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "first": Setting("-b", 8),
-    "last": Setting("-e", 64 << 20),
-    "factor": Setting("-f", 4.0),
-    "dtype": Setting("-d", "float32"),
-    "plot": Setting("--plot", None),
-    "device": Setting("--device", CPU),
+    "first": KindOption("-b", 8),
+    "last": KindOption("-e", 64 << 20),
+    "factor": KindOption("-f", 4.0),
+    "dtype": KindOption("-d", "float32"),
+    "plot": KindOption("--plot", None),
+    "device": KindOption("--device", CPU),
 }
 KINDS = {
     **{
-        name: Kind(
+        name: MeasurementKind(
             CollectiveReport,
             tuple(PEERS),
             SETTINGS if one.has_size else ("device",),
@@ -223,6 +223,6 @@ KINDS = {
         )
         for name, one in OPERATIONS.items()
     },
-    "step": Kind(StepReport, (GLOO,), extra="torch"),
-    "link": Kind(LinkReport, (), ("last",)),
+    "step": MeasurementKind(StepReport, (GLOO,), extra="torch"),
+    "link": MeasurementKind(LinkReport, (), ("last",)),
 }

@@ -56,7 +56,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class World:
+class BenchWorld:
     """The ranks of a run.
 
     Attributes:
@@ -137,9 +137,9 @@ class StepTimes:
     times: Mapping[str, tuple[float, ...]]
 
 
-Message = World | Refusal | Measurement | LinkSpeeds | StepTimes | str
+Message = BenchWorld | Refusal | Measurement | LinkSpeeds | StepTimes | str
 _KINDS: Mapping[str, type] = {
-    "world": World,
+    "world": BenchWorld,
     "refusal": Refusal,
     "measurement": Measurement,
     "link": LinkSpeeds,

@@ -26,7 +26,7 @@ def _both_ways(n: int) -> float:
 
 
 @dataclass(frozen=True)
-class Operation:
+class BenchOperation:
     """One operation among n ranks, whose tensors are made of parts of equal size.
 
     Attributes:
@@ -75,9 +75,9 @@ class Operation:
 
 
 _ROWS = (
-    Operation("allreduce", "all_reduce", "Allreduce", _both_ways, reduces=True, is_in_place=True),
-    Operation("allgather", "all_gather_into_tensor", "Allgather", _others, parts_out=True),
-    Operation(
+    BenchOperation("allreduce", "all_reduce", "Allreduce", _both_ways, reduces=True, is_in_place=True),
+    BenchOperation("allgather", "all_gather_into_tensor", "Allgather", _others, parts_out=True),
+    BenchOperation(
         "reducescatter",
         "reduce_scatter_tensor",
         "Reduce_scatter_block",
@@ -85,8 +85,8 @@ _ROWS = (
         parts_in=True,
         reduces=True,
     ),
-    Operation("broadcast", "broadcast", "Bcast", _once, is_in_place=True, root=0),
-    Operation("alltoall", "all_to_all_single", "Alltoall", _others, parts_in=True, parts_out=True),
-    Operation("barrier", "barrier", "Barrier", _once, has_size=False),
+    BenchOperation("broadcast", "broadcast", "Bcast", _once, is_in_place=True, root=0),
+    BenchOperation("alltoall", "all_to_all_single", "Alltoall", _others, parts_in=True, parts_out=True),
+    BenchOperation("barrier", "barrier", "Barrier", _once, has_size=False),
 )
 OPERATIONS = {row.name: row for row in _ROWS}

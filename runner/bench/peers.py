@@ -15,7 +15,7 @@ CPU, CUDA = DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerLibrary:
     """A library, the module that it needs, and the command that installs it.
 
     `lacks` are dtypes that it cannot exchange, and `device` has the tensors with which it is measured.
@@ -31,9 +31,9 @@ class Peer:
 GLOO, MPI, NCCL = "gloo", "mpi", "nccl"
 _TORCH = "pip install 'sirtaki[torch]'"
 PEERS = {
-    GLOO: Peer("gloo, through torch.distributed", "torch", _TORCH),
-    MPI: Peer("MPI, through mpi4py", "mpi4py", "pip install mpi4py", ("float16",)),
-    NCCL: Peer("NCCL, through torch.distributed", "torch", _TORCH, device=CUDA),
+    GLOO: PeerLibrary("gloo, through torch.distributed", "torch", _TORCH),
+    MPI: PeerLibrary("MPI, through mpi4py", "mpi4py", "pip install mpi4py", ("float16",)),
+    NCCL: PeerLibrary("NCCL, through torch.distributed", "torch", _TORCH, device=CUDA),
 }
 _OTHER_DEVICE = {
     CPU: "it is measured with tensors in the memory of the CPU, without --device cuda",

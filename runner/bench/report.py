@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.bench.messages import Plan, World
+from sirtaki.runner.bench.messages import BenchWorld, Plan
 from sirtaki.runner.rendezvous.wire import printable
 
 SCHEMA = 1
@@ -26,7 +26,7 @@ class Load(NamedTuple):
 class Report(ABC):
     """The result of one operation."""
 
-    def __init__(self, plan: Plan, world: World, load: Load) -> None:
+    def __init__(self, plan: Plan, world: BenchWorld, load: Load) -> None:
         self.plan, self.world, self.load = plan.without(world.left_out), world, load
 
     @property

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from sirtaki.runner.bench.operations import Operation
+from sirtaki.runner.bench.operations import BenchOperation
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.options import number_above
 
@@ -35,7 +35,7 @@ def parse_size(text: str) -> int:
 
 
 def counts(
-    operation: Operation, dtype: str, ranks: int, first: int, last: int, factor: float
+    operation: BenchOperation, dtype: str, ranks: int, first: int, last: int, factor: float
 ) -> Sequence[int]:
     """Returns the numbers of elements of a part, for sizes from `first` to `last` bytes.
 

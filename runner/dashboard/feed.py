@@ -15,7 +15,7 @@ from typing import Any
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.rendezvous.rendezvous_state import join_names
 from sirtaki.runner.top.jobs import INTERVAL_SECONDS
-from sirtaki.runner.top.rows import Row, missing_ranks, progress_of, rows_of
+from sirtaki.runner.top.rows import RankRow, missing_ranks, progress_of, rows_of
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 from sirtaki.runner.top.table import Column, columns_of, legend_of, progress_texts, readable, significant
 
@@ -166,7 +166,7 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
     }
 
 
-def _row(row: Row, columns: Sequence[Column], has_rates: bool) -> dict[str, Any]:
+def _row(row: RankRow, columns: Sequence[Column], has_rates: bool) -> dict[str, Any]:
     """Returns a row; its lateness is None, not 0, if the rank has no state before, or no new one."""
     cells = [text(row) for *_, text in columns]
     late = round(row.late, 3) if has_rates else None

@@ -32,7 +32,7 @@ from sirtaki.runner.bounded_server import CLIENT_SECONDS, BoundedServer
 from sirtaki.runner.dashboard.access import ACTION_HEADER, TOKEN_FILE, Access
 from sirtaki.runner.dashboard.feed import Feed
 from sirtaki.runner.states import RankState, read_job
-from sirtaki.runner.top.jobs import Job
+from sirtaki.runner.top.jobs import WatchedJob
 from sirtaki.runner.top.snapshot import Snapshot
 from sirtaki.runner.trace.formats import ranks_text
 
@@ -150,7 +150,9 @@ class _Handler(BaseHTTPRequestHandler):
 class DashboardServer(BoundedServer):
     """Serves the page and its looks to whoever has the token."""
 
-    def __init__(self, listener: socket.socket, access: Access, feed: Feed, recordings: Recordings) -> None:
+    def __init__(
+        self, listener: socket.socket, access: Access, feed: Feed, recordings: JobRecordings
+    ) -> None:
         super().__init__(listener, _Handler, MAX_CLIENTS)
         self.access = access
         self.feed = feed
@@ -167,9 +169,9 @@ def main() -> None:
     token.unlink()
 
     def watch() -> Iterator[Snapshot]:
-        return Job(folder).snapshots()
+        return WatchedJob(folder).snapshots()
 
-    recordings = Recordings(folder, Path.cwd())
+    recordings = JobRecordings(folder, Path.cwd())
     feed = Feed(watch, time.time(), lambda: recordings.view)
     server = DashboardServer(listener, access, feed, recordings)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -189,7 +191,7 @@ _LOOK_SECONDS = 0.25
 _NAMES = {RECORDER: "the flight recorder", TIMELINE: f"a timeline of {TIMELINE_SECONDS:g} s"}
 
 
-class Recordings:
+class JobRecordings:
     """The recordings of one job, one at a time. Files come into folders beside hvdrun's own files."""
 
     def __init__(self, job: Path, parent: Path) -> None:

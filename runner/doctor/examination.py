@@ -19,11 +19,11 @@ from sirtaki.runner.doctor.facts import Attempt, ClockOffset, HostFacts, JobFact
 from sirtaki.runner.doctor.findings import Picture
 from sirtaki.runner.doctor.gathering import Choice, Trial, gather
 from sirtaki.runner.doctor.probe import TOKEN_BYTES
-from sirtaki.runner.doctor.session import Route, Session, SessionError
+from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
 from sirtaki.runner.doctor.trials import run_job
 from sirtaki.runner.hosts import Host, allocate, is_own_host, needed
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
-from sirtaki.runner.ssh import Failure, SshOptions, diagnose, ssh_command
+from sirtaki.runner.ssh import SshOptions, StartFailure, diagnose, ssh_command
 
 OWN = "localhost"
 _CONNECT_SECONDS = 3.0  # TCP repeats its first packet after one second, and after three
@@ -61,7 +61,7 @@ def examine(hosts: Sequence[Host], size: int | None, ssh: SshOptions, choice: Ch
         with ThreadPoolExecutor(len(sessions)) as pool:
             results = dict(pool.map(lambda one: (one.host, _facts(one, note)), sessions))
         found = {name: facts for name, facts in results.items() if isinstance(facts, HostFacts)}
-        failures = {name: result for name, result in results.items() if isinstance(result, Failure)}
+        failures = {name: result for name, result in results.items() if isinstance(result, StartFailure)}
         ranks = {OWN: 0, **_count_ranks(hosts, size, found)}
         alive = [session for session in sessions if session.host in found]
         clocks = {one.host: offset for one in alive if (offset := _clock_offset(one)) is not None}
@@ -89,11 +89,11 @@ def _distinct(sessions: Sequence[Session], hosts: Mapping[str, HostFacts]) -> li
     return list(found.values())
 
 
-def _facts(session: Session, note: Note) -> HostFacts | Failure:
+def _facts(session: Session, note: Note) -> HostFacts | StartFailure:
     return session.facts(lambda text: note(f"{session.host}: {text}"))
 
 
-def _routes(names: Sequence[str], ssh: SshOptions, choice: Choice) -> dict[str, Route]:
+def _routes(names: Sequence[str], ssh: SshOptions, choice: Choice) -> dict[str, DoctorRoute]:
     """Returns the way to this host and to each of the named ones; to this one only if there is no ssh."""
     path = shutil.which(ssh.program)
     # No rank runs on a host that only launches, so frameworks do not matter there.
@@ -104,21 +104,23 @@ def _routes(names: Sequence[str], ssh: SshOptions, choice: Choice) -> dict[str, 
     return routes
 
 
-def _route(host: str, ssh_path: str, ssh: SshOptions, choice: Choice) -> Route:
+def _route(host: str, ssh_path: str, ssh: SshOptions, choice: Choice) -> DoctorRoute:
     frameworks = ["--frameworks", ",".join(choice.frameworks)]
     words = [*module_words("sirtaki"), "doctor", "--facts", *frameworks]
     words += ["--quick"] if choice.trial is Trial.IMPORT else []
     if interfaces := chosen_interfaces():
         words += ["--network-interfaces", ",".join(interfaces)]
     if is_own_host(host):
-        return Route([sys.executable, *words], "sirtaki doctor", _explain_own)
+        return DoctorRoute([sys.executable, *words], "sirtaki doctor", _explain_own)
     command = ssh_command(ssh_path, host, ssh, words=words)
-    return Route(command, ssh.trial(host), lambda code, output: diagnose(host, ssh, code, output))
+    return DoctorRoute(command, ssh.trial(host), lambda code, output: diagnose(host, ssh, code, output))
 
 
-def _explain_own(code: int, output: Sequence[str]) -> Failure:
+def _explain_own(code: int, output: Sequence[str]) -> StartFailure:
     what = f"the doctor's own process ended with exit code {code}"
-    return Failure("command-failed", what, "run `sirtaki doctor` without hosts", line("; ".join(output[-1:])))
+    return StartFailure(
+        "command-failed", what, "run `sirtaki doctor` without hosts", line("; ".join(output[-1:]))
+    )
 
 
 def _clock_offset(session: Session) -> ClockOffset | None:

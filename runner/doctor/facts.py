@@ -24,7 +24,7 @@ class Installation:
 
 
 @dataclass(frozen=True)
-class Framework:
+class FrameworkFacts:
     """A framework and its adapter.
 
     `state`: "absent", "unsupported" (in this version), "installed" (and not tried), "no-import", "imports"
@@ -115,7 +115,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Identity:
+class HostIdentity:
     """The marks that distinguish a host from others. `machine` is a digest of /etc/machine-id."""
 
     boot: str
@@ -171,13 +171,13 @@ class HostFacts:
 
     version: str
     installation: Installation | None = None
-    frameworks: tuple[Framework, ...] | None = None
+    frameworks: tuple[FrameworkFacts, ...] | None = None
     cores: Cores | None = None
     memory: HostMemory | None = None
     kernel: Kernel | None = None
     limits: Limits | None = None
     network: Network | None = None
-    identity: Identity | None = None
+    identity: HostIdentity | None = None
     variables: Variables | None = None
     ssh: Ssh | None = None
     gpu: Gpu | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from sirtaki.runner.doctor.facts import ClockOffset, HostFacts, JobFacts, LinkFacts
-from sirtaki.runner.ssh import Failure
+from sirtaki.runner.ssh import StartFailure
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"  # a problem makes the exit code 1
 LEVELS = (PROBLEM, WARNING, NOTE)
@@ -20,7 +20,7 @@ class Picture:
 
     hosts: Mapping[str, HostFacts]
     ranks: Mapping[str, int]
-    failures: Mapping[str, Failure] = field(default_factory=dict)  # of hosts that sent no facts
+    failures: Mapping[str, StartFailure] = field(default_factory=dict)  # of hosts that sent no facts
     links: tuple[LinkFacts, ...] = ()
     clocks: Mapping[str, ClockOffset] = field(default_factory=dict)
     job: JobFacts | None = None  # on all hosts; None: it was not tried

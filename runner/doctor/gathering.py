@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.doctor import machine
 from sirtaki.runner.doctor.deadline import answer_within
-from sirtaki.runner.doctor.facts import FRAMEWORKS, Framework, HostFacts, Identity, Interface, Network, Ssh
+from sirtaki.runner.doctor.facts import (
+    FRAMEWORKS,
+    FrameworkFacts,
+    HostFacts,
+    HostIdentity,
+    Interface,
+    Network,
+    Ssh,
+)
 from sirtaki.runner.doctor.trials import TRIAL_SECONDS, find_framework, try_adapter, try_framework
 from sirtaki.runner.rendezvous.identity import host_identity
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, local_addresses
@@ -92,13 +100,13 @@ def _look_up(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
-def gather_identity(root: Path = _ROOT) -> Identity:
+def gather_identity(root: Path = _ROOT) -> HostIdentity:
     boot, _, namespace = host_identity().partition("/")
     try:
         machine = (root / "etc/machine-id").read_bytes().strip()
     except OSError:
         machine = b""
-    return Identity(boot, namespace, hashlib.sha256(machine).hexdigest()[:16] if machine else "")
+    return HostIdentity(boot, namespace, hashlib.sha256(machine).hexdigest()[:16] if machine else "")
 
 
 def gather_ssh() -> Ssh:
@@ -181,7 +189,7 @@ _TRIALS = {Trial.NONE: find_framework, Trial.IMPORT: try_adapter, Trial.JOB: try
 
 
 def _frameworks(choice: Choice, note: Note) -> Topic:
-    def gather_frameworks() -> tuple[Framework, ...]:
+    def gather_frameworks() -> tuple[FrameworkFacts, ...]:
         found = []
         for name in choice.frameworks:
             note(f"sirtaki.{name}")

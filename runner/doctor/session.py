@@ -18,7 +18,7 @@ from sirtaki.runner.doctor.answering import MARK
 from sirtaki.runner.doctor.decoding import decode, line
 from sirtaki.runner.doctor.facts import HostFacts
 from sirtaki.runner.host_attempts import ANSWER_SECONDS
-from sirtaki.runner.ssh import Failure
+from sirtaki.runner.ssh import StartFailure
 
 FACTS_SECONDS = 1500.0  # for all frameworks at their own deadlines
 _NOTE_SECONDS = 300.0
@@ -46,20 +46,20 @@ class SessionError(Exception):
 
 
 @dataclass(frozen=True)
-class Route:
+class DoctorRoute:
     """The way to a host: the command that starts a doctor there, a command to try by hand, and how to
     explain its failure from its exit code and last lines.
     """
 
     command: Sequence[str]
     trial: str
-    explain: Callable[[int, Sequence[str]], Failure]
+    explain: Callable[[int, Sequence[str]], StartFailure]
 
 
 class Session:
     """The process of a doctor, which is ssh for other hosts."""
 
-    def __init__(self, host: str, route: Route) -> None:
+    def __init__(self, host: str, route: DoctorRoute) -> None:
         self.host = host
         self._route = route
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(64)
@@ -89,7 +89,7 @@ class Session:
         while text := errors.readline(_MAX_LINE):
             self._errors.append(line(text.decode(errors="replace")))
 
-    def facts(self, note: Callable[[str], None]) -> HostFacts | Failure:
+    def facts(self, note: Callable[[str], None]) -> HostFacts | StartFailure:
         """Returns the facts about the host, or why there are none."""
         deadline = time.monotonic() + FACTS_SECONDS
         limit = ANSWER_SECONDS
@@ -109,7 +109,7 @@ class Session:
                 return self._decode(values.get("facts"))
         return self._failure("host-silent", seconds=FACTS_SECONDS)
 
-    def _explain_end(self) -> Failure:
+    def _explain_end(self) -> StartFailure:
         """Explains why the output has ended before the facts came."""
         try:
             code = self._process.wait(_CLOSE_SECONDS)
@@ -119,15 +119,15 @@ class Session:
         self._reader.join(_CLOSE_SECONDS)
         return self._route.explain(code, list(self._errors))
 
-    def _decode(self, values: object) -> HostFacts | Failure:
+    def _decode(self, values: object) -> HostFacts | StartFailure:
         try:
             return decode(HostFacts, values)
         except (ValueError, RecursionError) as error:
             return self._failure("facts-malformed", line(error, 200))
 
-    def _failure(self, kind: str, evidence: str = "", **values: object) -> Failure:
+    def _failure(self, kind: str, evidence: str = "", **values: object) -> StartFailure:
         texts = [text.format(host=self.host, trial=self._route.trial, **values) for text in FAILURES[kind]]
-        return Failure(kind, texts[0], texts[1], evidence)
+        return StartFailure(kind, texts[0], texts[1], evidence)
 
     def ask(self, question: Mapping[str, object], seconds: float) -> Any:
         """Asks a question and returns the answer, which is still to be checked. Raises SessionError."""

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from sirtaki.runner.command import code_words, module_words
 from sirtaki.runner.doctor.decoding import line
-from sirtaki.runner.doctor.facts import Framework
+from sirtaki.runner.doctor.facts import FrameworkFacts
 
 TRIAL_SECONDS = 120.0
 _MAX_OUTPUT = 64 * 1024
@@ -120,18 +120,18 @@ def find_gpu_libraries(environment: Mapping[str, str]) -> tuple[dict[str, Any] |
     return (found, "") if isinstance(found, dict) else (None, error)
 
 
-def find_framework(name: str) -> Framework:
+def find_framework(name: str) -> FrameworkFacts:
     """Looks for a framework and reads its version, without an import of either."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:  # a folder of this name is no package
-        return Framework(name, "", "absent", f"{name} is not installed")
+        return FrameworkFacts(name, "", "absent", f"{name} is not installed")
     version = _version(name)
     if name == "keras" and version.startswith("2."):  # as TensorFlow before 2.16 brings it along
-        return Framework(name, version, "unsupported", "sirtaki.keras serves Keras 3")
-    return Framework(name, version, "installed")
+        return FrameworkFacts(name, version, "unsupported", "sirtaki.keras serves Keras 3")
+    return FrameworkFacts(name, version, "installed")
 
 
-def try_adapter(name: str) -> Framework:
+def try_adapter(name: str) -> FrameworkFacts:
     """Imports the adapter of a framework in another process."""
     found = find_framework(name)
     if found.state != "installed":
@@ -149,7 +149,7 @@ def _version(module: str) -> str:
         return importlib.metadata.version(packages[0]) if packages else "of unknown version"
 
 
-def try_framework(name: str) -> Framework:
+def try_framework(name: str) -> FrameworkFacts:
     """Runs a job of two ranks that all-reduce an array of a framework, on the CPU."""
     found = try_adapter(name)
     if found.state != "imports":

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sirtaki.bindings import default_context, user_code
-from sirtaki.runner.function.call import Call, show_sources
+from sirtaki.runner.function.call import FunctionCall, show_sources
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.pickling import import_cloudpickle
 from sirtaki.runner.function.report import RETURNED, exit_code, raise_reported, report_of
@@ -117,9 +117,9 @@ def _summary_of(outcome: RankOutcome) -> str:
     return f"rank {outcome.rank} raised {outcome.report['type']}: {outcome.report['text']}"
 
 
-def _load(pickled_call: bytes, rank: int) -> Call:
+def _load(pickled_call: bytes, rank: int) -> FunctionCall:
     try:
-        call: Call = import_cloudpickle().loads(pickled_call)
+        call: FunctionCall = import_cloudpickle().loads(pickled_call)
     except Exception as error:
         text = (
             f"rank {rank} on {socket.gethostname()} cannot load the function: {type(error).__name__}: {error}"

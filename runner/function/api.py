@@ -18,9 +18,9 @@ from sirtaki.runner.function.arguments import (
 from sirtaki.runner.function.call import python_version, write_call
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.pickling import import_cloudpickle
-from sirtaki.runner.function.process import Orders, run_launcher
+from sirtaki.runner.function.process import LauncherOrders, run_launcher
 from sirtaki.runner.function.report import raise_reported
-from sirtaki.runner.function.service import Outcome, Summary, read_outcome, read_summary
+from sirtaki.runner.function.service import RankEnd, Summary, read_outcome, read_summary
 
 _WORKER = "sirtaki.runner.function.worker"
 
@@ -101,7 +101,7 @@ def _run(call: CheckedCall, options: Sequence[str], variables: Mapping[str, str]
     results = os.memfd_create("sirtaki-results")
     path = [one for one in sys.path if isinstance(one, str)]
     try:
-        run_launcher(Orders(os.getpid(), options, variables, file, results, path, python_version()))
+        run_launcher(LauncherOrders(os.getpid(), options, variables, file, results, path, python_version()))
         return results_in(results)
     finally:
         os.close(file)
@@ -231,7 +231,7 @@ def results_in(file: int) -> list[Any]:
     return [_load_result(file, rank, summary.outcomes[key]) for rank, key in enumerate(ordered)]
 
 
-def _has_returned(outcome: Outcome) -> bool:
+def _has_returned(outcome: RankEnd) -> bool:
     return outcome.is_complete and outcome.report["kind"] == "returned"
 
 
@@ -242,7 +242,7 @@ def _check_complete(summary: Summary) -> None:
             raise RunError(f"rank {rank} ended with exit code 0 before the function had returned a result")
 
 
-def _load_result(file: int, rank: int, outcome: Outcome) -> Any:
+def _load_result(file: int, rank: int, outcome: RankEnd) -> Any:
     try:
         return import_cloudpickle().loads(read_outcome(file, outcome))
     except Exception as error:

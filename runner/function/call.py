@@ -23,7 +23,7 @@ _ADVICE = "load it inside the function, or, if every rank needs it, pass it in a
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A call.
 
     Attributes:
@@ -67,7 +67,7 @@ def write_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         with open(descriptor, "wb", closefd=False) as file:
             try:
                 definitions = definitions_for(function, *map(type, [*args, *kwargs.values()]))
-                dump(Call(function, args, kwargs, definitions, _sources()), file)
+                dump(FunctionCall(function, args, kwargs, definitions, _sources()), file)
             except Exception as error:
                 raise _explained(error, function, args, kwargs) from error
         if os.fstat(descriptor).st_size > _LARGEST_VARIABLE:
@@ -101,7 +101,7 @@ def _sources() -> dict[str, list[str]]:
     return found
 
 
-def settle(call: Call) -> None:
+def settle(call: FunctionCall) -> None:
     """Makes this process resemble the program that has made the call.
 
     `pickle` finds the program's functions and classes in `__main__`, and tracebacks show its lines.
@@ -111,7 +111,7 @@ def settle(call: Call) -> None:
     show_sources(call)
 
 
-def show_sources(call: Call) -> None:
+def show_sources(call: FunctionCall) -> None:
     """Makes tracebacks show the lines of the program that has made the call."""
     for name, lines in call.sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sirtaki.runner.cli import open_standard_streams, run_options
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.function.process import Orders
+from sirtaki.runner.function.process import LauncherOrders
 from sirtaki.runner.function.service import FunctionService
 from sirtaki.runner.launch import Settings
 
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 def main() -> int:
     open_standard_streams()
-    orders = Orders(**json.load(sys.stdin))
+    orders = LauncherOrders(**json.load(sys.stdin))
     _end_with(orders.parent)
     os.environ.update(orders.variables)
     for descriptor in (orders.call, orders.results):

@@ -23,7 +23,7 @@ _READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Orders:
+class LauncherOrders:
     """The input of the launcher.
 
     Attributes:
@@ -44,7 +44,7 @@ class Orders:
     python: str
 
 
-def run_launcher(orders: Orders) -> None:
+def run_launcher(orders: LauncherOrders) -> None:
     """Runs a job to its end, and shows its output. Every Ctrl-C goes to the launcher, which ends the ranks.
 
     Raises KeyboardInterrupt after the end of a job that was interrupted.

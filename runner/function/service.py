@@ -25,7 +25,7 @@ OFFSET = struct.Struct("!Q")
 
 
 @dataclass
-class Outcome:
+class RankEnd:
     """The outcome of a rank.
 
     Attributes:
@@ -58,7 +58,7 @@ class Summary:
     error: str = ""
     failure: str | None = None
     culprit: int | None = None
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, RankEnd] = field(default_factory=dict)
     size: int = 0
     last_ranks: dict[int, int] = field(default_factory=dict)
 
@@ -134,10 +134,10 @@ class FunctionService:
             )
             self.note_error(text)
             raise RendezvousError(text)
-        self._summary.outcomes[rank] = Outcome(host, _number(values.get("pid")))
+        self._summary.outcomes[rank] = RankEnd(host, _number(values.get("pid")))
         return json.dumps({"size": os.fstat(self._call).st_size, "path": self._path}).encode()
 
-    def _store(self, outcome: Outcome, piece: bytes) -> None:
+    def _store(self, outcome: RankEnd, piece: bytes) -> None:
         try:
             offset = self._write(piece)
         except OSError as error:
@@ -185,12 +185,12 @@ def read_summary(results: int) -> Summary | None:
 
 def _unpack(values: Mapping[str, Any]) -> Summary:
     """Returns a summary from JSON, in which all keys are strings and tuples are lists."""
-    outcomes = {int(rank): Outcome(**outcome) for rank, outcome in values["outcomes"].items()}
+    outcomes = {int(rank): RankEnd(**outcome) for rank, outcome in values["outcomes"].items()}
     last_ranks = {int(worker): rank for worker, rank in values["last_ranks"].items()}
     return Summary(**{**values, "outcomes": outcomes, "last_ranks": last_ranks})
 
 
-def read_outcome(results: int, outcome: Outcome) -> bytearray:
+def read_outcome(results: int, outcome: RankEnd) -> bytearray:
     """Returns the bytes of a rank's outcome."""
     data = bytearray(sum(length for _, length in outcome.extents))
     view, position = memoryview(data), 0

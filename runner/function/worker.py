@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from sirtaki.runner.environment import encrypts
-from sirtaki.runner.function.call import Call, python_version, settle
+from sirtaki.runner.function.call import FunctionCall, python_version, settle
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.pickling import import_cloudpickle
 from sirtaki.runner.function.report import RETURNED, exit_code, report_of
@@ -58,7 +58,7 @@ def _call(launcher: LauncherConnection) -> int:
     return 0
 
 
-def _load(launcher: LauncherConnection) -> Call:
+def _load(launcher: LauncherConnection) -> FunctionCall:
     cloudpickle = import_cloudpickle()
     data = launcher.read_call()
     try:

@@ -26,7 +26,7 @@ _HOST_GONE = "has gone (the connection to the agent of its host ended)"
 
 
 @dataclass(frozen=True)
-class Drain:
+class LastMessagesWait:
     """A wait for the last messages of ranks: until when, what is called then, and whose are not awaited."""
 
     deadline: float
@@ -77,7 +77,7 @@ class RendezvousServer(ConnectionServer):
         )
         self._clients: dict[ServedConnection, Participant] = {}  # with connections of their own
         self._collectors = CollectorSessions(job.size)
-        self._drain: Drain | None = None
+        self._drain: LastMessagesWait | None = None
         self._ranks: dict[tuple[int, int], Participant] = {}  # that have joined, by generation and rank
 
     def start(self) -> RendezvousServer:
@@ -99,7 +99,7 @@ class RendezvousServer(ConnectionServer):
         other hosts whose last messages may be missing. Nothing is awaited of ranks that are `lost` with their
         host.
         """
-        drain = Drain(time.monotonic() + seconds, then, frozenset(lost))
+        drain = LastMessagesWait(time.monotonic() + seconds, then, frozenset(lost))
         self._call_soon(lambda: self._begin_drain(drain))
 
     def send_message(self, rank: int, payload: bytes) -> None:
@@ -122,7 +122,7 @@ class RendezvousServer(ConnectionServer):
             self._end_session(session)
         self._end_drain(now)
 
-    def _begin_drain(self, drain: Drain) -> None:
+    def _begin_drain(self, drain: LastMessagesWait) -> None:
         self._drain = drain
         for session in self._collectors.all():
             session.is_drained = False

@@ -15,7 +15,7 @@ from rich.live import Live
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.options import OptionParser
 from sirtaki.runner.top.jobs import INTERVAL_SECONDS, find_job
-from sirtaki.runner.top.rows import PROBLEM, Row, rows_of
+from sirtaki.runner.top.rows import PROBLEM, RankRow, rows_of
 from sirtaki.runner.top.snapshot import Snapshot, from_line
 from sirtaki.runner.top.table import render
 
@@ -114,7 +114,7 @@ def _pairs(snapshots: Iterable[Snapshot]) -> Iterator[tuple[Snapshot | None, Sna
 
 
 def _print_lines(snapshots: Iterator[Snapshot], is_once: bool) -> int:
-    rows: Sequence[Row] = ()
+    rows: Sequence[RankRow] = ()
     for before, snapshot in _pairs(snapshots):
         print(snapshot.as_line(), flush=True)
         if is_once:
@@ -149,5 +149,5 @@ def _show(snapshots: Iterator[Snapshot]) -> int:
     return 0
 
 
-def _exit_code(rows: Sequence[Row]) -> int:
+def _exit_code(rows: Sequence[RankRow]) -> int:
     return int(any(row.level == PROBLEM for row in rows))

@@ -22,7 +22,7 @@ _NEXT_SECONDS = 3.0
 _LOOK_SECONDS = 0.05
 
 
-class Job:
+class WatchedJob:
     """A job with ranks on this host, whose states are written from now on, for as long as it is watched."""
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ class Job:
                 self.watch()
 
 
-def find_job(text: str | None) -> Job:
+def find_job(text: str | None) -> WatchedJob:
     """Returns the job that a folder, or the process of one of its ranks or of its hvdrun, belongs to.
 
     Without a text it is the only job. Raises LaunchError if there is none, or several.
@@ -90,19 +90,19 @@ def find_job(text: str | None) -> Job:
         if not (Path(text) / "key").is_file():
             advice = _advice(_folders_of(psutil.process_iter()))
             raise LaunchError(f"{text} is no folder of a job that runs on this host: {advice}")
-        return Job(Path(text).absolute())
+        return WatchedJob(Path(text).absolute())
     if text is not None:
         folders = _folders_of(_with_children(int(text)))
         if not folders:
             advice = _advice(_folders_of(psutil.process_iter()))
             raise LaunchError(f"process {text} has no ranks of a job on this host: {advice}")
-        return Job(folders[0])
+        return WatchedJob(folders[0])
     folders = _folders_of(psutil.process_iter())
     if not folders:
         raise LaunchError("no job of yours has ranks on this host. Start one with hvdrun, then look again")
     if len(folders) > 1:
         raise LaunchError(f"several jobs have ranks on this host: {_advice(folders)}")
-    return Job(folders[0])
+    return WatchedJob(folders[0])
 
 
 def _folders_of(processes: Iterable[psutil.Process]) -> list[Path]:

@@ -16,7 +16,7 @@ FINE, NOTE, PROBLEM = "fine", "note", "problem"  # levels
 
 
 @dataclass(frozen=True)
-class Row:
+class RankRow:
     """A rank between two snapshots.
 
     Attributes:
@@ -52,7 +52,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """The training of a job.
 
     Attributes:
@@ -66,7 +66,7 @@ class Progress:
     goodput: float | None
 
 
-def rows_of(before: Snapshot | None, now: Snapshot) -> list[Row]:
+def rows_of(before: Snapshot | None, now: Snapshot) -> list[RankRow]:
     """Returns a row for each rank of a snapshot. Rates are 0 for ranks that the one before does not have."""
     earlier = {rank.place: rank for rank in before.ranks} if before is not None else {}
     elapsed = now.time - before.time if before is not None else 0.0
@@ -115,7 +115,9 @@ def missing_ranks(
     ]
 
 
-def _row(rank_sample: RankSample, before: RankSample | None, elapsed: float, state: str, level: str) -> Row:
+def _row(
+    rank_sample: RankSample, before: RankSample | None, elapsed: float, state: str, level: str
+) -> RankRow:
     """Returns a row. Counters are as old as the rank's state; its processor time is that of the snapshot."""
     seconds = rank_sample.time - before.time if before is not None else 0.0
 
@@ -127,7 +129,7 @@ def _row(rank_sample: RankSample, before: RankSample | None, elapsed: float, sta
     def rate(counter: str) -> float:
         return grown(counter) / seconds if seconds > 0 else 0.0
 
-    return Row(
+    return RankRow(
         rank=rank_sample.rank,
         host=rank_sample.host,
         pid=rank_sample.pid,
@@ -166,7 +168,7 @@ def _exposed(rank_sample: RankSample, before: RankSample | None, seconds: float)
     return min(1.0, max(0.0, now - then) / seconds) if seconds > 0 else 0.0
 
 
-def progress_of(now: Snapshot, rows: Sequence[Row]) -> Progress | None:
+def progress_of(now: Snapshot, rows: Sequence[RankRow]) -> TrainingProgress | None:
     """Returns how far the training is, by the states of the ranks that are up; None if no step is known."""
     known = [rank for rank in now.ranks if rank.is_up and rank.steps["count"]]
     if not known:
@@ -174,7 +176,7 @@ def progress_of(now: Snapshot, rows: Sequence[Row]) -> Progress | None:
     oldest = min(known, key=lambda one: one.begin)
     life = oldest.time - oldest.begin
     times = [row.step_seconds for row in rows if row.step_seconds]
-    return Progress(
+    return TrainingProgress(
         step=max(one.steps["number"] for one in known),
         rate=1 / median(times) if times else None,
         goodput=min(1.0, oldest.steps["productive_seconds"] / life) if oldest.begin and life > 0 else None,

@@ -10,10 +10,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from sirtaki.runner.top.rows import FINE, NOTE, PROBLEM, Progress, Row, progress_of
+from sirtaki.runner.top.rows import FINE, NOTE, PROBLEM, RankRow, TrainingProgress, progress_of
 from sirtaki.runner.top.snapshot import Snapshot
 
-Column = tuple[str, bool, Callable[[Row], str]]
+Column = tuple[str, bool, Callable[[RankRow], str]]
 _COLOURS = {FINE: "", NOTE: "yellow", PROBLEM: "bold red"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # The columns: the header, whether numbers are aligned at the right, and the text of a row, "" if unknown.
@@ -56,19 +56,19 @@ def significant(number: float) -> str:
     return f"{number:.{min(max(places, 0), 4)}f}"
 
 
-def columns_of(rows: Sequence[Row]) -> list[Column]:
+def columns_of(rows: Sequence[RankRow]) -> list[Column]:
     """Returns the columns of which something is known."""
     return [one for one in COLUMNS if any(one[2](row) for row in rows)]
 
 
-def legend_of(rows: Sequence[Row]) -> str:
+def legend_of(rows: Sequence[RankRow]) -> str:
     """Returns the meaning of the columns with shares."""
     known = {name for name, *_ in columns_of(rows)}
     found = [f"{name}: in which {text}" for name, text in _SHARES.items() if name in known]
     return f"shares of the time. {'; '.join(found)}" if found else ""
 
 
-def progress_texts(progress: Progress | None) -> dict[str, str]:
+def progress_texts(progress: TrainingProgress | None) -> dict[str, str]:
     """Returns what is known of a training, by names."""
     if progress is None:
         return {}
@@ -80,7 +80,7 @@ def progress_texts(progress: Progress | None) -> dict[str, str]:
     }
 
 
-def head_of(snapshot: Snapshot, progress: Progress | None = None) -> list[str]:
+def head_of(snapshot: Snapshot, progress: TrainingProgress | None = None) -> list[str]:
     """Returns the lines above the table: the job, its ranks, its training, and the last change of an elastic
     job.
     """
@@ -100,7 +100,7 @@ def head_of(snapshot: Snapshot, progress: Progress | None = None) -> list[str]:
     return lines
 
 
-def render(snapshot: Snapshot, rows: Sequence[Row]) -> Group:
+def render(snapshot: Snapshot, rows: Sequence[RankRow]) -> Group:
     """Returns the table with its head, for rich."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = columns_of(rows)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.doings import Doing, Window, doings
 from sirtaki.runner.trace.exchanges import Exchange, exchanges
-from sirtaki.runner.trace.trace import Row, Trace
+from sirtaki.runner.trace.trace import ProcessRow, Trace
 
 LATE, SLOW_DECISION, SLOW_TRANSFER = "late compute", "slow decision", "slow transfer"
 _CAUSE_SHARE = 0.1  # of a step's time: a smaller part is no cause
@@ -71,7 +71,7 @@ class RankMeasures:
         late_steps: the steps in which it was critical because it submitted late.
     """
 
-    row: Row
+    row: ProcessRow
     caused: float = 0
     waited: int = 0
     exposed: int = 0
@@ -142,7 +142,7 @@ def measure(trace: Trace, clocks: Sequence[HostClock]) -> Measures:
 class _Generation:
     """The rows of one generation, whose measures are added to those of the trace."""
 
-    def __init__(self, rows: Sequence[Row], offsets: Sequence[int], found: Measures) -> None:
+    def __init__(self, rows: Sequence[ProcessRow], offsets: Sequence[int], found: Measures) -> None:
         self._rows, self._offsets, self._found = rows, offsets, found
         self._ranks = [RankMeasures(row) for row in rows]
         self._incomplete = 0  # exchanges, counted anew in each pass

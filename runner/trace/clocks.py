@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.timeline import ONE_HOST_NS
 from sirtaki.runner.trace.exchanges import exchanges
-from sirtaki.runner.trace.operations import Operation
-from sirtaki.runner.trace.trace import Row, Trace
+from sirtaki.runner.trace.operations import RecordedOperation
+from sirtaki.runner.trace.trace import ProcessRow, Trace
 
 _MAX_DRIFT_NS = 1_000_000_000  # clocks of one job that contradict each other by more are those of two jobs
 _ALL_REDUCE = "all-reduce"
@@ -37,7 +37,7 @@ class HostClock:
         exchanges: the number of exchanges that the bounds come from.
     """
 
-    rows: list[Row]
+    rows: list[ProcessRow]
     offset: int = 0
     moved: int = 0
     error: int | None = None
@@ -60,7 +60,9 @@ class _Bounds:
     upper: int | None = None
     count: int = 0
 
-    def narrow(self, first: Sequence[Operation], other: Sequence[Operation], is_reduced: bool) -> None:
+    def narrow(
+        self, first: Sequence[RecordedOperation], other: Sequence[RecordedOperation], is_reduced: bool
+    ) -> None:
         """Takes the events of an exchange on the first clock and on the other one, if data moved."""
         if not all(one.started for one in (*first, *other)):
             return
@@ -148,7 +150,7 @@ def _refuse(gap: int) -> None:
         )
 
 
-def _by_wall_clocks(first: Row, row: Row) -> int:
+def _by_wall_clocks(first: ProcessRow, row: ProcessRow) -> int:
     """Returns the offset by the wall clocks. Within a file, hvdrun has moved the times by it already."""
     own, other = row.clock.wall_minus_monotonic, first.clock.wall_minus_monotonic
     if own is None or other is None or row.source == first.source:
@@ -156,9 +158,9 @@ def _by_wall_clocks(first: Row, row: Row) -> int:
     return own - other
 
 
-def _first(operations: Sequence[Operation], event: str) -> int:
+def _first(operations: Sequence[RecordedOperation], event: str) -> int:
     return min(getattr(operation, event) for operation in operations)
 
 
-def _last(operations: Sequence[Operation], event: str) -> int:
+def _last(operations: Sequence[RecordedOperation], event: str) -> int:
     return max(getattr(operation, event) for operation in operations)

@@ -9,11 +9,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.trace.operations import Operation
-from sirtaki.runner.trace.trace import Row
+from sirtaki.runner.trace.operations import RecordedOperation
+from sirtaki.runner.trace.trace import ProcessRow
 
 _WORLD = 0  # the process set of all ranks
-_Part = tuple[int, int, int, Operation]  # plan, name, position of the row, operation
+_Part = tuple[int, int, int, RecordedOperation]  # plan, name, position of the row, operation
 
 
 class Exchange(NamedTuple):
@@ -22,7 +22,7 @@ class Exchange(NamedTuple):
     plan: int
     name: int
     process_set: int
-    parts: Mapping[int, Operation]
+    parts: Mapping[int, RecordedOperation]
     is_complete: bool  # the files have the parts of all ranks that can have taken part
 
     @property
@@ -31,7 +31,7 @@ class Exchange(NamedTuple):
         return max(self.parts, key=lambda row: (self.parts[row].submitted, -row))
 
 
-def exchanges(rows: Sequence[Row], offsets: Sequence[int] | None = None) -> Iterator[Exchange]:
+def exchanges(rows: Sequence[ProcessRow], offsets: Sequence[int] | None = None) -> Iterator[Exchange]:
     """Yields the exchanges of one generation, by plan and name; `offsets` are added to the rows' times.
 
     Raises LaunchError where the rows are not of one job.
@@ -55,12 +55,12 @@ def exchanges(rows: Sequence[Row], offsets: Sequence[int] | None = None) -> Iter
             yield Exchange(plan, name, process_set, found, is_complete)
 
 
-def _parts(row: Row, position: int, offset: int) -> Iterator[_Part]:
+def _parts(row: ProcessRow, position: int, offset: int) -> Iterator[_Part]:
     for operation in row.operations.in_order():
         yield operation.plan, operation.name, position, operation.moved_by(offset)
 
 
-def _check_plan(rows: Sequence[Row], plan: int, parts: Sequence[_Part]) -> None:
+def _check_plan(rows: Sequence[ProcessRow], plan: int, parts: Sequence[_Part]) -> None:
     """Raises LaunchError if a plan is not the same on all ranks: plans are numbered in one sequence."""
     first = parts[0]
     names = defaultdict(set)
@@ -73,11 +73,11 @@ def _check_plan(rows: Sequence[Row], plan: int, parts: Sequence[_Part]) -> None:
             _refuse(rows[first[2]], rows[position], plan)
 
 
-def _properties(operation: Operation) -> tuple[int, int, int]:
+def _properties(operation: RecordedOperation) -> tuple[int, int, int]:
     return operation.kind, operation.process_set, operation.fused
 
 
-def _refuse(row: Row, other: Row, plan: int) -> None:
+def _refuse(row: ProcessRow, other: ProcessRow, plan: int) -> None:
     raise LaunchError(
         f"{row.source.path} (rank {row.rank}) and {other.source.path} (rank {other.rank}) are not of one "
         f"job: plan {plan} has other tensors"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.frames import LIMITS, Kind
+from sirtaki.runner.frames import LIMITS, MessageKind
 from sirtaki.runner.post_mortem import MALFORMED, describe
 from sirtaki.runner.rendezvous.wire import printable
 from sirtaki.runner.timeline_events import in_microseconds
@@ -120,7 +120,7 @@ def read_failure_report(path: Path) -> FailureReport:
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
-        text = file.read(LIMITS[Kind.REPORT])
+        text = file.read(LIMITS[MessageKind.REPORT])
     try:
         return FailureReport(json.loads(text))
     except MALFORMED:

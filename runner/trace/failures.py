@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sirtaki.runner.trace.formats import ranks_text
-from sirtaki.runner.trace.trace import Failed, Row, Trace
+from sirtaki.runner.trace.trace import Failed, ProcessRow, Trace
 
 MISMATCH = "mismatch"
 
@@ -24,7 +24,7 @@ class Disagreement:
     name: str
     generation: int
     submitted: dict[int, tuple[str, int]] = field(default_factory=dict)
-    parts: list[tuple[Row, Failed]] = field(default_factory=list)
+    parts: list[tuple[ProcessRow, Failed]] = field(default_factory=list)
 
     @property
     def statuses(self) -> set[str]:

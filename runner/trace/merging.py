@@ -22,9 +22,9 @@ from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.exchanges import exchanges
 from sirtaki.runner.trace.failures import MISMATCH, failures
 from sirtaki.runner.trace.meter import Meter, Show, show_nothing
-from sirtaki.runner.trace.operations import Operation
+from sirtaki.runner.trace.operations import RecordedOperation
 from sirtaki.runner.trace.sources import Source
-from sirtaki.runner.trace.trace import Row, Trace
+from sirtaki.runner.trace.trace import ProcessRow, Trace
 
 _ARROW = "last arrival"
 
@@ -59,7 +59,7 @@ def _write(path: Path, is_compressed: bool, events: Iterable[bytes], arrows: Ite
 
 
 def _events(trace: Trace, clock_of: Mapping[int, HostClock], show: Show) -> Iterator[bytes]:
-    by_source: dict[Source, dict[int, Row]] = {}
+    by_source: dict[Source, dict[int, ProcessRow]] = {}
     for row in trace.rows:
         by_source.setdefault(row.source, {})[row.pid] = row
     meter = Meter("writing", [source.path for source in by_source], show)
@@ -107,7 +107,7 @@ def _is_whole(event: dict[str, Any]) -> bool:
     )
 
 
-def _placed(line: bytes, event: dict[str, Any], row: Row, clock: HostClock) -> bytes:
+def _placed(line: bytes, event: dict[str, Any], row: ProcessRow, clock: HostClock) -> bytes:
     """Returns an event in its row and on the common clock."""
     if event["name"] == "clock":
         event["args"] |= {"offset_ns": clock.moved + clock.offset, "error_ns": clock.error}
@@ -133,7 +133,7 @@ def _arrows(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[bytes]:
                     yield begin + b",\n" + end
 
 
-def _end(phase: str, number: int, row: Row, operation: Operation) -> bytes:
+def _end(phase: str, number: int, row: ProcessRow, operation: RecordedOperation) -> bytes:
     binding = ', "bp": "e"' if phase == "f" else ""  # to the slice around it, not to the next one
     return (
         f'{{"ph": "{phase}", "name": "{_ARROW}", "cat": "{_ARROW}", "id": {number}, "pid": {row.output_pid}, '

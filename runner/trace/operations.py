@@ -9,7 +9,7 @@ from typing import NamedTuple
 _LAST = 4096  # operations: a failure report has the last 256, and files nearly keep their order
 
 
-class Operation(NamedTuple):
+class RecordedOperation(NamedTuple):
     """A tensor's part in a plan, on one rank. Times are in nanoseconds of the host's monotonic clock.
 
     Attributes:
@@ -37,7 +37,7 @@ class Operation(NamedTuple):
     started: int
     ended: int
 
-    def moved_by(self, offset: int) -> Operation:
+    def moved_by(self, offset: int) -> RecordedOperation:
         """Returns the operation with all its times later by `offset` nanoseconds."""
         if not offset:
             return self
@@ -53,8 +53,8 @@ class Operations:
     """Operations, 88 bytes each."""
 
     def __init__(self) -> None:
-        self._columns = [array("q") for _ in Operation._fields]
-        of_field = dict(zip(Operation._fields, self._columns, strict=True))
+        self._columns = [array("q") for _ in RecordedOperation._fields]
+        of_field = dict(zip(RecordedOperation._fields, self._columns, strict=True))
         self._plans, self._names = of_field["plan"], of_field["name"]
         self._tracks, self._ended = of_field["track"], of_field["ended"]
         self.process_sets: set[int] = set()
@@ -63,7 +63,7 @@ class Operations:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def append(self, operation: Operation) -> None:
+    def append(self, operation: RecordedOperation) -> None:
         """Adds an operation. Raises OverflowError for numbers that the core does not write."""
         for column, value in zip(self._columns, operation, strict=True):
             column.append(value)
@@ -86,9 +86,9 @@ class Operations:
         """Yields the track and the end of each operation."""
         return zip(self._tracks, self._ended, strict=True)
 
-    def in_order(self) -> Iterator[Operation]:
+    def in_order(self) -> Iterator[RecordedOperation]:
         """Yields the operations by plan, then by name."""
         plans, names = self._plans, self._names
         order = array("q", sorted(range(len(plans)), key=lambda index: (plans[index], names[index])))
         for index in order:
-            yield Operation(*(column[index] for column in self._columns))
+            yield RecordedOperation(*(column[index] for column in self._columns))

@@ -26,9 +26,9 @@ from sirtaki.runner.trace.failure_reports import (
 )
 from sirtaki.runner.trace.formats import ranks_text
 from sirtaki.runner.trace.meter import Meter, Show, show_nothing
-from sirtaki.runner.trace.operations import Operation
+from sirtaki.runner.trace.operations import RecordedOperation
 from sirtaki.runner.trace.sources import Source
-from sirtaki.runner.trace.trace import Ending, Failed, Row, StatedClock, Trace
+from sirtaki.runner.trace.trace import Ending, Failed, ProcessRow, StatedClock, Trace
 
 
 def read_trace(sources: Sequence[Source], show: Show = show_nothing) -> Trace:
@@ -96,9 +96,9 @@ def _is_empty(file: Path) -> bool:
         return False  # the error is that of reading it
 
 
-def _refuse_twins(rows: Sequence[Row]) -> None:
+def _refuse_twins(rows: Sequence[ProcessRow]) -> None:
     """Raises LaunchError if two rows are of one rank: files of one job have each rank once."""
-    seen: dict[tuple[int, int], Row] = {}
+    seen: dict[tuple[int, int], ProcessRow] = {}
     for row in rows:
         if row.rank is None:
             continue
@@ -110,7 +110,7 @@ def _refuse_twins(rows: Sequence[Row]) -> None:
             )
 
 
-def _numbered(rows: list[Row]) -> list[Row]:
+def _numbered(rows: list[ProcessRow]) -> list[ProcessRow]:
     """Returns the rows in the order of the output, with their process ids there."""
     is_elastic = any(row.generation for row in rows)
     if not is_elastic:
@@ -147,7 +147,7 @@ class FileReader:
     """The rows of one file, and the operation of each row whose slices are being read."""
 
     def __init__(self, source: Source, texts: dict[str, int]) -> None:
-        self.rows: dict[int, Row] = {}  # by the process id in the file
+        self.rows: dict[int, ProcessRow] = {}  # by the process id in the file
         self._source = source
         self._file = EventFile(source.path)
         self._texts = texts
@@ -165,7 +165,7 @@ class FileReader:
             raise LaunchError(f"{self._source.path} is no timeline of sirtaki")
         self._close_all()
 
-    def add_report(self, report: FailureReport, row: Row | None) -> None:
+    def add_report(self, report: FailureReport, row: ProcessRow | None) -> None:
         """Adds the events of a failure report to the row of its rank; None: to a new one.
 
         Raises LaunchError if it is malformed.
@@ -200,7 +200,7 @@ class FileReader:
             lines = "1 line is" if self._damaged == 1 else f"{self._damaged} lines are"
             yield f"{lines} damaged in {name}, and left out"
 
-    def _offset(self, report: FailureReport, row: Row | None) -> int:
+    def _offset(self, report: FailureReport, row: ProcessRow | None) -> int:
         """Returns how far the times of a rank have been moved in this file, in nanoseconds.
 
         An operation that its report has, too, tells that. Without one, hvdrun has moved the times in a file
@@ -215,7 +215,7 @@ class FileReader:
             return row.clock.offset if row else 0
         return clock_offset(first.clock.wall_minus_monotonic, report.wall_minus_monotonic)
 
-    def _is_known(self, reported: Reported, row: Row, offset: int) -> bool:
+    def _is_known(self, reported: Reported, row: ProcessRow, offset: int) -> bool:
         """Returns whether the file has an operation of a report."""
         name = self._name(reported)
         if row.operations.end_of(reported.get("plan", 0), name) is not None:
@@ -261,18 +261,18 @@ class FileReader:
         elif phase == "X" and pid in self._open:
             self._open[pid].add_slice(event)
 
-    def _add_program(self, row: Row, event: dict[str, Any], what: str) -> None:
+    def _add_program(self, row: ProcessRow, event: dict[str, Any], what: str) -> None:
         """Adds a slice of the program, whose pauses are named as their tracks."""
         is_pause = self._texts.get(what) == self._tracks[row.pid][event["tid"]]
         slices = row.program.setdefault((event["tid"], what), Slices(what, is_pause))
         begin = nanoseconds(event["ts"])
         slices.append(begin, begin + nanoseconds(event["dur"]))
 
-    def _row(self, pid: int, title: str) -> Row:
+    def _row(self, pid: int, title: str) -> ProcessRow:
         of_rank, part = _RANK.fullmatch(title), self._source.part
         if of_rank is None and _CHANGES.fullmatch(title) is None:
             raise ValueError("neither a rank nor a worker")
-        row = Row(self._source, pid, printable(title))
+        row = ProcessRow(self._source, pid, printable(title))
         if of_rank is not None:
             row.rank, row.host = int(of_rank[2]), printable(of_rank[3])
             row.generation = int(of_rank[1] or 0) or (part.generation if part else 0)
@@ -304,7 +304,7 @@ _MOVING = ("PACK", "TRANSFER", "UNPACK")  # the slices of an operation's transfe
 class OpenOperation:
     """An operation whose slices follow it in the file."""
 
-    operation: Operation
+    operation: RecordedOperation
     status: str
     error: str  # with a mismatch
     place: str  # of the program, with a mismatch
@@ -338,7 +338,7 @@ class OpenOperation:
 def opened(event: dict[str, Any], name: int, kind: int) -> OpenOperation:
     """Returns the operation of an event. Raises what a malformed event raises."""
     args, begin = event["args"], nanoseconds(event["ts"])
-    operation = Operation(
+    operation = RecordedOperation(
         plan=int(args["plan"]),
         name=name,
         kind=kind,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sirtaki.runner.errors import LaunchError
 from sirtaki.runner.timeline_events import EventFile
-from sirtaki.runner.timeline_files import Part, elastic_parts, part_of, rank_files
+from sirtaki.runner.timeline_files import TimelinePart, elastic_parts, part_of, rank_files
 
 _HEAD = b'{"ph": "M", "name": "process_name"'  # how the file of a rank begins
 _REPORT_HEAD = b'{"rank": '
@@ -24,7 +24,7 @@ class Source(NamedTuple):
     """
 
     path: Path
-    part: Part | None
+    part: TimelinePart | None
     is_report: bool = False
 
 
@@ -68,5 +68,5 @@ def _is_report(file: Path) -> bool:
         return opened.read(len(_REPORT_HEAD)) == _REPORT_HEAD
 
 
-def _order(source: Source) -> tuple[Part, Path]:
-    return source.part or Part(0, 0), source.path
+def _order(source: Source) -> tuple[TimelinePart, Path]:
+    return source.part or TimelinePart(0, 0), source.path

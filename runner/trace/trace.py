@@ -67,7 +67,7 @@ class StatedClock(NamedTuple):
 
 
 @dataclass
-class Row:
+class ProcessRow:
     """A process of a file: a rank, in an elastic job in one generation, or the changes of a worker.
 
     Attributes:
@@ -109,11 +109,11 @@ class Row:
 class Trace:
     """All rows, in the order of the output; numbered texts; sentences about what the files lack."""
 
-    rows: list[Row]
+    rows: list[ProcessRow]
     texts: list[str]
     lacks: list[str]
 
-    def generations(self) -> Iterator[list[Row]]:
+    def generations(self) -> Iterator[list[ProcessRow]]:
         """Yields the rows of ranks of each generation, in the order of ranks."""
         ranks = defaultdict(list)
         for row in self.rows:

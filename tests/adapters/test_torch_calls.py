@@ -13,7 +13,7 @@ import torch
 from sirtaki.bindings.errors import Failure, HorovodInternalError
 from sirtaki.torch.backend import messages
 from sirtaki.torch.backend.any_source import ReceiveFromAny
-from sirtaki.torch.backend.messages import Call, OpenReceives, SentMessages
+from sirtaki.torch.backend.messages import OpenCall, OpenReceives, SentMessages
 
 HOUR = timedelta(hours=1)
 
@@ -59,9 +59,9 @@ def own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def call() -> Call:
+def call() -> OpenCall:
     store = torch.distributed.HashStore()
-    return Call(lambda: store, 0, 3)
+    return OpenCall(lambda: store, 0, 3)
 
 
 def offers_of(accepted: set[int], seen: list[tuple[int, int]]) -> Callable[[int, int], Any]:
@@ -75,7 +75,7 @@ def offers_of(accepted: set[int], seen: list[tuple[int, int]]) -> Callable[[int,
 
 
 @pytest.mark.usefixtures("own_steps")
-def test_a_message_that_was_received_otherwise_is_refused_and_the_next_one_taken(call: Call) -> None:
+def test_a_message_that_was_received_otherwise_is_refused_and_the_next_one_taken(call: OpenCall) -> None:
     context: Any = Rank()
     receives, sent, seen = OpenReceives(call, context), SentMessages(call, 2), []
     work = ReceiveFromAny(context, 3, HOUR)
@@ -101,7 +101,7 @@ def test_a_message_that_was_received_otherwise_is_refused_and_the_next_one_taken
 
 
 @pytest.mark.usefixtures("own_steps")
-def test_of_two_senders_one_is_taken_and_the_other_one_gets_the_next_call(call: Call) -> None:
+def test_of_two_senders_one_is_taken_and_the_other_one_gets_the_next_call(call: OpenCall) -> None:
     context: Any = Rank()
     receives, seen = OpenReceives(call, context), []
     works = [ReceiveFromAny(context, 3, HOUR) for _ in range(2)]
@@ -122,7 +122,7 @@ def test_of_two_senders_one_is_taken_and_the_other_one_gets_the_next_call(call: 
 
 
 @pytest.mark.usefixtures("own_steps")
-def test_the_end_of_the_world_ends_all_receives(call: Call) -> None:
+def test_the_end_of_the_world_ends_all_receives(call: OpenCall) -> None:
     context: Any = Rank()
     receives = OpenReceives(call, context)
     works = [ReceiveFromAny(context, 3, HOUR) for _ in range(2)]
@@ -139,14 +139,14 @@ def test_the_end_of_the_world_ends_all_receives(call: Call) -> None:
             work.get_future().wait()
 
 
-class Gone(Call):
+class Gone(OpenCall):
     """Calls in a store that has ended."""
 
     def open(self, number: int | None) -> None:
         raise RuntimeError("the store is gone")
 
 
-def test_a_store_that_is_gone_ends_receives_and_no_thread(call: Call) -> None:
+def test_a_store_that_is_gone_ends_receives_and_no_thread(call: OpenCall) -> None:
     context: Any = Rank()
     gone = Gone(lambda: None, 0, 3)  # type: ignore[arg-type,return-value]
     work = ReceiveFromAny(context, 3, HOUR)
@@ -160,12 +160,12 @@ def test_a_store_that_is_gone_ends_receives_and_no_thread(call: Call) -> None:
 
 
 @pytest.mark.usefixtures("own_steps")
-def test_messages_that_wait_for_long_look_less_often(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_wait_for_long_look_less_often(call: OpenCall, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "_FIRST_LOOK", 0.5)
     monkeypatch.setattr(messages, "_LAST_LOOK", 2.0)
     now, looks = [100.0], []
     monkeypatch.setattr(messages.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Call, "opened", lambda _: looks.append(now[0]))
+    monkeypatch.setattr(OpenCall, "opened", lambda _: looks.append(now[0]))
     sent = SentMessages(call, 1)
     sent.add(0, Sending())  # type: ignore[arg-type]
     for step in range(70):

@@ -23,7 +23,7 @@ from world import world
 import sirtaki.torch as hvd
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
-from sirtaki.torch.stale.clock import Decision, GlobalBatchClock, Report, WorkerClock
+from sirtaki.torch.stale.clock import ClockReport, Decision, GlobalBatchClock, WorkerClock
 
 Duration = Callable[[int], float]  # of a rank's next step
 
@@ -57,10 +57,10 @@ class Simulation:
                     heapq.heappush(self.ends, (now + self.duration(other), other))
             assert self.ends, "no rank may go on"
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[ClockReport]:
         updates = self.clock.updates
         return [
-            Report(count, base if computes else updates, computes, False, updates, 0)
+            ClockReport(count, base if computes else updates, computes, False, updates, 0)
             for count, base, computes in zip(self.contributed, self.base, self.is_computing, strict=True)
         ]
 
@@ -98,7 +98,7 @@ def test_a_rank_that_is_twice_as_slow_costs_its_own_share_only(staleness: int, u
 
 def test_an_update_of_the_table_needs_a_push_of_each_worker_that_has_not_ended() -> None:
     def decision(clock: WorkerClock, *workers: tuple[int, bool]) -> Decision:
-        return clock.decide([Report(pushes, 0, True, has_ended, 0, 0) for pushes, has_ended in workers])
+        return clock.decide([ClockReport(pushes, 0, True, has_ended, 0, 0) for pushes, has_ended in workers])
 
     clock = WorkerClock(staleness=2)
     assert decision(clock, (1, False), (0, False)) is Decision.WAIT

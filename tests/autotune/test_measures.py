@@ -11,7 +11,15 @@ from exchanged_steps import ROUTES, STEP, K, M, of
 
 from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.autotune import tuner
-from sirtaki.common.autotune.model import Counts, Job, Measures, Step, describe, describe_bytes, measure
+from sirtaki.common.autotune.model import (
+    Counts,
+    StepDifference,
+    StepMeasures,
+    TunedJob,
+    describe,
+    describe_bytes,
+    measure,
+)
 
 SHARED = {("all-reduce", "shared memory"): 100, ("all-reduce", "none"): 40}
 BEFORE = Counts(7, 140, 1, 50, 10 * M, 2.0, 3.0, 1.5, SHARED)
@@ -29,11 +37,11 @@ AFTER = Counts(
 
 
 def test_a_step_is_the_difference_of_two_counts() -> None:
-    assert measure([BEFORE, AFTER], [1.0]) == Measures([STEP], ROUTES)
+    assert measure([BEFORE, AFTER], [1.0]) == StepMeasures([STEP], ROUTES)
     again = replace(AFTER, steps=9, operations=150, plans=54, bytes=15 * M)
     measures = measure([BEFORE, AFTER, again], [1.0, 2.0])
     assert measures is not None
-    assert measures.steps[1] == Step(2.0, 4, 1, M, 0.0, 0.0, 0.0, 0)
+    assert measures.steps[1] == StepDifference(2.0, 4, 1, M, 0.0, 0.0, 0.0, 0)
 
 
 def test_only_what_the_steps_have_done_is_among_their_routes() -> None:
@@ -141,5 +149,5 @@ def test_a_job_with_process_sets_is_not_known(
     monkeypatch.setattr(tuner, "usable_cores", lambda: cores)
     context: Any = SimpleNamespace(members=members, topology=SimpleNamespace(local_size=ranks))
     optimizer = Stepper("gradient", operations=6, bytes=M, parts=2)
-    known = Job(ranks_per_core, operations=6, bytes=M, parts=2)
+    known = TunedJob(ranks_per_core, operations=6, bytes=M, parts=2)
     assert tuner.job_of(context, optimizer) == (None if further_set else known)

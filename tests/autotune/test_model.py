@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sirtaki.common.autotune.candidates import TUNED, candidates, number_of
-from sirtaki.common.autotune.model import Job, Judgement, Measures, Step, judge
-from sirtaki.common.autotune.search import MARGIN, Change
+from sirtaki.common.autotune.model import Judgement, StepDifference, StepMeasures, TunedJob, judge
+from sirtaki.common.autotune.search import MARGIN, SettingChange
 
 CHANGES = candidates(START)
 
 
-def reasons(measures: Measures, job: Job = JOB, **start: str) -> dict[str, str]:
+def reasons(measures: StepMeasures, job: TunedJob = JOB, **start: str) -> dict[str, str]:
     """Returns why changes are left out, by their text."""
     begin = {**START, **start}
     return {
@@ -27,7 +27,7 @@ def reasons(measures: Measures, job: Job = JOB, **start: str) -> dict[str, str]:
 
 
 @given(st.lists(st.sampled_from(CHANGES), unique=True))
-def test_without_measures_nothing_is_left_out(changes: list[Change]) -> None:
+def test_without_measures_nothing_is_left_out(changes: list[SettingChange]) -> None:
     assert judge(None, JOB, START, changes) == [Judgement(change, inf) for change in changes]
 
 
@@ -49,11 +49,13 @@ def test_the_bound_of_each_change() -> None:
     [
         (replace(STEP, exposed=None), JOB),
         (replace(STEP, operations=7), JOB),  # one of them is not the optimizer's
-        (STEP, Job(1)),
+        (STEP, TunedJob(1)),
     ],
     ids=["not measured", "others", "unknown"],
 )
-def test_without_the_exposed_time_of_all_operations_it_is_the_time_in_flight(step: Step, job: Job) -> None:
+def test_without_the_exposed_time_of_all_operations_it_is_the_time_in_flight(
+    step: StepDifference, job: TunedJob
+) -> None:
     bounds = {str(one.change): one.saving for one in judge(of(step), job, START, CHANGES)}
     assert bounds["hand_over=early"] == pytest.approx(0.25 + 0.5)
     assert bounds["spin=0"] == pytest.approx(0.25 + 0.5 + 0.5 + 5 * 0.0002)
@@ -94,7 +96,7 @@ def test_an_exchange_within_the_margin_leaves_out_everything() -> None:
 
 
 STEPS = st.builds(
-    Step,
+    StepDifference,
     seconds=st.floats(1e-4, 10),
     operations=st.sampled_from([1, 6, 400]),
     plans=st.integers(1, 50),
@@ -106,12 +108,12 @@ STEPS = st.builds(
 )
 BACKENDS = st.sampled_from(["shared memory", "links", "hierarchical", "nccl", "none"])
 MEASURES = st.builds(
-    Measures,
+    StepMeasures,
     st.lists(STEPS, min_size=1, max_size=7),
     st.frozensets(st.tuples(st.sampled_from(["all-reduce", "all-gather", "barrier"]), BACKENDS), min_size=1),
 )
 JOBS = st.builds(
-    Job, st.integers(1, 8), st.sampled_from([0, 1, 6]), st.integers(0, 1 << 30), st.integers(0, 1000)
+    TunedJob, st.integers(1, 8), st.sampled_from([0, 1, 6]), st.integers(0, 1 << 30), st.integers(0, 1000)
 )
 STARTS = st.fixed_dictionaries(
     {
@@ -128,7 +130,7 @@ STARTS = st.fixed_dictionaries(
 @settings(deadline=None, max_examples=200)
 @given(MEASURES, JOBS, STARTS)
 def test_what_could_save_more_than_the_margin_is_never_left_out(
-    measures: Measures, job: Job, start: dict[str, str]
+    measures: StepMeasures, job: TunedJob, start: dict[str, str]
 ) -> None:
     changes = candidates(start)
     judgements = judge(measures, job, start, changes)
@@ -143,7 +145,7 @@ def test_what_could_save_more_than_the_margin_is_never_left_out(
 @settings(deadline=None)
 @given(MEASURES, JOBS, STARTS)
 def test_longer_steps_with_the_same_exchange_never_bring_a_change_back(
-    measures: Measures, job: Job, start: dict[str, str]
+    measures: StepMeasures, job: TunedJob, start: dict[str, str]
 ) -> None:
     longer = replace(measures, steps=[replace(one, seconds=2 * one.seconds) for one in measures.steps])
     left_out, still = (
@@ -193,29 +195,29 @@ def test_two_steps_have_to_be_smaller(largest: int, is_left_out: bool, where: st
 )
 def test_unknown_sizes_leave_out_nothing(routes: set[tuple[str, str]]) -> None:
     step = replace(STEP, bytes=K)
-    assert reasons(of(step, routes=frozenset(routes)), Job(1)) == {}
-    assert reasons(of(step, routes=frozenset({("all-reduce", "links"), ("barrier", "none")})), Job(1))
+    assert reasons(of(step, routes=frozenset(routes)), TunedJob(1)) == {}
+    assert reasons(of(step, routes=frozenset({("all-reduce", "links"), ("barrier", "none")})), TunedJob(1))
 
 
 def test_one_tensor_cannot_be_fused() -> None:
     routes = frozenset({("all-gather", "hierarchical")})
     one = replace(STEP, operations=1)
     because = "a step exchanges one tensor"
-    assert reasons(of(one, routes=routes), Job(1)) == {
+    assert reasons(of(one, routes=routes), TunedJob(1)) == {
         "fusion_threshold=67108864": because,
         "fusion_threshold=4194304": because,
     }
-    assert reasons(of(one, replace(one, operations=2), routes=routes), Job(1)) == {}
+    assert reasons(of(one, replace(one, operations=2), routes=routes), TunedJob(1)) == {}
 
 
 @pytest.mark.parametrize("backend", ["links", "nccl", "single rank"])
 def test_chunks_do_not_matter_without_shared_memory(backend: str) -> None:
     routes = frozenset({("all-reduce", backend), ("all-reduce", "none"), ("barrier", "none")})
-    found = reasons(of(STEP, routes=routes), Job(1))
+    found = reasons(of(STEP, routes=routes), TunedJob(1))
     sizes = [str(one) for one in CHANGES if one.setting == "chunk_bytes"]
     assert found == dict.fromkeys(sizes, "no tensor goes through shared memory")
     for other in ("shared memory", "hierarchical", "staged"):
-        assert reasons(of(STEP, routes=routes | {("broadcast", other)}), Job(1)) == {}
+        assert reasons(of(STEP, routes=routes | {("broadcast", other)}), TunedJob(1)) == {}
 
 
 def test_few_gradients_are_handed_over_at_once() -> None:
@@ -249,7 +251,7 @@ def test_left_out_thresholds_make_the_same_plans(sizes: list[int], threshold: st
     start = {**START, "fusion_threshold": threshold}
     step = replace(STEP, bytes=sum(sizes), operations=len(sizes))
     routes = frozenset({("all-reduce", "shared memory")})
-    judgements = judge(of(step, routes=routes), Job(1), start, candidates(start))
+    judgements = judge(of(step, routes=routes), TunedJob(1), start, candidates(start))
     same = [
         threshold,
         *(one.change.value for one in judgements if is_about(one, "fusion_threshold") and not one.reason),

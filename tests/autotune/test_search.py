@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sirtaki.common.autotune.candidates import TUNED, candidates
-from sirtaki.common.autotune.search import MARGIN, Block, Change, Findings, is_proven, search
+from sirtaki.common.autotune.search import MARGIN, Block, Findings, SettingChange, is_proven, search
 
-Factors = Mapping[Change, float]
+Factors = Mapping[SettingChange, float]
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Machine:
     blocks: list[Block] = field(default_factory=list)
 
     def cost(self, chosen: Mapping[str, str]) -> float:
-        return math.prod(self.factors.get(Change(*one), 1.0) for one in chosen.items())
+        return math.prod(self.factors.get(SettingChange(*one), 1.0) for one in chosen.items())
 
     def tune(self, most_blocks: int = 10_000) -> Findings:
         """Runs a search, or its first blocks."""
@@ -62,9 +62,9 @@ EACH = st.dictionaries(
 
 def test_there_are_about_a_dozen_changes() -> None:
     assert 10 <= len(candidates(START)) <= 16
-    assert Change("hand_over", "early") in candidates(START)
-    assert Change("chunk_bytes", "524288") in candidates({**START, "chunk_bytes": "1M"})
-    assert Change("chunk_bytes", "1048576") not in candidates({**START, "chunk_bytes": "1M"})
+    assert SettingChange("hand_over", "early") in candidates(START)
+    assert SettingChange("chunk_bytes", "524288") in candidates({**START, "chunk_bytes": "1M"})
+    assert SettingChange("chunk_bytes", "1048576") not in candidates({**START, "chunk_bytes": "1M"})
     assert {one.setting for one in candidates(START)} == set(TUNED)
     assert "chunk_bytes" not in {one.setting for one in candidates({**START, "chunk_bytes": "0"})}
 
@@ -83,12 +83,12 @@ def test_without_noise_it_ends_at_least_as_fast_as_any_single_change(factors: Fa
 
 def test_it_finds_the_best_of_each_setting() -> None:
     factors = {
-        Change("chunk_bytes", "524288"): 0.4,
-        Change("chunk_bytes", "262144"): 0.5,
-        Change("hand_over", "late"): 0.7,
-        Change("hand_over", "early"): 1.3,
-        Change("spin", "0"): 1.5,
-        Change("fusion_threshold", "67108864"): 0.9,
+        SettingChange("chunk_bytes", "524288"): 0.4,
+        SettingChange("chunk_bytes", "262144"): 0.5,
+        SettingChange("hand_over", "late"): 0.7,
+        SettingChange("hand_over", "early"): 1.3,
+        SettingChange("spin", "0"): 1.5,
+        SettingChange("fusion_threshold", "67108864"): 0.9,
     }
     findings = Machine(factors).tune()
     assert findings.kept == best_of(factors)
@@ -102,7 +102,7 @@ def test_it_finds_the_best_of_each_setting() -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 0.99, 1 - MARGIN])
 def test_a_gain_within_the_margin_is_not_kept(factor: float) -> None:
-    findings = Machine({Change("spin", "0.002"): factor}).tune()
+    findings = Machine({SettingChange("spin", "0.002"): factor}).tune()
     assert findings.kept == START
     assert [verdict.is_kept for verdict in findings.verdicts] == [False, False]
 
@@ -137,7 +137,7 @@ def test_where_no_change_helps_nothing_slower_is_kept(seed: int) -> None:
 
 def test_what_misleads_at_first_is_reverted_in_the_end() -> None:
     """A change that helps at first, and harms as soon as it is kept, does not survive the last proof."""
-    change = Change("spin", "0")
+    change = SettingChange("spin", "0")
     machine = Machine({change: 0.5})
     cost, counts = machine.cost, {"kept": 0}
 
@@ -154,7 +154,7 @@ def test_what_misleads_at_first_is_reverted_in_the_end() -> None:
 
 @pytest.mark.parametrize("blocks", [0, 1, 30, 60, 90, 150])
 def test_a_search_that_is_cut_short_has_kept_what_was_proven(blocks: int) -> None:
-    machine = Machine({Change("chunk_bytes", "524288"): 0.4, Change("hand_over", "late"): 0.7})
+    machine = Machine({SettingChange("chunk_bytes", "524288"): 0.4, SettingChange("hand_over", "late"): 0.7})
     findings = machine.tune(blocks)
     assert not findings.is_finished
     proven = {verdict.change for verdict in findings.verdicts if verdict.is_kept}
@@ -162,7 +162,7 @@ def test_a_search_that_is_cut_short_has_kept_what_was_proven(blocks: int) -> Non
 
 
 def test_changes_are_measured_in_turns_with_the_settings_without_them() -> None:
-    machine = Machine({Change("hand_over", "late"): 0.7})
+    machine = Machine({SettingChange("hand_over", "late"): 0.7})
     machine.tune()
     for without, block in zip(machine.blocks[::2], machine.blocks[1::2], strict=True):
         assert without.purpose == f"without: {block.purpose}"

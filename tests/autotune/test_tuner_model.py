@@ -11,7 +11,7 @@ from tuned_world import EAGER, START, TORCH, World, make, replace_core
 
 from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.autotune.candidates import candidates
-from sirtaki.common.autotune.model import Job
+from sirtaki.common.autotune.model import TunedJob
 from sirtaki.common.autotune.tuner import Tuner
 from sirtaki.runner.autotune_options import loaded_settings
 
@@ -174,7 +174,7 @@ def test_an_optimizer_that_hands_nothing_over_has_no_such_change(world: World) -
 
 
 def test_few_gradients_are_not_handed_over(world: World) -> None:
-    world.bytes, world.job = 200 * K, Job(1, operations=3, bytes=200 * K, parts=1)
+    world.bytes, world.job = 200 * K, TunedJob(1, operations=3, bytes=200 * K, parts=1)
     found = left_out(tune(world))
     assert found[:2] == [
         f"hand_over={value}: the gradients of a step are too few to be handed over in parts"

@@ -22,7 +22,7 @@ from cases.torch_models import (
 )
 from cases.torch_overlap_models import alike, assert_equal, both, in_flight, plain_step
 from sirtaki.common.exceptions import HorovodInternalError
-from sirtaki.torch.overlapped.flight import Update
+from sirtaki.torch.overlapped.flight import DeferredUpdate
 
 compiling = threading.Lock()  # ranks may be threads, and TorchScript is for one at a time
 
@@ -236,7 +236,7 @@ def steps_that_raise() -> None:
 def an_update_that_fails() -> None:
     ((model, optimizer), _) = both()
     plain_step(model, optimizer, 0)
-    update: Update = optimizer._reducer.flight._update
+    update: DeferredUpdate = optimizer._reducer.flight._update
     update.apply = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         model(inputs())

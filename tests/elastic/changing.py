@@ -88,7 +88,7 @@ def _work(
     import sirtaki.numpy as hvd
     from sirtaki.bindings.default_context import current
     from sirtaki.bindings.survivors import Survivors
-    from sirtaki.common.elastic.state import Start
+    from sirtaki.common.elastic.state import GenerationStart
     from sirtaki.runner.rendezvous import lifecycle
 
     survivors = Survivors()
@@ -104,7 +104,7 @@ def _work(
         hvd.init(rank=members.index(worker), size=len(members), address=addresses[number])
         survivors.move_to(current())
         before = plan[number - 1] if number else members[0]
-        start = Start(current(), worker in before, set(members) <= set(before))
+        start = GenerationStart(current(), worker in before, set(members) <= set(before))
         for program in programs:
             if program.state is not None:
                 program.state.receive(start)

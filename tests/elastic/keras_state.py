@@ -18,7 +18,7 @@ import sirtaki.keras as hvd
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
-from sirtaki.common.elastic.state import Start
+from sirtaki.common.elastic.state import GenerationStart
 from sirtaki.keras.elastic import KerasState, TensorFlowKerasState
 
 assert keras.backend.backend() == "torch"
@@ -74,7 +74,7 @@ def on_ranks(size: int, body: Callable[[], None]) -> list[str]:
 
 
 def receive(state: KerasState, *, is_current: bool, all_current: bool = False) -> None:
-    state.receive(Start(current(), is_current, all_current))
+    state.receive(GenerationStart(current(), is_current, all_current))
 
 
 def shared_with_all(value: Any) -> list[Any]:

@@ -14,12 +14,12 @@ from world import World, world
 import sirtaki.numpy as hvd
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError, ParametersDifferError, UnsupportedError
-from sirtaki.common.elastic.state import Start
+from sirtaki.common.elastic.state import GenerationStart
 from sirtaki.numpy.elastic import ArraysState
-from sirtaki.numpy.elastic.arrays_state import Entry, Kind
+from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind
 
 DTYPES = (np.float32, np.float64, np.int64, np.bool_, ml_dtypes.bfloat16, np.complex64)
-KINDS = {"statistics": Kind.SENT, "seed": Kind.OWN}
+KINDS = {"statistics": EntryKind.SENT, "seed": EntryKind.OWN}
 
 
 class Held(ArraysState):
@@ -31,7 +31,7 @@ class Held(ArraysState):
 
     def _entries(self) -> list[Entry]:
         return [
-            Entry(name, array.shape, array.dtype, KINDS.get(name, Kind.EQUAL))
+            Entry(name, array.shape, array.dtype, KINDS.get(name, EntryKind.EQUAL))
             for name, array in self.arrays.items()
         ]
 
@@ -73,7 +73,7 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def receive(state: ArraysState, *, is_current: bool, all_current: bool = False) -> None:
-    state.receive(Start(current(), is_current, all_current))
+    state.receive(GenerationStart(current(), is_current, all_current))
 
 
 def on_ranks(size: int, body: Callable[[], None], transport: str = "shm") -> World:

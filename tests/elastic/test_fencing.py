@@ -34,11 +34,11 @@ Answer = Callable[[Fence], Standing | None]
 
 
 @pytest.fixture
-def worker_of() -> Iterator[Callable[[Answer], workers.Worker]]:
+def worker_of() -> Iterator[Callable[[Answer], workers.ElasticWorker]]:
     """Yields a function that returns a worker, whose questions this answer gets."""
     servers: list[RendezvousServer] = []
 
-    def make(answer: Answer) -> workers.Worker:
+    def make(answer: Answer) -> workers.ElasticWorker:
         job = Job(f"fencing.{secrets.token_hex(4)}", 8, b"k" * 32, "1")
 
         def take(number: int, payload: bytes) -> None:
@@ -49,14 +49,14 @@ def worker_of() -> Iterator[Callable[[Answer], workers.Worker]]:
 
         server = RendezvousServer(f"unix:@{job.id}", job, on_message=take).start()
         servers.append(server)
-        return workers.Worker(RendezvousClient.connect(server.address, job, Identity(3), 30.0), 3)
+        return workers.ElasticWorker(RendezvousClient.connect(server.address, job, Identity(3), 30.0), 3)
 
     yield make
     for server in servers:
         server.close()
 
 
-def test_each_question_gets_its_own_answer(worker_of: Callable[[Answer], workers.Worker]) -> None:
+def test_each_question_gets_its_own_answer(worker_of: Callable[[Answer], workers.ElasticWorker]) -> None:
     asked: list[int] = []
 
     def answer(message: Fence) -> Standing:
@@ -72,7 +72,7 @@ def test_each_question_gets_its_own_answer(worker_of: Callable[[Answer], workers
 
 
 def test_a_late_answer_to_another_question_does_not_count(
-    worker_of: Callable[[Answer], workers.Worker], monkeypatch: pytest.MonkeyPatch
+    worker_of: Callable[[Answer], workers.ElasticWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "_ANSWER_SECONDS", 0.2)
     worker = worker_of(lambda message: Standing(1, message.question - 1, True))
@@ -81,7 +81,7 @@ def test_a_late_answer_to_another_question_does_not_count(
 
 
 def test_questions_of_several_threads_are_sent_in_their_order(
-    worker_of: Callable[[Answer], workers.Worker], monkeypatch: pytest.MonkeyPatch
+    worker_of: Callable[[Answer], workers.ElasticWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer to an earlier question would otherwise replace the one that another thread waits for."""
     worker = worker_of(lambda message: Standing(1, message.question, True))
@@ -104,7 +104,7 @@ def test_questions_of_several_threads_are_sent_in_their_order(
 
 
 def test_a_worker_that_was_told_to_end_asks_whether_others_go_on(
-    worker_of: Callable[[Answer], workers.Worker],
+    worker_of: Callable[[Answer], workers.ElasticWorker],
 ) -> None:
     answers = [True, False]
     worker = worker_of(lambda message: Standing(1, message.question, answers[message.question]))
@@ -114,14 +114,14 @@ def test_a_worker_that_was_told_to_end_asks_whether_others_go_on(
         worker.fence()
 
 
-def test_without_hvdrun_nobody_writes(worker_of: Callable[[Answer], workers.Worker]) -> None:
+def test_without_hvdrun_nobody_writes(worker_of: Callable[[Answer], workers.ElasticWorker]) -> None:
     worker = worker_of(lambda _: None)
     worker.close()
     with pytest.raises(HorovodInternalError, match="is gone"):
         worker.fence()
 
 
-def test_without_hvdrun_nobody_trains_on(worker_of: Callable[[Answer], workers.Worker]) -> None:
+def test_without_hvdrun_nobody_trains_on(worker_of: Callable[[Answer], workers.ElasticWorker]) -> None:
     worker = worker_of(lambda _: None)
     worker.check(lambda: None)
     worker._note_gone("the other side closed the connection")

@@ -18,7 +18,7 @@ from sirtaki.runner.elastic.host_spares import HostSpares
 from sirtaki.runner.elastic.job_spares import JobSpares
 from sirtaki.runner.elastic.spare_process import SpareProcess
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.frames import Frame, Kind, WireError
+from sirtaki.runner.frames import Frame, MessageKind, WireError
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.remote import RemoteHost, RemoteJob
 from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
@@ -287,13 +287,13 @@ class Remote:
     def dismiss(self, lane: int) -> None:
         self.host.dismiss_spare(lane)
 
-    def advance(self) -> list[Kind]:
+    def advance(self) -> list[MessageKind]:
         self.spares.advance({"hostB": 1} if self.is_there else {}, True, time.monotonic())
         kinds = [frame.kind for frame in self.orders]
         self.orders.clear()
         return kinds
 
-    def receive(self, kind: Kind, payload: bytes, lane: int = LANE) -> None:
+    def receive(self, kind: MessageKind, payload: bytes, lane: int = LANE) -> None:
         self.host._receive(Frame(kind, lane, payload))
 
 
@@ -307,17 +307,17 @@ def remote(tmp_path: Path) -> Iterator[Remote]:
 
 
 def test_the_arbiter_knows_on_which_other_hosts_a_spare_waits(remote: Remote) -> None:
-    assert remote.advance() == [Kind.SPARE]
+    assert remote.advance() == [MessageKind.SPARE]
     assert "hostB" not in remote.spares  # it still imports
-    remote.receive(Kind.STDERR, b"importing\n")
-    remote.receive(Kind.SPARE_WAITS, WAITS)
+    remote.receive(MessageKind.STDERR, b"importing\n")
+    remote.receive(MessageKind.SPARE_WAITS, WAITS)
     assert "hostB" in remote.spares
     assert "localhost" not in remote.spares
     remote.is_there = False  # it is lost, and a spare there cannot take a place
     assert "hostB" not in remote.spares
     assert remote.advance() == []
     remote.is_there = True
-    assert remote.advance() == [Kind.SPARE]
+    assert remote.advance() == [MessageKind.SPARE]
     assert "hostB" not in remote.spares
     assert remote.shown.details == ["spare 0 waits on hostB, with 3 modules after 0.5 s"]
     labels = [(LANE, 0, b"hostB:spare"), (LANE, 2, b"importing\n"), (LANE - 1, 0, b"hostB:spare")]
@@ -328,7 +328,7 @@ def test_one_spare_of_another_host_is_chosen_once(remote: Remote) -> None:
     remote.advance()
     assert remote.spares.choose("hostB", time.monotonic()) == LANE
     assert remote.spares.choose("hostB", time.monotonic()) is None
-    remote.receive(Kind.SPARE_ENDED, b"was killed by signal 9 (SIGKILL)")
+    remote.receive(MessageKind.SPARE_ENDED, b"was killed by signal 9 (SIGKILL)")
     assert remote.shown.lines == [
         "a spare on hostB was killed by signal 9 (SIGKILL) just before it took a place"
     ]
@@ -336,7 +336,7 @@ def test_one_spare_of_another_host_is_chosen_once(remote: Remote) -> None:
 
 def test_the_failure_of_a_spare_is_one_line_and_the_end_of_a_dismissed_one_none(remote: Remote) -> None:
     remote.advance()
-    remote.receive(Kind.SPARE_ENDED, b"has failed\n\x1b[2J with exit code 1")
+    remote.receive(MessageKind.SPARE_ENDED, b"has failed\n\x1b[2J with exit code 1")
     assert len(remote.shown.lines) == 1
     assert remote.shown.lines[0].startswith("a spare on hostB has failed")
     assert "\x1b" not in remote.shown.lines[0]
@@ -348,28 +348,32 @@ def test_the_failure_of_a_spare_is_one_line_and_the_end_of_a_dismissed_one_none(
 def test_the_end_of_the_job_dismisses_the_spares_of_other_hosts(remote: Remote) -> None:
     remote.advance()
     remote.spares.end()
-    assert [(frame.kind, frame.rank) for frame in remote.orders] == [(Kind.DISMISS, LANE)]
-    remote.receive(Kind.SPARE_ENDED, b"has ended before it called hvd.init()")
+    assert [(frame.kind, frame.rank) for frame in remote.orders] == [(MessageKind.DISMISS, LANE)]
+    remote.receive(MessageKind.SPARE_ENDED, b"has ended before it called hvd.init()")
     assert remote.shown.lines == []
     assert remote.spares.due is None
-    assert remote.advance() == [Kind.DISMISS]  # none starts again
+    assert remote.advance() == [MessageKind.DISMISS]  # none starts again
 
 
 @pytest.mark.parametrize(
     ("kind", "lane", "payload"),
     [
-        (Kind.SPARE_WAITS, LANE - 1, WAITS),  # there is no such spare
-        (Kind.SPARE_WAITS, LANE, b'{"modules": "many", "seconds": 0.5}'),
-        (Kind.SPARE_WAITS, LANE, b'{"modules": 3}'),
-        (Kind.SPARE_WAITS, LANE, b'{"modules": 3, "seconds": 1' + b"0" * 400 + b"}"),  # no float is so large
-        (Kind.SPARE_WAITS, LANE, b"[]"),
-        (Kind.STARTED, LANE, b"x"),
-        (Kind.REPORT, LANE, b"{}"),
-        (Kind.ENDED, LANE, b'{"code": 0, "killed_by": 0}'),
+        (MessageKind.SPARE_WAITS, LANE - 1, WAITS),  # there is no such spare
+        (MessageKind.SPARE_WAITS, LANE, b'{"modules": "many", "seconds": 0.5}'),
+        (MessageKind.SPARE_WAITS, LANE, b'{"modules": 3}'),
+        (
+            MessageKind.SPARE_WAITS,
+            LANE,
+            b'{"modules": 3, "seconds": 1' + b"0" * 400 + b"}",
+        ),  # no float is so large
+        (MessageKind.SPARE_WAITS, LANE, b"[]"),
+        (MessageKind.STARTED, LANE, b"x"),
+        (MessageKind.REPORT, LANE, b"{}"),
+        (MessageKind.ENDED, LANE, b'{"code": 0, "killed_by": 0}'),
     ],
 )
 def test_malformed_reports_of_an_agent_are_refused(
-    kind: Kind, lane: int, payload: bytes, remote: Remote
+    kind: MessageKind, lane: int, payload: bytes, remote: Remote
 ) -> None:
     remote.advance()
     with pytest.raises(WireError):

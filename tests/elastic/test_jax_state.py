@@ -18,7 +18,7 @@ from world import world  # noqa: E402
 import sirtaki.jax as hvd  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
 from sirtaki.bindings.errors import ParametersDifferError  # noqa: E402
-from sirtaki.common.elastic.state import Start  # noqa: E402
+from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 from sirtaki.jax.elastic import JaxState  # noqa: E402
 
 
@@ -65,7 +65,7 @@ def donate(arrays: Any) -> None:
 
 
 def receive(state: JaxState, *, is_current: bool, all_current: bool = False) -> None:
-    state.receive(Start(current(), is_current, all_current))
+    state.receive(GenerationStart(current(), is_current, all_current))
 
 
 def on_ranks(size: int, body: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.failure_analysis import ExitStatus
-from sirtaki.runner.frames import Frame, Kind
+from sirtaki.runner.frames import Frame, MessageKind
 from sirtaki.runner.lease import HostLease, lease_clock
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.remote import RemoteHost, RemoteJob
@@ -118,7 +118,7 @@ def remote() -> Iterator[RemoteHost]:
     """Returns a host whose agent says that it has left nothing behind, whatever was started there."""
     with selectors.PollSelector() as selector, Reaper() as reaper:
         host = RemoteHost("hostB", SshOptions(), selector, Display(selector))
-        done = f"import sys; from sirtaki.runner.frames import *; frame = Frame(Kind.{Kind.DONE.name}).pack()"
+        done = "import sys; from sirtaki.runner.frames import *; frame = Frame(MessageKind.DONE).pack()"
         command = [sys.executable, "-c", f"{done}; sys.stdout.buffer.write(START_MARK + frame)"]
         host.connect(command, {}, reaper)
         yield host
@@ -137,9 +137,9 @@ def test_a_rank_of_which_the_agent_has_reported_no_end_has_ended_with_it(remote:
     assert status.lost == "hvdrun's agent there has ended"
 
 
-@pytest.mark.parametrize(("code", "sent"), [(0, [(Kind.SIGNAL, 5, signal.SIGKILL)]), (1, [])])
+@pytest.mark.parametrize(("code", "sent"), [(0, [(MessageKind.SIGNAL, 5, signal.SIGKILL)]), (1, [])])
 def test_what_a_rank_has_left_behind_is_killed_there_also_if_it_has_not_failed(
-    code: int, sent: list[tuple[Kind, int, int]]
+    code: int, sent: list[tuple[MessageKind, int, int]]
 ) -> None:
     """Covers exit code 0, which may be no failure for the agent; it does the same for others by itself."""
     frames: list[Frame] = []

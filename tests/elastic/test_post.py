@@ -13,7 +13,7 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, World, pack
 from sirtaki.runner.rendezvous.elastic.process import workers_job
-from sirtaki.runner.rendezvous.elastic.worker import Worker
+from sirtaki.runner.rendezvous.elastic.worker import ElasticWorker
 from sirtaki.runner.rendezvous.job import Identity, Job
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
@@ -103,7 +103,7 @@ def test_a_worker_gets_its_place_among_thousands_with_long_names(tmp_path: Path)
 
     def be_worker() -> None:
         client = RendezvousClient.connect(post.address, workers_job("job", job.key), Identity(7), 60.0)
-        taken.append(Worker(client, 7).enlist(Enlist(0, "new")))
+        taken.append(ElasticWorker(client, 7).enlist(Enlist(0, "new")))
 
     worker = threading.Thread(target=be_worker, daemon=True)
     worker.start()

@@ -114,7 +114,7 @@ def test_options_without_the_one_that_they_need_are_refused(options: tuple[str, 
 def test_a_spare_may_get_its_place_while_it_still_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     monkeypatch.setenv("PLACE", "old")
-    orders = spare.Orders(json.loads(spare.instructions(theirs.detach(), "", False)))
+    orders = spare.SpareOrders(json.loads(spare.instructions(theirs.detach(), "", False)))
     ours.sendall(b'{"PLACE": "new"}\n')
     ours.close()
     orders.report_ready(3, 0.5)  # nobody listens any more

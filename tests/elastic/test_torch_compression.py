@@ -14,7 +14,7 @@ from elastic.torch_job import Job, Worker, batch, network, one_thread
 
 import sirtaki.torch as hvd
 from sirtaki.bindings.default_context import current
-from sirtaki.common.elastic.state import Start
+from sirtaki.common.elastic.state import GenerationStart
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
 
@@ -41,7 +41,7 @@ def continued(old: int) -> Any:
 
     def body(worker: Worker) -> tuple[dict[str, Any], ...]:
         is_current = hvd.rank() < max(old, 1)
-        worker.state.receive(Start(current(), is_current, hvd.size() <= old))
+        worker.state.receive(GenerationStart(current(), is_current, hvd.size() <= old))
         found = [memory(worker)]
         for step in range(STEPS):
             worker.optimizer.zero_grad()

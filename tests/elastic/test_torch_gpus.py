@@ -27,7 +27,7 @@ from torch import nn  # noqa: E402
 import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.context import Context  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
-from sirtaki.common.elastic.state import Start  # noqa: E402
+from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
 pytestmark = needs_fake
@@ -75,7 +75,7 @@ def test_a_collective_that_fails_after_its_launch_changes_nothing(by_hand: bool)
     all_here = threading.Barrier(2, timeout=PATIENCE)
 
     def function(worker: Worker) -> Any:
-        worker.state.receive(Start(current(), hvd.rank() == 0, False))
+        worker.state.receive(GenerationStart(current(), hvd.rank() == 0, False))
         for _ in range(4):
             take_step(worker, by_hand=by_hand)
         before = content_of(worker)
@@ -134,7 +134,7 @@ def test_a_process_with_a_gpu_is_lost(victim: int, fault: str) -> None:
 
 def test_generations_leave_nothing_on_the_gpus() -> None:
     def train(worker: Worker) -> Any:
-        worker.state.receive(Start(current(), hvd.rank() == 0, False))
+        worker.state.receive(GenerationStart(current(), hvd.rank() == 0, False))
         for _ in range(3):
             take_step(worker)
         assert hvd.allgather(torch.ones(1)).tolist() == [1.0] * hvd.size()

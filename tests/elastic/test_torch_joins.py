@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
-from sirtaki.common.elastic.state import Start  # noqa: E402
+from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
 
@@ -34,7 +34,7 @@ def make(worker: Worker) -> None:
 
 
 def receive(worker: Worker, is_current: bool) -> None:
-    worker.state.receive(Start(current(), is_current, all_current=False))
+    worker.state.receive(GenerationStart(current(), is_current, all_current=False))
 
 
 def take_steps(worker: Worker) -> list[bool]:

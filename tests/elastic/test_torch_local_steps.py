@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
-from sirtaki.common.elastic.state import Start  # noqa: E402
+from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 from sirtaki.common.exceptions import NotInitializedError  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
@@ -78,7 +78,7 @@ def moved(kind: str) -> list[list[Any]]:
 
         def body(worker: Worker, number: int = number, old: int = before) -> Any:
             is_current = hvd.rank() < old or (old == 0 and hvd.rank() == 0)
-            worker.state.receive(Start(current(), is_current, hvd.size() <= old))
+            worker.state.receive(GenerationStart(current(), is_current, hvd.size() <= old))
             window(worker, number)
             worker.state.commit()
             return everything(worker)
@@ -118,7 +118,7 @@ def test_optimizers_move_from_1_to_2_to_3_to_1_rank(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_is_lost_between_two_synchronizations(kind: str) -> None:
     def until_the_loss(worker: Worker) -> Any:
-        worker.state.receive(Start(current(), hvd.rank() == 0, False))
+        worker.state.receive(GenerationStart(current(), hvd.rank() == 0, False))
         window(worker, 0)
         worker.state.commit()
         committed = everything(worker)
@@ -128,14 +128,14 @@ def test_a_rank_is_lost_between_two_synchronizations(kind: str) -> None:
 
     def afterwards(worker: Worker) -> Any:
         worker.state.restore()
-        worker.state.receive(Start(current(), True, True))
+        worker.state.receive(GenerationStart(current(), True, True))
         restored = everything(worker)
         window(worker, 1)
         worker.state.commit()
         return restored, everything(worker)
 
     def without_a_loss(worker: Worker) -> Any:
-        worker.state.receive(Start(current(), True, True))
+        worker.state.receive(GenerationStart(current(), True, True))
         window(worker, 1)
         return everything(worker)
 
@@ -156,7 +156,7 @@ def test_what_a_rank_has_left_out_moves_with_its_process() -> None:
         return copy.deepcopy(worker.optimizer.state_dict()["compression"]["residuals"])
 
     def until_the_loss(worker: Worker) -> Any:
-        worker.state.receive(Start(current(), hvd.rank() == 0, False))
+        worker.state.receive(GenerationStart(current(), hvd.rank() == 0, False))
         window(worker, 0)
         worker.state.commit()
         committed = left_out(worker)
@@ -168,7 +168,7 @@ def test_what_a_rank_has_left_out_moves_with_its_process() -> None:
         is_new = hvd.rank() == 2
         if not is_new:
             worker.state.restore()
-        worker.state.receive(Start(current(), not is_new, False))
+        worker.state.receive(GenerationStart(current(), not is_new, False))
         restored = left_out(worker)
         window(worker, 1)
         hvd.check_parameters(worker.model)
@@ -182,7 +182,7 @@ def test_what_a_rank_has_left_out_moves_with_its_process() -> None:
 
 def test_a_commit_needs_equal_parameters() -> None:
     def body(worker: Worker) -> None:
-        worker.state.receive(Start(current(), True, True))
+        worker.state.receive(GenerationStart(current(), True, True))
         step(worker.model, worker.optimizer)
         for commit in (worker.state.commit, worker.state.check_host_updates):
             with pytest.raises(ValueError, match="commit when optimizer"):

@@ -19,7 +19,7 @@ import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
 from sirtaki.bindings.errors import HorovodInternalError, NotInitializedError  # noqa: E402
 from sirtaki.bindings.survivors import Membership  # noqa: E402
-from sirtaki.common.elastic.state import Start  # noqa: E402
+from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 from sirtaki.torch.overlapped import flight  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
@@ -62,7 +62,7 @@ def made(
 def receive(worker: Worker, old: int = 0) -> None:
     """Begins a world to which `old` ranks have come with the commit."""
     is_current = hvd.rank() < max(old, 1)
-    worker.state.receive(Start(current(), is_current, 0 < hvd.size() <= old))
+    worker.state.receive(GenerationStart(current(), is_current, 0 < hvd.size() <= old))
 
 
 def everything(worker: Worker) -> tuple[Any, ...]:

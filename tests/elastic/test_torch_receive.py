@@ -20,7 +20,7 @@ from world import world  # noqa: E402
 import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
 from sirtaki.bindings.errors import HorovodInternalError, ParametersDifferError  # noqa: E402
-from sirtaki.common.elastic.state import Start  # noqa: E402
+from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 from sirtaki.torch.elastic import state  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
@@ -48,7 +48,7 @@ def make(worker: Worker, **more: Any) -> None:
 
 
 def receive(worker: Worker, is_current: bool, all_current: bool = False) -> None:
-    worker.state.receive(Start(current(), is_current, all_current))
+    worker.state.receive(GenerationStart(current(), is_current, all_current))
 
 
 def replicated(worker: Worker) -> Any:

@@ -30,7 +30,7 @@ import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
 from sirtaki.bindings.errors import HorovodInternalError, NotInitializedError  # noqa: E402
 from sirtaki.bindings.survivors import Survivors  # noqa: E402
-from sirtaki.common.elastic.state import Start  # noqa: E402
+from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
 
@@ -93,7 +93,7 @@ def moved(make: Make, run: Callable[[Worker, int], None], **options: Any) -> lis
 
         def body(worker: Worker, number: int = number, old: int = before) -> list[Any]:
             is_current = hvd.rank() < old or (old == 0 and hvd.rank() == 0)
-            worker.state.receive(Start(current(), is_current, hvd.size() <= old))
+            worker.state.receive(GenerationStart(current(), is_current, hvd.size() <= old))
             run(worker, number)
             worker.state.commit()
             return weights(worker.model)
@@ -171,7 +171,7 @@ def test_a_loss_in_a_pass_and_the_same_steps_again() -> None:
         worker.state = hvd.elastic.TorchState(worker.model, worker.optimizer, batch=0)
 
     def lose_rank_2(worker: Worker) -> Any:
-        worker.state.receive(Start(current(), hvd.rank() == 0, False))
+        worker.state.receive(GenerationStart(current(), hvd.rank() == 0, False))
         train(worker, range(4), commits=True)
         saved = content(worker.model), content(worker.optimizer)
         has_committed.wait()
@@ -191,7 +191,7 @@ def test_a_loss_in_a_pass_and_the_same_steps_again() -> None:
     assert_equal((content(job.workers[0].model), content(job.workers[0].optimizer)), saved[0])
 
     def go_on(worker: Worker) -> list[Any]:
-        worker.state.receive(Start(current(), True, True))
+        worker.state.receive(GenerationStart(current(), True, True))
         train(worker, range(worker.state.batch, 8), commits=True)
         return weights(worker.model)
 
@@ -249,7 +249,7 @@ def test_an_optimizer_of_the_training_function_ends_with_it(is_new: bool) -> Non
             worker.optimizer = KINDS["fused"](worker.model)
         worker.optimizer = hvd.DistributedOptimizer(worker.optimizer, worker.model.named_parameters())
         worker.state.optimizer = worker.optimizer
-        worker.state.receive(Start(current(), hvd.rank() == 0, False))
+        worker.state.receive(GenerationStart(current(), hvd.rank() == 0, False))
         train(worker, range(2))
         worker.result = before
         return weights(worker.model)
@@ -356,7 +356,7 @@ def test_normalisation_over_all_ranks_follows_them() -> None:
             plain.load_state_dict(job.workers[0].model.state_dict())
 
         def normalise(worker: Worker, number: int = number) -> Any:
-            worker.state.receive(Start(current(), hvd.rank() == 0, False))
+            worker.state.receive(GenerationStart(current(), hvd.rank() == 0, False))
             return worker.model(batch(number).double())
 
         expected = plain(torch.cat([torch.zeros(0, 4), whole(number)]).double())

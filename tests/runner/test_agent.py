@@ -18,7 +18,7 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.runner import agent as agent_module
 from sirtaki.runner.agent import AgentJob
 from sirtaki.runner.cli import SrunOptions
-from sirtaki.runner.frames import INITIAL_CREDIT, START_MARK, Frame, Kind
+from sirtaki.runner.frames import INITIAL_CREDIT, START_MARK, Frame, MessageKind
 from sirtaki.runner.reaper import Reaper
 from sirtaki.runner.ssh import SshOptions, ssh_command
 
@@ -32,7 +32,7 @@ def agent(tmp_path: Path) -> Iterator[Callable[[], Conversation]]:
 def test_it_answers_and_ends_with_its_input(agent: Callable[[], Conversation], tmp_path: Path) -> None:
     talk = agent()
     talk.say(ask())
-    answer = talk.next(Kind.ANSWER).values
+    answer = talk.next(MessageKind.ANSWER).values
     assert (answer["version"], answer["problem"]) == (VERSION, "")
     assert talk.end() == (1, "")  # hvdrun has not announced the end
     assert list(tmp_path.iterdir()) == []
@@ -82,7 +82,7 @@ def test_a_rank_that_is_ordered_while_the_host_is_asked_to_end_is_refused(tmp_pa
         finally:
             signal.sigwait({signal.SIGTERM})
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    assert [(frame.kind, frame.rank) for frame in frames] == [(Kind.REFUSED, 0)]
+    assert [(frame.kind, frame.rank) for frame in frames] == [(MessageKind.REFUSED, 0)]
     assert b"is to end" in frames[0].payload
     assert opened_since(before) == {}
 
@@ -105,10 +105,10 @@ def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:
     talk.process.stdin.write(b"GET / HTTP/1.0\r\n\r\n")  # type: ignore[union-attr]
     assert talk.end() == (1, "sirtaki's agent: another process writes to the connection\n")
     talk = agent()
-    talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGTERM))
+    talk.say(Frame.of_number(MessageKind.SIGNAL, 0, signal.SIGTERM))
     assert talk.end() == (1, "sirtaki's agent: SIGNAL is not expected now\n")
     talk = agent()
-    talk.say(Frame.of_values(Kind.START, {**values("/bin/true"), "placements": "x"}))
+    talk.say(Frame.of_values(MessageKind.START, {**values("/bin/true"), "placements": "x"}))
     exit_code, errors = talk.end()
     assert exit_code == 1
     assert errors.startswith("sirtaki's agent: the ranks cannot be started: ")
@@ -118,12 +118,12 @@ def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:
 def test_a_rank_from_its_start_to_its_end(agent: Callable[[], Conversation], tmp_path: Path) -> None:
     talk = agent()
     script = 'cat "$SIRTAKI_KEY_FILE"; sleep 300 & exit 3'
-    talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sh", "-c", script)))
-    assert talk.next(Kind.STARTED).rank == 0
-    assert talk.next(Kind.STDOUT).payload == f"{KEY.hex()}\n".encode()
-    assert talk.next(Kind.ENDED).values == {"code": 3, "killed_by": 0}
-    talk.say(Frame(Kind.FINISH))
-    talk.next(Kind.DONE)
+    talk.say(ask(), Frame.of_values(MessageKind.START, values("/bin/sh", "-c", script)))
+    assert talk.next(MessageKind.STARTED).rank == 0
+    assert talk.next(MessageKind.STDOUT).payload == f"{KEY.hex()}\n".encode()
+    assert talk.next(MessageKind.ENDED).values == {"code": 3, "killed_by": 0}
+    talk.say(Frame(MessageKind.FINISH))
+    talk.next(MessageKind.DONE)
     assert talk.end() == (0, "")
     assert list(tmp_path.iterdir()) == []
 
@@ -134,23 +134,23 @@ def test_a_signal_from_outside_does_not_end_it_but_one_of_hvdrun_reaches_the_ran
     """Slurm sends the signal of `--signal=USR1` to all steps of a job."""
     talk = agent()
     script = "trap 'echo noted; exit 7' USR1; echo ready; while :; do sleep 0.05; done"
-    talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sh", "-c", script)))
-    assert talk.next(Kind.STDOUT).payload == b"ready\n"
+    talk.say(ask(), Frame.of_values(MessageKind.START, values("/bin/sh", "-c", script)))
+    assert talk.next(MessageKind.STDOUT).payload == b"ready\n"
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         talk.process.send_signal(number)
-    talk.next(Kind.ALIVE)
-    talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGUSR1))
-    assert talk.next(Kind.STDOUT).payload == b"noted\n"
-    assert talk.next(Kind.ENDED).values == {"code": 7, "killed_by": 0}
+    talk.next(MessageKind.ALIVE)
+    talk.say(Frame.of_number(MessageKind.SIGNAL, 0, signal.SIGUSR1))
+    assert talk.next(MessageKind.STDOUT).payload == b"noted\n"
+    assert talk.next(MessageKind.ENDED).values == {"code": 7, "killed_by": 0}
 
 
 def test_sigkill_reaches_what_a_rank_has_left_behind(agent: Callable[[], Conversation]) -> None:
     talk = agent()
-    talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sh", "-c", "sleep 300 & echo $!")))
-    child = int(talk.next(Kind.STDOUT).payload)
-    assert talk.next(Kind.ENDED).values == {"code": 0, "killed_by": 0}
+    talk.say(ask(), Frame.of_values(MessageKind.START, values("/bin/sh", "-c", "sleep 300 & echo $!")))
+    child = int(talk.next(MessageKind.STDOUT).payload)
+    assert talk.next(MessageKind.ENDED).values == {"code": 0, "killed_by": 0}
     assert is_running(child)
-    talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGKILL))
+    talk.say(Frame.of_number(MessageKind.SIGNAL, 0, signal.SIGKILL))
     wait_until(lambda: not is_running(child), "the child has ended")
 
 
@@ -159,22 +159,22 @@ def test_no_more_output_comes_than_there_is_room_for_but_all_else_does(
 ) -> None:
     talk = agent()
     script = "echo $$ > $TMPDIR/pid; exec yes"
-    talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sh", "-c", script)))
+    talk.say(ask(), Frame.of_values(MessageKind.START, values("/bin/sh", "-c", script)))
     received = 0
     while received < INITIAL_CREDIT:
-        received += len(talk.next(Kind.STDOUT).payload)
+        received += len(talk.next(MessageKind.STDOUT).payload)
     assert received == INITIAL_CREDIT
-    assert sum(len(frame.payload) for frame in talk.until(Kind.ALIVE)) == 0
-    talk.say(Frame.of_number(Kind.GRANT, 1, 1000))
-    assert sum(len(frame.payload) for frame in talk.until(Kind.ALIVE)) == 1000
-    talk.say(Frame.of_number(Kind.SIGNAL, 0, signal.SIGKILL))
-    assert talk.next(Kind.ENDED).values == {"code": 0, "killed_by": signal.SIGKILL}
+    assert sum(len(frame.payload) for frame in talk.until(MessageKind.ALIVE)) == 0
+    talk.say(Frame.of_number(MessageKind.GRANT, 1, 1000))
+    assert sum(len(frame.payload) for frame in talk.until(MessageKind.ALIVE)) == 1000
+    talk.say(Frame.of_number(MessageKind.SIGNAL, 0, signal.SIGKILL))
+    assert talk.next(MessageKind.ENDED).values == {"code": 0, "killed_by": signal.SIGKILL}
 
 
 def test_its_ranks_end_when_it_is_killed(agent: Callable[[], Conversation], tmp_path: Path) -> None:
     talk = agent()
-    talk.say(ask(), Frame.of_values(Kind.START, values("/bin/sleep", "300")))
-    pid = talk.next(Kind.STARTED).number
+    talk.say(ask(), Frame.of_values(MessageKind.START, values("/bin/sleep", "300")))
+    pid = talk.next(MessageKind.STARTED).number
     assert is_running(pid)
     talk.process.kill()
     wait_until(lambda: not is_running(pid), "the rank has ended")

@@ -22,12 +22,12 @@ from sirtaki.runner.bench.collective_report import COLUMNS, CollectiveReport, Li
 from sirtaki.runner.bench.kinds import KINDS, SETTINGS, LinkReport, StepReport
 from sirtaki.runner.bench.messages import (
     MARK,
+    BenchWorld,
     LinkSpeeds,
     Measurement,
     Plan,
     StepTimes,
     Timing,
-    World,
     encode,
     read,
 )
@@ -38,7 +38,7 @@ from sirtaki.runner.bench.samples import block_calls, median_ratio, quantile
 from sirtaki.runner.bench.sizes import ITEMSIZES, counts, parse_size
 
 PLAN = Plan("allreduce", "float32", 1 << 20, 4 << 20, 4.0, 3, ["gloo"])
-WORLD = World(4, {"hostA": 2, "hostB": 2}, 1, {"sirtaki": "1.0", "gloo": "torch 2"}, 0.0, 0)
+WORLD = BenchWorld(4, {"hostA": 2, "hostB": 2}, 1, {"sirtaki": "1.0", "gloo": "torch 2"}, 0.0, 0)
 
 
 def timing(*blocks: float) -> Timing:
@@ -51,11 +51,11 @@ def measurement(size: int = 1 << 20, wrong: int = 0) -> Measurement:
     return Measurement(size, size // 4, {"sirtaki": wrong, "gloo": 0}, times)
 
 
-def make_report(world: World = WORLD, load: float = 0.1) -> CollectiveReport:
+def make_report(world: BenchWorld = WORLD, load: float = 0.1) -> CollectiveReport:
     return CollectiveReport(PLAN, world, Load(load, 4))
 
 
-def report(*measurements: Measurement, world: World = WORLD) -> CollectiveReport:
+def report(*measurements: Measurement, world: BenchWorld = WORLD) -> CollectiveReport:
     made = make_report(world)
     for one in measurements:
         list(made.take(one))
@@ -204,7 +204,7 @@ def test_small_sizes_have_no_limit() -> None:
 
 
 def test_the_limit_between_hosts_is_their_stream() -> None:
-    world = World(4, {"hostA": 2, "hostB": 2}, 2, {}, 1e9, 4)
+    world = BenchWorld(4, {"hostA": 2, "hostB": 2}, 2, {}, 1e9, 4)
     times = {"sirtaki": timing(4000.0), "gloo": timing(1.0)}
     measured = Measurement(1_000_000, 250_000, {"sirtaki": 0}, times)
     (row,) = report(measured, world=world).rows
@@ -213,7 +213,7 @@ def test_the_limit_between_hosts_is_their_stream() -> None:
     limit = Limit(OPERATIONS["alltoall"], world)
     assert limit.microseconds(measured) == pytest.approx(1000.0)  # half of the megabyte of each of two ranks
     assert "1,000 MB/s over 4 connections" in limit.text
-    assert Limit(OPERATIONS["alltoall"], World(4, {}, 2, {}, 0.0, 0)).text == ""
+    assert Limit(OPERATIONS["alltoall"], BenchWorld(4, {}, 2, {}, 0.0, 0)).text == ""
 
 
 def test_json() -> None:

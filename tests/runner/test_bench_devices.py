@@ -17,7 +17,7 @@ from sirtaki.bench import worker
 from sirtaki.common import basics
 from sirtaki.runner.bench.cli import command, make_plan, parser
 from sirtaki.runner.bench.collective_report import CollectiveReport
-from sirtaki.runner.bench.messages import OWN, Measurement, Plan, Timing, World
+from sirtaki.runner.bench.messages import OWN, BenchWorld, Measurement, Plan, Timing
 from sirtaki.runner.bench.operations import OPERATIONS
 from sirtaki.runner.bench.report import Load
 
@@ -55,7 +55,7 @@ def test_peers_of_another_device_are_left_out(
 
 def test_peers_that_the_ranks_cannot_measure_have_no_column() -> None:
     plan = replace(PLAN, peers=["gloo", "nccl"], device="cuda", left_out={"mpi": "it has no GPUs"})
-    world = World(2, {"a": 2}, 1, {OWN: "1"}, 0.0, 0, {"nccl": "a has 2 ranks and 1 GPUs"})
+    world = BenchWorld(2, {"a": 2}, 1, {OWN: "1"}, 0.0, 0, {"nccl": "a has 2 ranks and 1 GPUs"})
     found = CollectiveReport(plan, world, Load(0.0, 2))
     assert found.plan.peers == ["gloo"]
     head = list(found.head_lines())

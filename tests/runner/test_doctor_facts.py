@@ -32,9 +32,9 @@ from sirtaki.runner.doctor.gathering import Choice, Topic, Trial, gather
 from sirtaki.runner.doctor.machine import gather_cores
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
 from sirtaki.runner.doctor.redaction import redact, redacted
-from sirtaki.runner.doctor.session import Route, Session, SessionError
+from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
 from sirtaki.runner.rendezvous.interfaces import local_addresses
-from sirtaki.runner.ssh import Failure
+from sirtaki.runner.ssh import StartFailure
 
 NOTHING = Choice((), Trial.NONE)
 NAMES = st.sampled_from([*HostFacts.__dataclass_fields__])
@@ -303,10 +303,10 @@ def test_pairs_of_many_hosts_are_few() -> None:
     assert {one for pair in many for one in pair} == set(hosts)
 
 
-def route(script: str) -> Route:
+def route(script: str) -> DoctorRoute:
     """Returns a way to a doctor that is this script."""
-    explain = lambda code, output: Failure("command-failed", f"ended with {code}", "", "; ".join(output))  # noqa: E731
-    return Route([sys.executable, "-c", f"import sys\n{script}"], "ssh hostB true", explain)
+    explain = lambda code, output: StartFailure("command-failed", f"ended with {code}", "", "; ".join(output))  # noqa: E731
+    return DoctorRoute([sys.executable, "-c", f"import sys\n{script}"], "ssh hostB true", explain)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_host_that_sends_no_facts(
     one = Session("hostB", route(script))
     found = one.facts(lambda note: None)
     one.close()
-    assert isinstance(found, Failure)
+    assert isinstance(found, StartFailure)
     assert found.kind == kind
     assert text in found.what
     assert found.evidence.isprintable()
@@ -337,7 +337,7 @@ def test_a_host_whose_output_ends_before_its_process(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(session, "_CLOSE_SECONDS", 0.1)
     one = Session("hostB", route("import os; os.close(1); sys.stdin.read()"))
     found = one.facts(lambda note: None)
-    assert isinstance(found, Failure)
+    assert isinstance(found, StartFailure)
     assert (found.kind, found.evidence) == ("host-silent", "its output has ended")
     assert one._process.wait(30) != 0
     one.close()

@@ -15,12 +15,12 @@ from sirtaki.runner.doctor.facts import (
     Attempt,
     ClockOffset,
     Cores,
-    Framework,
+    FrameworkFacts,
     Gpu,
     GpuFile,
     HostFacts,
+    HostIdentity,
     HostMemory,
-    Identity,
     Installation,
     Interface,
     JobFacts,
@@ -36,7 +36,7 @@ from sirtaki.runner.doctor.findings import LEVELS, PROBLEM, Picture, judge
 from sirtaki.runner.doctor.report import as_json, as_lines, exit_code
 from sirtaki.runner.doctor.rules import RULES, table
 from sirtaki.runner.doctor.session import FAILURES as SESSION_FAILURES
-from sirtaki.runner.ssh import FAILURES, Failure, SshOptions, diagnose
+from sirtaki.runner.ssh import FAILURES, SshOptions, StartFailure, diagnose
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 GIB = 1 << 30
@@ -50,8 +50,8 @@ def host(number: int) -> HostFacts:
         version="1.0",
         installation=Installation("3.11.7", "/usr/bin/python", "Linux 6.1", "x86_64", "/libsirtaki.so"),
         frameworks=(
-            Framework("numpy", "2.1", "works"),
-            Framework("jax", "", "absent", "jax is not installed"),
+            FrameworkFacts("numpy", "2.1", "works"),
+            FrameworkFacts("jax", "", "absent", "jax is not installed"),
         ),
         cores=Cores(total=8, affinity=8, usable=8, threads=2),
         memory=HostMemory(32 * GIB, 20 * GIB, 32 * GIB),
@@ -65,7 +65,7 @@ def host(number: int) -> HostFacts:
             address,
             (address,),
         ),
-        identity=Identity(f"boot{number}", "4026531840", f"machine{number}"),
+        identity=HostIdentity(f"boot{number}", "4026531840", f"machine{number}"),
         variables=Variables({}),
         ssh=Ssh("/usr/bin/ssh", "OpenSSH_9.2", True),
         gpu=Gpu(0),
@@ -141,17 +141,17 @@ def unreached(code: int, said: str) -> Fault:
     return lambda picture: replace(picture, failures={"hostC": failure})
 
 
-NUMPY = Framework("numpy", "2.1", "works")
+NUMPY = FrameworkFacts("numpy", "2.1", "works")
 FAULTS: list[tuple[str, Fault, str]] = [
     ("core-broken", topic("installation", broken="wrong ELF class"), "wrong ELF class"),
     (
         "framework-import",
-        field("frameworks", (NUMPY, Framework("jax", "", "no-import", "no jaxlib"))),
+        field("frameworks", (NUMPY, FrameworkFacts("jax", "", "no-import", "no jaxlib"))),
         "no jaxlib",
     ),
     (
         "framework-unsupported",
-        field("frameworks", (NUMPY, Framework("keras", "2.15.0", "unsupported", "Keras 3"))),
+        field("frameworks", (NUMPY, FrameworkFacts("keras", "2.15.0", "unsupported", "Keras 3"))),
         "keras 2.15.0: Keras 3",
     ),
     (
@@ -161,7 +161,7 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ),
     (
         "no-framework",
-        field("frameworks", (Framework("jax", "", "absent", "not installed"),)),
+        field("frameworks", (FrameworkFacts("jax", "", "absent", "not installed"),)),
         "not installed",
     ),
     ("too-many-ranks", ranks(200), "200 ranks on 8 usable cores"),
@@ -203,7 +203,11 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("sirtaki-missing", unreached(1, "/usr/bin/python: No module named sirtaki"), ""),
     ("command-failed", unreached(1, "Segmentation fault"), "Segmentation fault"),
     *(
-        (kind, lambda picture, kind=kind: replace(picture, failures={"c": Failure(kind, "x", "y", "z")}), "z")
+        (
+            kind,
+            lambda picture, kind=kind: replace(picture, failures={"c": StartFailure(kind, "x", "y", "z")}),
+            "z",
+        )
         for kind in SESSION_FAILURES
     ),
     ("port-blocked", links(attempts=(Attempt("10.0.0.1", "silent"),), speed=None), "10.0.0.1 silent"),

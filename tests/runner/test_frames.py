@@ -6,9 +6,17 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from sirtaki.runner.frames import LIMITS, MAX_BEFORE_MARK, START_MARK, Frame, FrameReader, Kind, WireError
+from sirtaki.runner.frames import (
+    LIMITS,
+    MAX_BEFORE_MARK,
+    START_MARK,
+    Frame,
+    FrameReader,
+    MessageKind,
+    WireError,
+)
 
-KINDS = st.sampled_from(list(Kind))
+KINDS = st.sampled_from(list(MessageKind))
 FRAMES = st.builds(Frame, KINDS, st.integers(-1, 2**31 - 1), st.binary(max_size=200))
 
 
@@ -18,7 +26,7 @@ def read(reader: FrameReader, data: bytes, step: int) -> list[Frame]:
 
 
 @given(st.lists(FRAMES, max_size=10), st.integers(1, 50), st.binary(max_size=100))
-@example([Frame(Kind.ALIVE)], 7, START_MARK[:-1])
+@example([Frame(MessageKind.ALIVE)], 7, START_MARK[:-1])
 def test_frames_come_out_as_they_went_in(frames: list[Frame], step: int, banner: bytes) -> None:
     assume((banner + START_MARK).index(START_MARK) == len(banner))
     data = banner + START_MARK + b"".join(frame.pack() for frame in frames)
@@ -41,8 +49,8 @@ def test_the_login_may_not_print_without_end() -> None:
 
 
 def test_every_byte_of_the_magic_counts() -> None:
-    data = Frame(Kind.ALIVE).pack()
-    assert [frame.kind for frame in FrameReader().take(data)] == [Kind.ALIVE]
+    data = Frame(MessageKind.ALIVE).pack()
+    assert [frame.kind for frame in FrameReader().take(data)] == [MessageKind.ALIVE]
     for place in range(4):
         other = bytearray(data)
         other[place] ^= 1
@@ -51,8 +59,8 @@ def test_every_byte_of_the_magic_counts() -> None:
 
 
 def test_a_length_beyond_the_limit_is_refused_before_it_is_read() -> None:
-    good = Frame(Kind.STDOUT, 0, b"x").pack()
-    for kind in Kind:
+    good = Frame(MessageKind.STDOUT, 0, b"x").pack()
+    for kind in MessageKind:
         limit = LIMITS.get(kind, 64 * 1024 + 64)
         header = good[:4] + bytes([kind]) + good[5:9] + (limit + 1).to_bytes(4, "big")
         with pytest.raises(WireError, match=f"{kind.name} has {limit + 1} bytes where {limit} are allowed"):
@@ -64,20 +72,20 @@ def test_a_length_beyond_the_limit_is_refused_before_it_is_read() -> None:
 @pytest.mark.parametrize("payload", [b"", b"[]", b"3", b"\xff", b"{", b"[" * 10_000])
 def test_values_that_make_no_sense(payload: bytes) -> None:
     with pytest.raises(WireError, match="ANSWER is malformed"):
-        _ = Frame(Kind.ANSWER, 0, payload).values
+        _ = Frame(MessageKind.ANSWER, 0, payload).values
     with pytest.raises(WireError, match="GRANT must contain a number"):
-        _ = Frame(Kind.GRANT, 0, payload).number
+        _ = Frame(MessageKind.GRANT, 0, payload).number
 
 
 def test_values_and_numbers_come_out_as_they_went_in() -> None:
     odd = {"PATH": "/\udcff\n", "é": "ü"}  # os.environ represents bytes that are not UTF-8 like this
-    assert Frame.of_values(Kind.START, odd).values == odd
-    assert Frame.of_number(Kind.GRANT, 1, 2**32 - 1).number == 2**32 - 1
-    assert Frame.of_piece(Kind.WORKER_TIMELINE, 5, 7, b"[\n").numbered == (7, b"[\n")
-    assert Frame.of_piece(Kind.WORKER_TIMELINE, 5, 7, b"").numbered == (7, b"")
+    assert Frame.of_values(MessageKind.START, odd).values == odd
+    assert Frame.of_number(MessageKind.GRANT, 1, 2**32 - 1).number == 2**32 - 1
+    assert Frame.of_piece(MessageKind.WORKER_TIMELINE, 5, 7, b"[\n").numbered == (7, b"[\n")
+    assert Frame.of_piece(MessageKind.WORKER_TIMELINE, 5, 7, b"").numbered == (7, b"")
 
 
 @pytest.mark.parametrize("payload", [b"", b"123"])
 def test_a_piece_without_its_number_is_refused(payload: bytes) -> None:
     with pytest.raises(WireError, match="WORKER_TIMELINE must begin with a number"):
-        _ = Frame(Kind.WORKER_TIMELINE, 0, payload).numbered
+        _ = Frame(MessageKind.WORKER_TIMELINE, 0, payload).numbered

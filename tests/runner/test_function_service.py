@@ -18,7 +18,7 @@ from sirtaki.runner.function.service import (
     PIECE_BYTES,
     READ,
     FunctionService,
-    Outcome,
+    RankEnd,
     Summary,
     read_outcome,
     read_summary,
@@ -87,7 +87,7 @@ def test_another_outcome_replaces_one_that_has_not_ended(
         service.answer(3, request)
     service.note_failure("rank 3 failed", 3)
     service.close()
-    expected = Outcome("hostA", 7, {"kind": "raised"}, [[4, 3]], True)  # type: ignore[list-item]
+    expected = RankEnd("hostA", 7, {"kind": "raised"}, [[4, 3]], True)  # type: ignore[list-item]
     assert read_summary(files[1]) == Summary("", "rank 3 failed", 3, {3: expected})
     assert read_outcome(files[1], expected) == b"all"
 

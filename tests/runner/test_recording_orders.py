@@ -26,8 +26,8 @@ from sirtaki.bindings.watch_marks import (
     watch_for_now,
 )
 from sirtaki.runner.dashboard import server as module
-from sirtaki.runner.dashboard.server import Recordings
-from sirtaki.runner.frames import Frame, Kind, WireError
+from sirtaki.runner.dashboard.server import JobRecordings
+from sirtaki.runner.frames import Frame, MessageKind, WireError
 from sirtaki.runner.remote_states import RemoteStates, take_order
 
 FIRST = Order(1, RECORDER, "/somewhere", 10.0)
@@ -41,7 +41,7 @@ class Ranks:
         self.states = self.job / FOLDER
         self.states.mkdir(parents=True)
         self.files.mkdir()
-        self.recordings = Recordings(self.job, self.files)
+        self.recordings = JobRecordings(self.job, self.files)
 
     def write(self, rank: int, **more: Any) -> None:
         values = state_values(rank, os.getpid(), host="hostB" if rank == 2 else "hostA", **more)
@@ -135,10 +135,10 @@ def test_ranks_that_do_not_answer_are_named_and_leave_no_folder(ranks: Ranks) ->
 
 
 def test_a_recording_that_cannot_begin_is_refused(ranks: Ranks) -> None:
-    elsewhere = Recordings(ranks.job, ranks.files / "none")
+    elsewhere = JobRecordings(ranks.job, ranks.files / "none")
     reason = "cannot be made (No such file or directory): start hvdrun in a folder that you can write to"
     assert elsewhere.begin(RECORDER) == f"{ranks.files}/none/sirtaki-x-recorder1 {reason}"
-    nobody = Recordings(ranks.files / "no job", ranks.files)
+    nobody = JobRecordings(ranks.files / "no job", ranks.files)
     assert nobody.begin(RECORDER) == (
         "no rank has written its state: they have not called init() yet, or have ended"
     )
@@ -170,7 +170,7 @@ def test_a_malformed_order_is_ignored_or_refused(tmp_path: Path, change: dict[st
     (tmp_path / "order").write_text(json.dumps(values))
     assert read_order(tmp_path, 0) is None
     with pytest.raises(WireError, match="ORDER is malformed"):
-        take_order(tmp_path / "other", Frame.of_values(Kind.ORDER, values))
+        take_order(tmp_path / "other", Frame.of_values(MessageKind.ORDER, values))
     assert not (tmp_path / "other").exists()
 
 
@@ -183,7 +183,7 @@ def test_hvdrun_passes_an_order_on_once(tmp_path: Path) -> None:
     place_order(here, FIRST)
     states.poll(now)
     states.poll(now + 1.5)
-    assert [frame.kind for frame in sent] == [Kind.ORDER, Kind.WATCH, Kind.WATCH]
+    assert [frame.kind for frame in sent] == [MessageKind.ORDER, MessageKind.WATCH, MessageKind.WATCH]
     take_order(there, sent[0])
     assert is_watched(there)
     assert read_order(there, 0) == FIRST

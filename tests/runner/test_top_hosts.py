@@ -16,7 +16,7 @@ from launching import TRAINING, read_pids, script_writer, wait_until
 from rank_samples import state_values
 
 from sirtaki.bindings.watch_marks import FOLDER, FOR_NOW, watch_for_now
-from sirtaki.runner.frames import Frame, Kind, WireError
+from sirtaki.runner.frames import Frame, MessageKind, WireError
 from sirtaki.runner.remote_states import RemoteStates, answers
 from sirtaki.runner.states import ProcessState, read_job, read_states
 
@@ -71,7 +71,7 @@ class Agent:
         values = state_values(2, 77, time=now - 0.5)
         process = ProcessState(1.5, 99, begin=now - 60)._asdict()
         answer = {"number": number, "now": now, "values": values, "process": process if is_running else None}
-        self.states.take(Frame.of_values(Kind.STATE, answer))
+        self.states.take(Frame.of_values(MessageKind.STATE, answer))
 
 
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
@@ -81,7 +81,7 @@ def test_times_are_those_of_this_clock_and_not_later(tmp_path: Path, ahead: floa
     before = time.time()
     agent.states.poll(time.monotonic())
     (question,) = agent.sent
-    assert (question.kind, question.number) == (Kind.WATCH, 1)
+    assert (question.kind, question.number) == (MessageKind.WATCH, 1)
     time.sleep(0.05)  # the way there and back
     written = time.time() - 0.5
     agent.answer(1)
@@ -145,7 +145,7 @@ def test_an_old_answer_is_dropped_and_a_malformed_one_refused(tmp_path: Path) ->
     }
     for answer in ({"number": 1}, endless, {"number": 1, "now": "x", "values": {"pid": 1}, "process": None}):
         with pytest.raises(WireError, match="STATE is malformed"):
-            agent.states.take(Frame.of_values(Kind.STATE, answer))
+            agent.states.take(Frame.of_values(MessageKind.STATE, answer))
 
 
 def test_an_agent_has_its_ranks_write_and_sends_what_they_wrote(tmp_path: Path) -> None:
@@ -154,5 +154,5 @@ def test_an_agent_has_its_ranks_write_and_sends_what_they_wrote(tmp_path: Path) 
     assert (folder / FOR_NOW).exists()
     (folder / "1.json").write_text(json.dumps(state_values(3, os.getpid())))
     (frame,) = answers(folder, 8)
-    assert (frame.kind, frame.values["number"], frame.values["values"]["rank"]) == (Kind.STATE, 8, 3)
+    assert (frame.kind, frame.values["number"], frame.values["values"]["rank"]) == (MessageKind.STATE, 8, 3)
     assert frame.values["process"]["is_stopped"] is False

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rank_samples import NOW, SINCE, pending, sample, stepped
 
-from sirtaki.runner.top.rows import FINE, NOTE, PROBLEM, Row, rows_of
+from sirtaki.runner.top.rows import FINE, NOTE, PROBLEM, RankRow, rows_of
 from sirtaki.runner.top.snapshot import RankSample, Snapshot, from_line
 from sirtaki.runner.top.table import head_of, legend_of, readable
 
 
-def rows(*ranks: RankSample, before: tuple[RankSample, ...] = (), now: float = NOW) -> list[Row]:
+def rows(*ranks: RankSample, before: tuple[RankSample, ...] = (), now: float = NOW) -> list[RankRow]:
     earlier = Snapshot(now - 1, SINCE, "sirtaki-x", before) if before else None
     return rows_of(earlier, Snapshot(now, SINCE, "sirtaki-x", ranks))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rank_samples import NOW, SINCE, sample, stepped
 
-from sirtaki.runner.top.rows import Progress, Row, progress_of, rows_of
+from sirtaki.runner.top.rows import RankRow, TrainingProgress, progress_of, rows_of
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 from sirtaki.runner.top.table import columns_of, head_of, progress_texts, significant
 
@@ -18,7 +18,7 @@ def snapshot(*ranks: RankSample) -> Snapshot:
     return Snapshot(NOW, SINCE, "sirtaki-x", ranks)
 
 
-def row(now: RankSample, before: RankSample | None = None) -> Row:
+def row(now: RankSample, before: RankSample | None = None) -> RankRow:
     (found,) = rows_of(None if before is None else snapshot(before), snapshot(now))
     return found
 
@@ -72,7 +72,7 @@ def test_a_rank_may_wait_for_gradients_without_steps() -> None:
     assert {name for name, *_ in columns_of([row(now, before)])} & STEP_COLUMNS == {"exposed"}
 
 
-def progress(*ranks: RankSample) -> Progress | None:
+def progress(*ranks: RankSample) -> TrainingProgress | None:
     now = snapshot(*ranks)
     return progress_of(now, rows_of(None, now))
 
@@ -82,14 +82,14 @@ def test_goodput_is_that_of_the_process_that_has_lived_longest() -> None:
     old = sample(0, begin=NOW - 100, steps=stepped(150, 75.0, **steps))
     new = sample(1, begin=NOW - 10, steps=stepped(2, 0.5, number=160, **steps))
     gone = sample(2, begin=NOW - 200, is_up=False, steps=stepped(900, 1.0, **steps))
-    assert progress(old, new, gone) == Progress(step=160, rate=2.0, goodput=0.75)
+    assert progress(old, new, gone) == TrainingProgress(step=160, rate=2.0, goodput=0.75)
 
 
 def test_the_head_has_the_training() -> None:
-    first, training, *_ = head_of(snapshot(sample()), Progress(1234, 12.345, 0.934))
+    first, training, *_ = head_of(snapshot(sample()), TrainingProgress(1234, 12.345, 0.934))
     assert first == "sirtaki-x: 1 of 3 ranks are up on hostA"
     assert training == "step 1234, steps/s 12.3, goodput 93%"
-    assert progress_texts(Progress(1, None, None)) == {"step": "1"}
+    assert progress_texts(TrainingProgress(1, None, None)) == {"step": "1"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sirtaki.runner.display import Display
-from sirtaki.runner.frames import INITIAL_CREDIT, Frame, Kind, WireError
+from sirtaki.runner.frames import INITIAL_CREDIT, Frame, MessageKind, WireError
 from sirtaki.runner.post_mortem import PostMortem
 from sirtaki.runner.remote import RemoteHost, RemoteJob
 from sirtaki.runner.remote_rank import RemoteRank
@@ -104,7 +104,7 @@ def test_a_host_cannot_fill_the_memory_of_hvdrun() -> None:
         host = RemoteHost("hostB", SshOptions(), selector, shown)  # type: ignore[arg-type]
         ranks = {0: RemoteRank(0, host)}
         host._job = RemoteJob(ranks, PostMortem(1, Path("/nowhere")), lambda *_: None, lambda: None)
-        part = Frame(Kind.STDOUT, 0, bytes(INITIAL_CREDIT // 4))
+        part = Frame(MessageKind.STDOUT, 0, bytes(INITIAL_CREDIT // 4))
         for _ in range(4):
             host._receive(part)
         with pytest.raises(WireError, match=f"than the {INITIAL_CREDIT} bytes there was room for"):

@@ -20,7 +20,7 @@ from sirtaki.runner import job_timeline, remote, remote_states
 from sirtaki.runner.channel import Channel
 from sirtaki.runner.dashboard.feed import Feed
 from sirtaki.runner.display import Display
-from sirtaki.runner.frames import Frame, Kind, WireError
+from sirtaki.runner.frames import Frame, MessageKind, WireError
 from sirtaki.runner.job_timeline import JobTimeline
 from sirtaki.runner.lease import HostLease
 from sirtaki.runner.post_mortem import PostMortem
@@ -28,7 +28,7 @@ from sirtaki.runner.remote import RelayedHosts, RemoteHost, RemoteJob
 from sirtaki.runner.remote_rank import RemoteRank
 from sirtaki.runner.ssh import SshOptions
 from sirtaki.runner.states import ProcessState, read_job
-from sirtaki.runner.timeline_files import Part
+from sirtaki.runner.timeline_files import TimelinePart
 from sirtaki.runner.top.snapshot import Snapshot, from_line
 from sirtaki.runner.top.table import head_of
 
@@ -93,7 +93,9 @@ def state(own_pid: int, number: int = 1, **changes: Any) -> Frame:
     for name in [name for name, value in values.items() if value is MISSING]:
         del values[name]
     process = ProcessState(1.0, 1, begin=NOW)._asdict()
-    return Frame.of_values(Kind.STATE, {"number": number, "now": NOW, "values": values, "process": process})
+    return Frame.of_values(
+        MessageKind.STATE, {"number": number, "now": NOW, "values": values, "process": process}
+    )
 
 
 def test_states_that_nobody_has_asked_for_are_not_kept(tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_texts_of_a_state_command_no_terminal(world: World, tmp_path: Path) -> N
 
 
 def test_a_refusal_is_one_line_and_comes_once(world: World, capfd: pytest.CaptureFixture[str]) -> None:
-    refusal = Frame(Kind.REFUSED, 0, OTHER_END + b"done\nhvdrun: all ranks have finished")
+    refusal = Frame(MessageKind.REFUSED, 0, OTHER_END + b"done\nhvdrun: all ranks have finished")
     world.take(refusal)
     with pytest.raises(WireError, match="REFUSED is not expected now"):
         world.take(refusal)
@@ -165,39 +167,39 @@ def test_a_refusal_is_one_line_and_comes_once(world: World, capfd: pytest.Captur
 
 
 def test_a_rank_starts_once(world: World) -> None:
-    started = Frame.of_number(Kind.STARTED, 0, 7)
+    started = Frame.of_number(MessageKind.STARTED, 0, 7)
     world.take(started)
-    for frame in (started, Frame(Kind.REFUSED, 0, b"x")):
+    for frame in (started, Frame(MessageKind.REFUSED, 0, b"x")):
         with pytest.raises(WireError, match="is not expected now"):
             world.take(frame)
 
 
 def test_an_answer_is_one_line(world: World) -> None:
-    world.take(Frame.of_values(Kind.ANSWER, {"version": "1\n2", "problem": "x\nhvdrun: y"}))
+    world.take(Frame.of_values(MessageKind.ANSWER, {"version": "1\n2", "problem": "x\nhvdrun: y"}))
     assert "\n" not in world.host.failure
 
 
 def test_an_agent_that_does_not_read_gets_no_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_MOST_UNREAD", 1000)
     for number in range(20_000):  # a pipe holds 64 KiB
-        world.take(Frame.of_number(Kind.ALIVE, 0, number))
+        world.take(Frame.of_number(MessageKind.ALIVE, 0, number))
     assert 0 < world.host._channel.backlog < 2000
 
 
 def test_a_timeline_leaves_room_on_the_disk(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.take(Frame.of_piece(Kind.WORKER_TIMELINE, 0, 1, b"[]"))
+    world.take(Frame.of_piece(MessageKind.WORKER_TIMELINE, 0, 1, b"[]"))
     monkeypatch.setattr(job_timeline, "_LEFT_FREE", 1 << 60)
-    world.take(Frame.of_piece(Kind.WORKER_TIMELINE, 0, 1, b"more"))
-    assert Part(0, 1).file(world.timeline.path).read_bytes() == b"[]"
+    world.take(Frame.of_piece(MessageKind.WORKER_TIMELINE, 0, 1, b"more"))
+    assert TimelinePart(0, 1).file(world.timeline.path).read_bytes() == b"[]"
     monkeypatch.setattr(remote, "_MOST_PARTS", 1)
     with pytest.raises(WireError, match="more than 1 parts"):
-        world.take(Frame.of_piece(Kind.WORKER_TIMELINE, 0, 2, b"[]"))
+        world.take(Frame.of_piece(MessageKind.WORKER_TIMELINE, 0, 2, b"[]"))
 
 
-@pytest.mark.parametrize("kind", [Kind.PASSED, Kind.PASSED_ERROR])
-def test_what_comes_over_another_host_waits_in_its_pipe(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [MessageKind.PASSED, MessageKind.PASSED_ERROR])
+def test_what_comes_over_another_host_waits_in_its_pipe(kind: MessageKind) -> None:
     ends = [os.pipe() for _ in range(3)]
     with selectors.PollSelector() as selector:
         hosts = RelayedHosts(selector, lambda _: None)
@@ -207,9 +209,9 @@ def test_what_comes_over_another_host_waits_in_its_pipe(kind: Kind) -> None:
             hosts.take(Frame(kind, 0, bytes(64 << 10)))
             taken += 64 << 10
         assert process.backlog + process._errors.backlog < 2 << 20
-        assert (taken < 2 << 20) == (kind == Kind.PASSED), "an error's reader may wait for a terminal"
+        assert (taken < 2 << 20) == (kind == MessageKind.PASSED), "an error's reader may wait for a terminal"
         os.write(ends[0][1], b"x")
-        assert not hosts.balance(2 << 20) or kind == Kind.PASSED_ERROR
+        assert not hosts.balance(2 << 20) or kind == MessageKind.PASSED_ERROR
         assert ends[0][0] not in selector.get_map(), "input waits while the agent does not read"
         process.clear()
     for end in (end for pair in ends for end in pair):
@@ -240,7 +242,7 @@ payloads = st.one_of(
 )
 
 
-@given(st.lists(st.builds(Frame, st.sampled_from(Kind), st.integers(-3, 2), payloads), max_size=8))
+@given(st.lists(st.builds(Frame, st.sampled_from(MessageKind), st.integers(-3, 2), payloads), max_size=8))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_frames_are_taken_or_refused(tmp_path: Path, frames: list[Frame]) -> None:
     world = World(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sirtaki.bindings.config import Config
-from sirtaki.common.autotune.search import Change
+from sirtaki.common.autotune.search import SettingChange
 
 _K, _M = 1 << 10, 1 << 20
 # The values that matter. All of these settings can be changed while the ranks run, and none of them changes
@@ -21,14 +21,14 @@ _VALUES: dict[str, tuple[str, ...]] = {
 TUNED = tuple(_VALUES)
 
 
-def candidates(start: Mapping[str, str], hands_over: bool = True) -> list[Change]:
+def candidates(start: Mapping[str, str], hands_over: bool = True) -> list[SettingChange]:
     """Returns the changes that are worth trying: other values than those of the start.
 
     The size of a chunk is 0 where the ranks share no memory; then it does not matter. `hands_over`: whether
     the optimizer has a choice when to hand over gradients.
     """
     return [
-        Change(name, value)
+        SettingChange(name, value)
         for name, values in _VALUES.items()
         for value in values
         if name != "chunk_bytes" or start[name] != "0"

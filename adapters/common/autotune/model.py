@@ -14,7 +14,7 @@ from math import inf
 from statistics import median
 
 from sirtaki.common.autotune.candidates import number_of
-from sirtaki.common.autotune.search import MARGIN, Change, Settings
+from sirtaki.common.autotune.search import MARGIN, SettingChange, Settings
 
 _NANOSECONDS = 1e-9
 _WAKE_UP = 1e-4  # seconds after which a rank that sleeps has been woken, at the latest
@@ -62,7 +62,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepDifference:
     """The differences of the counters over one step, and its duration.
 
     `empty`: the number of operations that have moved nothing, such as those absent on all ranks.
@@ -88,7 +88,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Measures:
+class StepMeasures:
     """The exchange of some steps.
 
     Attributes:
@@ -96,12 +96,12 @@ class Measures:
         routes: the kinds of operations in them, each with the backends that have moved it.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[StepDifference]
     routes: frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Job:
+class TunedJob:
     """The facts of a job that need no measurement.
 
     Attributes:
@@ -114,7 +114,7 @@ class Job:
     bytes: int = 0
     parts: int = 0
 
-    def does_all(self, step: Step) -> bool:
+    def does_all(self, step: StepDifference) -> bool:
         """Returns whether the optimizer has made all operations of a step."""
         return self.operations > 0 and step.operations == self.operations
 
@@ -128,12 +128,12 @@ class Judgement:
         reason: why it is left out, as a clause; "": it is not.
     """
 
-    change: Change
+    change: SettingChange
     saving: float
     reason: str = ""
 
 
-def measure(counts: Sequence[Counts], seconds: Sequence[float]) -> Measures | None:
+def measure(counts: Sequence[Counts], seconds: Sequence[float]) -> StepMeasures | None:
     """Returns what happened between the counts, which are those at the ends of subsequent steps.
 
     Returns None if they do not tell what a step exchanges: nothing has moved, something has failed, steps
@@ -157,12 +157,12 @@ def measure(counts: Sequence[Counts], seconds: Sequence[float]) -> Measures | No
         and any(step.plans and step.bytes for step in steps)
         and _UNEQUAL_KINDS.isdisjoint(kind for kind, _ in routes)
     )
-    return Measures(steps, routes) if is_clear else None
+    return StepMeasures(steps, routes) if is_clear else None
 
 
-def _step(before: Counts, after: Counts, seconds: float) -> Step:
+def _step(before: Counts, after: Counts, seconds: float) -> StepDifference:
     exposed = None if after.exposed is None else after.exposed - (before.exposed or 0.0)
-    return Step(
+    return StepDifference(
         seconds,
         after.operations - before.operations,
         after.plans - before.plans,
@@ -174,7 +174,9 @@ def _step(before: Counts, after: Counts, seconds: float) -> Step:
     )
 
 
-def judge(measures: Measures | None, job: Job, start: Settings, changes: Sequence[Change]) -> list[Judgement]:
+def judge(
+    measures: StepMeasures | None, job: TunedJob, start: Settings, changes: Sequence[SettingChange]
+) -> list[Judgement]:
     """Returns the judgement of each change, those that could save most first; without measures, of none.
 
     Changes with the same bound keep their order.
@@ -193,7 +195,7 @@ def judge(measures: Measures | None, job: Job, start: Settings, changes: Sequenc
     return sorted(judgements, key=lambda judgement: -judgement.saving)
 
 
-def _saving(measures: Measures, job: Job, start: Settings, change: Change) -> float:
+def _saving(measures: StepMeasures, job: TunedJob, start: Settings, change: SettingChange) -> float:
     """Returns the part of the median step that a change could have saved.
 
     It cannot save more than the time in which the program waits, and that in which an exchange takes the
@@ -204,7 +206,7 @@ def _saving(measures: Measures, job: Job, start: Settings, change: Change) -> fl
     shortest = []
     for step in measures.steps:
         seconds = _waits(step, job)
-        if change != Change("hand_over", "early"):  # which hides the exchange, and makes it no shorter
+        if change != SettingChange("hand_over", "early"):  # which hides the exchange, and makes it no shorter
             seconds += step.moving + job.ranks_per_core * _wake_ups(step) * max(spin, _WAKE_UP)
         if change.setting == "hand_over" and change.value == "late":
             seconds += (job.parts or step.operations) * _SUBMISSION
@@ -212,12 +214,12 @@ def _saving(measures: Measures, job: Job, start: Settings, change: Change) -> fl
     return 1 - median(shortest) / median(step.seconds for step in measures.steps)
 
 
-def _wake_ups(step: Step) -> float:
+def _wake_ups(step: StepDifference) -> float:
     """Returns how often a rank that waits for others is woken: by plans, by the end, and once per second."""
     return step.plans + 1 + step.seconds
 
 
-def _waits(step: Step, job: Job) -> float:
+def _waits(step: StepDifference, job: TunedJob) -> float:
     """Returns a bound of the time in which the program has waited.
 
     The exposed time is that of the optimizer. Where there are other operations, for which the program may
@@ -228,7 +230,13 @@ def _waits(step: Step, job: Job) -> float:
     return step.waiting + step.moving
 
 
-def _useless(measures: Measures, job: Job, start: Settings, earlier: Sequence[Change], change: Change) -> str:
+def _useless(
+    measures: StepMeasures,
+    job: TunedJob,
+    start: Settings,
+    earlier: Sequence[SettingChange],
+    change: SettingChange,
+) -> str:
     """Returns why a change changes nothing, or no more than an earlier one; "" if it may."""
     is_alone = all(job.does_all(step) for step in measures.steps)
     backends = {backend for _, backend in measures.routes}
@@ -252,7 +260,7 @@ def _useless(measures: Measures, job: Job, start: Settings, earlier: Sequence[Ch
     return ""
 
 
-def _has_known_sizes(measures: Measures, is_alone: bool) -> bool:
+def _has_known_sizes(measures: StepMeasures, is_alone: bool) -> bool:
     """Returns whether the bytes of a step are known, and the same on all ranks.
 
     The counters have no bytes of tensors that were absent on all ranks: only an optimizer knows its own.
@@ -261,7 +269,7 @@ def _has_known_sizes(measures: Measures, is_alone: bool) -> bool:
     return all(kind in _EQUAL_KINDS and (is_alone or backend != _MOVES_NOTHING) for kind, backend in routes)
 
 
-def describe(measures: Measures) -> str:
+def describe(measures: StepMeasures) -> str:
     """Returns the bytes and plans of a step, the time of a plan by its size, and the bytes per second."""
     steps = [step for step in measures.steps if step.plans and step.bytes]
     size, plans = median(step.bytes for step in steps), median(step.moving_plans for step in steps)
@@ -279,7 +287,7 @@ def describe(measures: Measures) -> str:
     return "; ".join(texts)
 
 
-def _class_of(step: Step) -> int:
+def _class_of(step: StepDifference) -> int:
     """Returns where the size class of a step's mean plan begins: a power of four."""
     bits = max(step.bytes // step.moving_plans, 1).bit_length() - 1
     return 1 << (bits - bits % _CLASS_BITS)

@@ -24,7 +24,7 @@ Settings = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """A setting's other value."""
 
     setting: str
@@ -54,7 +54,7 @@ class Verdict:
     faster.
     """
 
-    change: Change
+    change: SettingChange
     ratio: float
     wins: int
     is_kept: bool
@@ -64,7 +64,7 @@ class Verdict:
 class LeftOut:
     """A change that is not tried, and why, as a clause."""
 
-    change: Change
+    change: SettingChange
     reason: str
 
 
@@ -86,16 +86,16 @@ class Findings:
     end: str = "the training ended"  # before all changes were compared
 
     @property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[SettingChange]:
         """Returns the kept changes."""
-        return [Change(name, value) for name, value in self.kept.items() if self.start[name] != value]
+        return [SettingChange(name, value) for name, value in self.kept.items() if self.start[name] != value]
 
 
 Blocks = Generator[Block, float, None]
 _Ratios = list[float]
 
 
-def search(findings: Findings, changes: Sequence[Change]) -> Blocks:
+def search(findings: Findings, changes: Sequence[SettingChange]) -> Blocks:
     """Searches among changes of settings, and updates `findings`.
 
     It ends with the settings of the start unless those found prove themselves against these, all together.
@@ -136,7 +136,9 @@ def _score(ratios: Sequence[float]) -> tuple[int, float]:
     return -len(ratios), median(ratios)
 
 
-def _prove(findings: Findings, ranking: Sequence[Change]) -> Generator[Block, float, Change | None]:
+def _prove(
+    findings: Findings, ranking: Sequence[SettingChange]
+) -> Generator[Block, float, SettingChange | None]:
     """Keeps the first of the best changes that proves itself, and returns it; None if there is none."""
     for change in ranking[:_FINALISTS]:
         changed = change.of(findings.kept)
@@ -149,9 +151,11 @@ def _prove(findings: Findings, ranking: Sequence[Change]) -> Generator[Block, fl
     return None
 
 
-def _halve(kept: Settings, contenders: Sequence[Change]) -> Generator[Block, float, dict[Change, _Ratios]]:
+def _halve(
+    kept: Settings, contenders: Sequence[SettingChange]
+) -> Generator[Block, float, dict[SettingChange, _Ratios]]:
     """Measures all changes, then the better half of them again, and so on; returns the ratios of each."""
-    ratios: dict[Change, _Ratios] = {change: [] for change in contenders}
+    ratios: dict[SettingChange, _Ratios] = {change: [] for change in contenders}
     remaining = list(contenders)
     while True:
         for change in remaining:

@@ -23,15 +23,15 @@ from sirtaki.bindings.library import usable_cores
 from sirtaki.bindings.observe import statistics
 from sirtaki.bindings.step_counters import Stepper
 from sirtaki.common.autotune.candidates import TUNED, candidates
-from sirtaki.common.autotune.model import Counts, Job, describe, judge, measure
+from sirtaki.common.autotune.model import Counts, TunedJob, describe, judge, measure
 from sirtaki.common.autotune.search import (
     MARGIN,
     PROOF_PAIRS,
     PROOF_WINS,
     Block,
-    Change,
     Findings,
     LeftOut,
+    SettingChange,
     Settings,
     search,
 )
@@ -195,7 +195,9 @@ class Tuner:
                 block = blocks.send(median(times))
         self._use(self.findings.kept)
 
-    def _select(self, findings: Findings, counts: Sequence[Counts], seconds: Sequence[float]) -> list[Change]:
+    def _select(
+        self, findings: Findings, counts: Sequence[Counts], seconds: Sequence[float]
+    ) -> list[SettingChange]:
         """Returns the changes to be tried, in their order, and records why the others are not."""
         context, optimizer = self._context(), self._optimizer
         assert context is not None
@@ -287,7 +289,7 @@ def read(context: Context) -> Counts:
     )
 
 
-def job_of(context: Context, optimizer: Stepper) -> Job | None:
+def job_of(context: Context, optimizer: Stepper) -> TunedJob | None:
     """Returns what is known of a job.
 
     Returns None if it has process sets: the other ranks may do something in them that rank 0 cannot count.
@@ -295,7 +297,7 @@ def job_of(context: Context, optimizer: Stepper) -> Job | None:
     if any(_exists(context, number) for number in range(1, _MOST_SETS)):
         return None
     ranks, cores = context.topology.local_size, usable_cores()
-    return Job(-(-ranks // cores), optimizer.operations, optimizer.bytes, optimizer.parts)
+    return TunedJob(-(-ranks // cores), optimizer.operations, optimizer.bytes, optimizer.parts)
 
 
 def _exists(context: Context, process_set: int) -> bool:

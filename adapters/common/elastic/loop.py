@@ -19,7 +19,7 @@ from sirtaki.bindings.change_records import write_changes
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from sirtaki.bindings.survivors import Membership, Survivors
-from sirtaki.common.elastic.state import Start, State
+from sirtaki.common.elastic.state import GenerationStart, State
 from sirtaki.common.objects import gather_objects
 from sirtaki.common.process_sets import ProcessSet, add_to_world, global_process_set
 from sirtaki.runner.rendezvous import lifecycle
@@ -27,7 +27,7 @@ from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES, write_list
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, World
 from sirtaki.runner.rendezvous.elastic.process import WorkerProcess
 from sirtaki.runner.rendezvous.elastic.provisional import closed
-from sirtaki.runner.rendezvous.elastic.worker import Worker
+from sirtaki.runner.rendezvous.elastic.worker import ElasticWorker
 
 _Result = TypeVar("_Result")
 
@@ -40,7 +40,7 @@ _NEWCOMERS = (
 _OF_OTHERS = ("peer_lost", "timeout", "protocol", "aborted")
 
 
-class Commits:
+class CommitCounter:
     """Counts the commits of this worker, for the arbiter; part of a state while the function runs."""
 
     def __init__(self, process: WorkerProcess, state: State) -> None:
@@ -106,7 +106,7 @@ def train(process: WorkerProcess, state: State, function: Callable[[], _Result])
         WorkerEnded: this worker is not needed any more, or the job has ended.
         Exception: that of the function, if no other rank has caused it.
     """
-    worker, commits = process.worker, Commits(process, state)
+    worker, commits = process.worker, CommitCounter(process, state)
     process.survivors.begin()
     _choose_average(process, state)
     sets = FollowingSets(process.survivors)
@@ -156,7 +156,7 @@ def _begin(
             is_current = world.rank in world.current
             if is_new and world.rank == 0:  # and so are all ranks
                 _load_checkpoint(state)
-            state.receive(Start(context, is_current, all_current))
+            state.receive(GenerationStart(context, is_current, all_current))
             change.end_phase()
             worker.commit = world.commit
             worker.received()
@@ -170,7 +170,7 @@ def _begin(
 
 
 @contextmanager
-def _reporting_exits(worker: Worker, state: State) -> Iterator[None]:
+def _reporting_exits(worker: ElasticWorker, state: State) -> Iterator[None]:
     """Reports it if the program calls `sys.exit()`, in its function or in a callback of its state."""
     try:
         yield
@@ -183,7 +183,7 @@ def _reporting_exits(worker: Worker, state: State) -> Iterator[None]:
 
 
 @contextmanager
-def _reporting_catches(worker: Worker, state: State) -> Iterator[None]:
+def _reporting_catches(worker: ElasticWorker, state: State) -> Iterator[None]:
     """Reports at the end of this process that the program has caught the exception: it has returned."""
     try:
         yield
@@ -192,13 +192,13 @@ def _reporting_catches(worker: Worker, state: State) -> Iterator[None]:
         raise
 
 
-def _note_catch(worker: Worker, state: State) -> None:
+def _note_catch(worker: ElasticWorker, state: State) -> None:
     if not hasattr(sys, "last_value"):  # which Python sets for an exception that nobody has caught
         with suppress(HorovodInternalError):
             _note_return(worker, state)
 
 
-def _note_return(worker: Worker, state: State) -> None:
+def _note_return(worker: ElasticWorker, state: State) -> None:
     if state._checkpoints is not None:
         state._checkpoints.wait()
     worker.returned()
@@ -242,7 +242,7 @@ def _loss(process: WorkerProcess, world: World, state: State, error: Exception) 
     return replace(report, culprit=failure.culprit, kind=failure.kind, text=failure.text)
 
 
-def _report(world: World, worker: Worker, state: State, reason: str) -> Enlist:
+def _report(world: World, worker: ElasticWorker, state: State, reason: str) -> Enlist:
     """Returns this worker's report that it has left a generation."""
     can_restore, has_checkpoints = worker.commit >= 0 and state.can_restore(), state._checkpoints is not None
     return Enlist(world.generation, reason, worker.commit, can_restore, has_checkpoints=has_checkpoints)
@@ -397,7 +397,7 @@ class ChangeClock:
         self._before = survivors.membership
         self._moments = [time.monotonic_ns()]
         self._detect: int | None = None  # nanoseconds
-        self._record: observe.Change | None = None
+        self._record: observe.RankChange | None = None
         self._context: Context | None = None
 
     def begin_again(self) -> None:
@@ -427,7 +427,7 @@ class ChangeClock:
         )
         gone = [rank for rank, worker in enumerate(before.workers) if worker not in workers] if before else []
         joined = [rank for rank, worker in enumerate(workers) if before and worker not in before.workers]
-        self._record = observe.Change(
+        self._record = observe.RankChange(
             generation=world.generation,
             size=len(workers),
             rank=world.rank,

@@ -46,7 +46,7 @@ class Commits(Protocol):
 
 
 @dataclass(frozen=True)
-class Start:
+class GenerationStart:
     """The start of a generation, as a rank's state sees it.
 
     Attributes:
@@ -185,7 +185,7 @@ class State:
         """Returns whether this rank can return to its last commit by itself, without another rank's state."""
         return True
 
-    def receive(self, start: Start) -> None:
+    def receive(self, start: GenerationStart) -> None:
         """Takes the commit's state from rank 0, if any rank lacks it. All ranks call it.
 
         If it raises, this rank's own last commit is still intact.

@@ -37,7 +37,7 @@ CHOICES = {
 }
 
 
-class Rule(NamedTuple):
+class Exclusion(NamedTuple):
     """Two choices that exclude each other.
 
     Attributes:
@@ -50,15 +50,15 @@ class Rule(NamedTuple):
     text: str
 
 
-def _rules(technique: str, text: str, *others: str) -> list[Rule]:
-    return [Rule(technique, other, text) for other in others]
+def _rules(technique: str, text: str, *others: str) -> list[Exclusion]:
+    return [Exclusion(technique, other, text) for other in others]
 
 
-def _elastic(technique: str, why: str, instead: str = "leave it out") -> Rule:
+def _elastic(technique: str, why: str, instead: str = "leave it out") -> Exclusion:
     text = (
         f"{{technique}} is not available in an elastic job, {why}: {instead}, or use hvdrun without --min-np"
     )
-    return Rule(technique, "elastic", text)
+    return Exclusion(technique, "elastic", text)
 
 
 _EQUAL_STATES = "whose commits need equal states on all ranks"
@@ -79,23 +79,23 @@ _ADDS_UP = (
 # Techniques each of which decides by itself which gradients a step has.
 _OF_ONE_STEP = ("shard", "staleness", "deadline", "overlap_forward", "gradients_in_shared_memory")
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[Exclusion, ...] = (
     *(
-        Rule(first, second, f"{first} and {second} cannot be combined: give the optimizer one of them")
+        Exclusion(first, second, f"{first} and {second} cannot be combined: give the optimizer one of them")
         for first, second in combinations(_OF_ONE_STEP, 2)
     ),
     *_rules("staleness", _MEAN, "sum", "extreme", "adasum", "predivide"),
     *_rules(
         "staleness", "staleness sends gradients as they are: leave out compression", "sixteen_bits", "memory"
     ),
-    Rule("staleness", "process_set", "staleness needs all ranks of the job: leave out process_set"),
-    Rule(
+    Exclusion("staleness", "process_set", "staleness needs all ranks of the job: leave out process_set"),
+    Exclusion(
         "staleness",
         "passes",
         "with staleness, the gradients of all backward passes before a step add up: leave out "
         "backward_passes_per_step",
     ),
-    Rule(
+    Exclusion(
         "staleness", "groups", "staleness exchanges all gradients together: leave out groups and num_groups"
     ),
     _elastic("staleness", _EQUAL_STATES),
@@ -114,18 +114,20 @@ RULES: tuple[Rule, ...] = (
         "sparse_as_dense",
         "process_set",
     ),
-    Rule("deadline", "memory", "a deadline cannot be combined with compression"),
+    Exclusion("deadline", "memory", "a deadline cannot be combined with compression"),
     _elastic("deadline", f"{_EQUAL_STATES}, and late ranks keep gradients of their own"),
     *_rules("memory", _ADDS_UP, "adasum", "extreme"),
-    Rule(
+    Exclusion(
         "memory",
         "groups",
         "{technique} exchanges all gradients together, so groups have no meaning: leave them out",
     ),
-    Rule("shard", "adasum", "op=Adasum needs each rank's own step with whole gradients: leave out shard"),
-    Rule("shard_gradients", "extreme", 'shard="gradients" needs op=hvd.Average or op=hvd.Sum'),
-    Rule("shard_gradients", "groups", 'groups have no meaning with shard="gradients": leave them out'),
-    Rule(
+    Exclusion(
+        "shard", "adasum", "op=Adasum needs each rank's own step with whole gradients: leave out shard"
+    ),
+    Exclusion("shard_gradients", "extreme", 'shard="gradients" needs op=hvd.Average or op=hvd.Sum'),
+    Exclusion("shard_gradients", "groups", 'groups have no meaning with shard="gradients": leave them out'),
+    Exclusion(
         "shard",
         "memory",
         "{other} keeps what it leaves out of whole gradients, so it does not go with shard: take "
@@ -133,30 +135,30 @@ RULES: tuple[Rule, ...] = (
     ),
     _elastic("shard", _ONLY_COPY),
     *_rules("gradients_in_shared_memory", _NOT_THEMSELVES, "adasum", "sixteen_bits", "memory", "predivide"),
-    Rule(
+    Exclusion(
         "overlap_forward",
         "adasum",
         "op=Adasum exchanges the changes of parameters after the step, so it has no use for overlap_forward: "
         "leave it out",
     ),
-    Rule(
+    Exclusion(
         "overlap_forward",
         "memory",
         "{other} exchanges all gradients together, and overlap_forward one by one: take Compression.fp16 or "
         "Compression.bf16, or leave out overlap_forward",
     ),
-    Rule(
+    Exclusion(
         "overlap_forward",
         "groups",
         "overlap_forward exchanges each gradient by itself: leave out groups and num_groups",
     ),
-    Rule(
+    Exclusion(
         "elastic",
         "process_set",
         "in an elastic job all ranks have to train one model, because a rank that joins gets the state of "
         "another: leave out process_set",
     ),
-    Rule(
+    Exclusion(
         "diloco",
         "memory_of_gradients",
         "DiLoCo has no place for the memory of {other}: take Compression.topk() to send large differences "
@@ -167,13 +169,15 @@ RULES: tuple[Rule, ...] = (
         "because a lost rank's part of the table exists nowhere else",
         "use DistributedOptimizer",
     ),
-    Rule(
+    Exclusion(
         "keras_shard",
         "passes",
         "gradients of several passes add up in optimizer variables of the size of the model, on each rank: "
         "leave out shard, or take larger batches instead of several passes",
     ),
-    Rule("keras_shard", "process_set", "shard= divides the state among all ranks: leave out process_set"),
+    Exclusion(
+        "keras_shard", "process_set", "shard= divides the state among all ranks: leave out process_set"
+    ),
     _elastic("keras_shard", _ONLY_COPY),
     *_rules("jax_shard", "shard needs op=hvd.Average or op=hvd.Sum", "extreme", "adasum"),
     _elastic("jax_shard", _ONLY_COPY, "use DistributedOptimizer"),

@@ -30,7 +30,7 @@ _SAME_BATCHES = (
 )
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """A rank's part of a batch, as `train_step` receives it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Part(NamedTuple):
     total: Any
 
 
-class Batch(Protocol):
+class TrainingBatch(Protocol):
     """A batch that is about to be trained on."""
 
     @property
@@ -82,25 +82,27 @@ class _Read(NamedTuple):
         return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], self.batch)
 
 
-class Parts:
+class BatchParts:
     """An iterator over this rank's parts of batches, which can look ahead."""
 
-    def __init__(self, context: Context, batches: Iterator[Batch], end: Callable[[], Exception]) -> None:
+    def __init__(
+        self, context: Context, batches: Iterator[TrainingBatch], end: Callable[[], Exception]
+    ) -> None:
         """`end` makes the exception that ends the iteration."""
         self._context, self._batches, self._end = context, batches, end
-        self._next: deque[Batch] = deque()
-        self.last: Batch | None = None
+        self._next: deque[TrainingBatch] = deque()
+        self.last: TrainingBatch | None = None
 
-    def __iter__(self) -> Parts:
+    def __iter__(self) -> BatchParts:
         return self
 
-    def __next__(self) -> Part:
+    def __next__(self) -> BatchPart:
         if not self.ahead(1):
             raise self._end()
         self.last = self._next.popleft()
         return part_of(self._context, self.last)
 
-    def ahead(self, count: int) -> list[Batch]:
+    def ahead(self, count: int) -> list[TrainingBatch]:
         """Returns the next batches; fewer at the end."""
         while len(self._next) < count:
             batch = next(self._batches, None)
@@ -110,14 +112,14 @@ class Parts:
         return list(self._next)[:count]
 
 
-def part_of(context: Context, batch: Batch) -> Part:
+def part_of(context: Context, batch: TrainingBatch) -> BatchPart:
     """Returns this rank's part of a batch."""
     share = Share(context, batch.total)
     rows = batch.rows(share.rows if share.count else slice(0, 1))
     counts: tuple[Any, ...] = share.count, share.total
     if keras.backend.backend() != "torch":  # a number would be compiled into the step
         counts = tuple(np.asarray(count, np.int32) for count in counts)
-    return Part(rows, *counts)
+    return BatchPart(rows, *counts)
 
 
 class SplitAdapter:
@@ -137,16 +139,16 @@ class SplitAdapter:
                 batch_size=plain.batch_size,
                 shuffle=getattr(plain, "_shuffle", False),
             )
-        self.parts: Parts | None = None
+        self.parts: BatchParts | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
 
-    def __iter__(self) -> Parts:
+    def __iter__(self) -> BatchParts:
         # An iterator of torch draws a random number when it is made, even if it is never used.
         native = _native(self._numbers if self._is_of_arrays else self._plain)
         batches = self._samples(native) if self._is_of_arrays else self._read(native)
-        self.parts = Parts(self._context, batches, _end)
+        self.parts = BatchParts(self._context, batches, _end)
         return self.parts
 
     def _self(self) -> SplitAdapter:
@@ -154,7 +156,7 @@ class SplitAdapter:
 
     get_numpy_iterator = get_jax_iterator = get_torch_dataloader = get_tf_dataset = _self
 
-    def _samples(self, native: Iterator[Any]) -> Iterator[Batch]:
+    def _samples(self, native: Iterator[Any]) -> Iterator[TrainingBatch]:
         """Takes rank 0's order: the random states of the ranks need not be equal."""
         shuffle = getattr(self._plain, "_shuffle", False)
         batches: Iterator[Any] = (_one_array(one) for one in native)
@@ -176,7 +178,7 @@ class SplitAdapter:
 
         return keras.tree.map_structure(rows, self._sliceable)
 
-    def _read(self, native: Iterator[Any]) -> Iterator[Batch]:
+    def _read(self, native: Iterator[Any]) -> Iterator[TrainingBatch]:
         """Reads whole batches; each is compared over the ranks."""
         number = 0
         for batch in native:

@@ -13,7 +13,7 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.objects import broadcast_object
 from sirtaki.keras._private import build_for
 from sirtaki.keras.auto import random_numbers
-from sirtaki.keras.auto.batches import Batch, SplitAdapter
+from sirtaki.keras.auto.batches import SplitAdapter, TrainingBatch
 from sirtaki.keras.auto.probing import probe
 from sirtaki.keras.auto.proof import prove
 from sirtaki.keras.auto.refusals import line_of
@@ -101,7 +101,7 @@ class Fitting:
             if prove(self._context, plain, self._model, batch, self._where):
                 self._known.proven.add(kind)
 
-    def _start(self, plain: Callable[..., Any], batch: Batch) -> None:
+    def _start(self, plain: Callable[..., Any], batch: TrainingBatch) -> None:
         """Gives all ranks rank 0's weights, which may not exist before the first batch."""
         model, whole = self._model, batch.rows(slice(0, batch.total))
         try:
@@ -114,7 +114,7 @@ class Fitting:
         random_numbers.own_seeds(model, self._known.seeds)
 
 
-def _kind(batch: Batch, ranks: int) -> Any:
+def _kind(batch: TrainingBatch, ranks: int) -> Any:
     """Returns what a proof depends on: structure and types, and whether ranks have equal rows."""
     row = batch.rows(slice(0, 1))
     types = [

@@ -16,7 +16,7 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.basics import init
 from sirtaki.keras import backends
 from sirtaki.keras._private import owner_of_adapters
-from sirtaki.keras.auto.batches import Part, SplitAdapter
+from sirtaki.keras.auto.batches import BatchPart, SplitAdapter
 from sirtaki.keras.auto.fitting import First, Fitting, Known, Last
 from sirtaki.keras.auto.random_numbers import equalise
 from sirtaki.keras.auto.refusals import calling_line
@@ -121,7 +121,7 @@ def _distribute(model: Any) -> None:
 
 def _train_step(plain: Callable[..., Any]) -> Callable[..., Any]:
     def train_step(self: Any, *given: Any) -> Any:
-        if given and isinstance(given[-1], Part):
+        if given and isinstance(given[-1], BatchPart):
             return train_on_part(plain, self, *given)
         return plain(self, *given)
 

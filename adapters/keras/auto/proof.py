@@ -13,7 +13,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.common.ops import Sum
 from sirtaki.common.shares import Share
 from sirtaki.keras._private import layers_of
-from sirtaki.keras.auto.batches import Batch, part_of
+from sirtaki.keras.auto.batches import TrainingBatch, part_of
 from sirtaki.keras.auto.probing import Probe, probe
 from sirtaki.keras.auto.refusals import agree
 
@@ -24,7 +24,7 @@ _OF_METRICS = 0.02  # a prediction at a threshold may fall on either side of it
 _NAME = "sirtaki.auto.proof.{}"
 
 
-def prove(context: Context, plain: Callable[..., Any], model: Any, batch: Batch, where: str) -> bool:
+def prove(context: Context, plain: Callable[..., Any], model: Any, batch: TrainingBatch, where: str) -> bool:
     """Compares the model's step on a batch with its steps on the ranks' parts. All ranks call it.
 
     Args:

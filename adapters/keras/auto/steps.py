@@ -11,10 +11,10 @@ import keras
 from sirtaki.bindings.default_context import current
 from sirtaki.common.ops import Sum
 from sirtaki.keras._private import metrics_of_losses
-from sirtaki.keras.auto.batches import Part
+from sirtaki.keras.auto.batches import BatchPart
 from sirtaki.keras.auto.random_numbers import own_random_numbers
-from sirtaki.keras.backends import Combination, Gradient
-from sirtaki.keras.gradient_reducer import Exchange, Rows
+from sirtaki.keras.backends import Gradient, GradientCombination
+from sirtaki.keras.gradient_reducer import GradientReduction, Rows
 
 
 def train_on_part(plain: Callable[..., Any], model: Any, *given: Any) -> Any:
@@ -24,9 +24,9 @@ def train_on_part(plain: Callable[..., Any], model: Any, *given: Any) -> Any:
     contributions of all ranks are then added to the state before the step. So the variables are equal on all
     ranks after each step, and so is everything that Keras and its callbacks read from them.
     """
-    part: Part = given[-1]
+    part: BatchPart = given[-1]
     rows = Rows(part.own, part.total)
-    exchange: Exchange = model.optimizer._exchange
+    exchange: GradientReduction = model.optimizer._exchange
     if keras.backend.backend() == "jax":
         return _stateless(plain, model, given[0], part, rows, exchange)
     variables = model.metrics_variables
@@ -64,7 +64,12 @@ def _of_whole_batches(model: Any, variables: Sequence[Any], own: Sequence[Any], 
 
 
 def _stateless(
-    plain: Callable[..., Any], model: Any, state: Any, part: Part, rows: Rows, exchange: Exchange
+    plain: Callable[..., Any],
+    model: Any,
+    state: Any,
+    part: BatchPart,
+    rows: Rows,
+    exchange: GradientReduction,
 ) -> Any:
     *others, before = state
     zeros = [keras.ops.zeros_like(one) for one in before]
@@ -76,10 +81,10 @@ def _stateless(
     return logs, (*others, after)
 
 
-def _summed(exchange: Exchange, values: Sequence[Any], rows: Rows) -> Sequence[Any]:
+def _summed(exchange: GradientReduction, values: Sequence[Any], rows: Rows) -> Sequence[Any]:
     """Returns the sums over the ranks that have rows."""
     if not values or current().size == 1:
         return values
     prefix = f"{exchange.prefix}.metrics"
     counted = [Gradient(f"{prefix}.{place}", rows.counted(value, 1)) for place, value in enumerate(values)]
-    return exchange.backend.allreduce(prefix, counted, Combination(Sum))
+    return exchange.backend.allreduce(prefix, counted, GradientCombination(Sum))

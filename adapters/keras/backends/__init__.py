@@ -33,7 +33,7 @@ class Gradient(NamedTuple):
     is_absent: bool = False
 
 
-class Combination(NamedTuple):
+class GradientCombination(NamedTuple):
     """The combination of gradients: operation (Horovod's number), factors before and after, process set."""
 
     op: int = Average
@@ -75,7 +75,7 @@ class Backend(Protocol):
         """Returns the results of several exchanges so that none is available before all have succeeded."""
         ...
 
-    def allreduce(self, name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
+    def allreduce(self, name: str, gradients: Sequence[Gradient], how: GradientCombination) -> list[Any]:
         """Combines gradients over all ranks of the set, which complete together under the name `name`.
 
         Returns a tensor for each, or None if it is absent on all ranks; if only some ranks have it, it counts

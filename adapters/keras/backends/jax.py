@@ -13,7 +13,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.jax import broadcast as broadcast_arrays
 from sirtaki.jax import grouped_allreduce
 from sirtaki.jax.programs import note_size
-from sirtaki.keras.backends import Combination, Gradient
+from sirtaki.keras.backends import Gradient, GradientCombination
 
 
 def array(tensor: Any) -> Any:
@@ -47,7 +47,7 @@ def joined(gradients: list[Any]) -> list[Any]:
     return gradients
 
 
-def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
+def allreduce(name: str, gradients: Sequence[Gradient], how: GradientCombination) -> list[Any]:
     """Works like `Backend.allreduce`. The program defines the gradients, so they are equal on all ranks."""
     own = [gradient.value for gradient in gradients if not gradient.is_absent]
     with _exposed(own):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sirtaki.keras.backends import Combination, Gradient
+from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.numpy.worlds import is_elastic
 from sirtaki.tensorflow import broadcast_, exchange, grouped_allreduce, size_op
 
@@ -47,7 +47,7 @@ def joined(gradients: list[Any]) -> list[Any]:
     return exchange.joined(gradients)
 
 
-def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
+def allreduce(name: str, gradients: Sequence[Gradient], how: GradientCombination) -> list[Any]:
     """Works like `Backend.allreduce`. The program defines the gradients, so they are equal on all ranks."""
     results: list[Any] = [None] * len(gradients)
     sparse = [index for index, gradient in enumerate(gradients) if is_sparse(gradient.value)]

@@ -13,7 +13,7 @@ from sirtaki.common.collectives import with_absent
 from sirtaki.common.handles import run
 from sirtaki.common.ops import Call, reduction
 from sirtaki.common.requests import ALLREDUCE_IN_PLACE, BROADCAST_IN_PLACE, CollectiveOptions
-from sirtaki.keras.backends import Combination, Gradient
+from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.torch import device
 from sirtaki.torch.autograd import COLLECTIVES
 from sirtaki.torch.tensors import shares_elements
@@ -52,7 +52,7 @@ def joined(gradients: list[Any]) -> list[Any]:
 
 
 @torch.compiler.disable
-def allreduce(name: str, gradients: Sequence[Gradient], how: Combination) -> list[Any]:
+def allreduce(name: str, gradients: Sequence[Gradient], how: GradientCombination) -> list[Any]:
     """Works like `Backend.allreduce`. Each gradient has its own name: ranks may lack different ones."""
     context = current()
     options = CollectiveOptions(reduction=reduction(how.op, None, how.prescale, how.postscale))

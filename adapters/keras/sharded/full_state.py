@@ -11,7 +11,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.common.objects import broadcast_object
 from sirtaki.common.root import on_root
 from sirtaki.keras._private import slots_of, trainable_variables_of
-from sirtaki.keras.sharded.optimizer import Sharded, beside_slots
+from sirtaki.keras.sharded.optimizer import ShardedVariables, beside_slots
 
 
 def full_state_dict(optimizer: Any, root_rank: int | None = None) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def full_state_dict(optimizer: Any, root_rank: int | None = None) -> dict[str, A
     """
     is_kept = root_rank in (None, current().rank)
     state: dict[str, Any] = {}
-    if isinstance(optimizer, Sharded):
+    if isinstance(optimizer, ShardedVariables):
         whole = optimizer.make_plain() if is_kept else None
         _collect(optimizer, whole)
     else:
@@ -65,12 +65,12 @@ def save_model(model: Any, filepath: Any, **options: Any) -> None:
 def saving_whole(model: Any) -> AbstractContextManager[None]:
     """Lets rank 0, inside, save a model with the whole state of its optimizer. All ranks must call it."""
     optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, Sharded):
+    if not isinstance(optimizer, ShardedVariables):
         return nullcontext()
     return optimizer.saving(full_state_dict(optimizer, root_rank=0))
 
 
-def _collect(optimizer: Sharded, whole: Any) -> None:
+def _collect(optimizer: ShardedVariables, whole: Any) -> None:
     """Copies the state of all ranks into a plain optimizer; a rank without one sends its part only."""
     slots = {} if whole is None else slots_of(whole)
     own = optimizer.own_places()
@@ -84,7 +84,7 @@ def _collect(optimizer: Sharded, whole: Any) -> None:
             slot.assign(value)
 
 
-def _part(optimizer: Sharded, place: int) -> dict[str, Any]:
+def _part(optimizer: ShardedVariables, place: int) -> dict[str, Any]:
     """Returns the state of one of this rank's variables, as arrays."""
     values = {name: slot[place] for name, slot in slots_of(optimizer).items()}
     return {name: keras.ops.convert_to_numpy(value) for name, value in values.items() if value is not None}

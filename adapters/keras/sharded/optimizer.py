@@ -15,7 +15,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ownership import owners_of
 from sirtaki.keras._private import keep_slots, set_trainable_variables, slots_of, trainable_variables_of
-from sirtaki.keras.gradient_reducer import Exchange
+from sirtaki.keras.gradient_reducer import GradientReduction
 from sirtaki.keras.sharded.kinds import refuse_local_variables
 
 
@@ -35,14 +35,14 @@ class Division:
     whole_state: dict[str, Any] | None = None
 
 
-class Sharded(keras.optimizers.Optimizer):
+class ShardedVariables(keras.optimizers.Optimizer):
     """An optimizer that belongs to one rank with each of its variables.
 
     The owner of a variable keeps its state, updates it with the gradient that is equal on all ranks, and
     sends it to the others. So its update has the bits of the plain optimizer's, whatever it computes.
     """
 
-    _exchange: Exchange
+    _exchange: GradientReduction
     _division: Division
     _plain: type[Any]
 
@@ -219,4 +219,4 @@ def beside_slots(optimizer: Any) -> list[Any]:
 
 def equal_variables(optimizer: Any) -> list[Any]:
     """Returns an optimizer's variables that are equal on all ranks: those in no rank's part of its state."""
-    return beside_slots(optimizer) if isinstance(optimizer, Sharded) else list(optimizer.variables)
+    return beside_slots(optimizer) if isinstance(optimizer, ShardedVariables) else list(optimizer.variables)

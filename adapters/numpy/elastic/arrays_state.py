@@ -15,7 +15,7 @@ from sirtaki.bindings.default_context import current, using
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.consistency import Scope, find_difference
-from sirtaki.common.elastic.state import ObjectState, Start
+from sirtaki.common.elastic.state import GenerationStart, ObjectState
 from sirtaki.common.handles import Operation, pooled_batch, run
 from sirtaki.common.hints import hint
 from sirtaki.common.objects import broadcast_object, gather_objects
@@ -120,9 +120,9 @@ class ArraysState(ObjectState):
             PeerLostError: a rank died.
         """
         context = current()
-        self.receive(Start(context, context.rank == 0, context.size == 1))
+        self.receive(GenerationStart(context, context.rank == 0, context.size == 1))
 
-    def receive(self, start: Start) -> None:
+    def receive(self, start: GenerationStart) -> None:
         """Takes arrays and attributes from rank 0, if a rank needs them; otherwise only compares the arrays.
 
         Nothing is changed before everything has arrived and has been verified. Nothing is compared if the
@@ -140,10 +140,10 @@ class ArraysState(ObjectState):
                 self._take_over(start, entries)
             self.save()
 
-    def _compare(self, start: Start, entries: Sequence[Entry]) -> None:
+    def _compare(self, start: GenerationStart, entries: Sequence[Entry]) -> None:
         if int(start.context.setting("check_parameters")) == 0:
             return
-        equal = [entry for entry in entries if entry.kind is Kind.EQUAL]
+        equal = [entry for entry in entries if entry.kind is EntryKind.EQUAL]
         found = self._read(equal)
         if not agree(start.context, equal, found):
             self._replace(equal, repair(start.context, equal, found), self._details(equal))
@@ -152,13 +152,13 @@ class ArraysState(ObjectState):
         if right:
             self._write([entries[index] for index in right], right.values(), details)
 
-    def _take_over(self, start: Start, entries: Sequence[Entry]) -> None:
+    def _take_over(self, start: GenerationStart, entries: Sequence[Entry]) -> None:
         context, needs = start.context, not start.is_current
         agree(context, entries)
         found = [] if needs else self._read(entries)
         received = receive(context, entries, found, needs)
         values = received if needs else found
-        which = [index for index, entry in enumerate(entries) if entry.kind is Kind.EQUAL]
+        which = [index for index, entry in enumerate(entries) if entry.kind is EntryKind.EQUAL]
         equal, compared = [entries[index] for index in which], [values[index] for index in which]
         right: dict[int, Array] = {}
         if not agree(context, equal, compared):
@@ -223,7 +223,7 @@ class ArraysState(ObjectState):
 
 def _shared(entries: Sequence[Entry]) -> list[Entry]:
     """Returns the entries that are sent to other ranks."""
-    return [entry for entry in entries if entry.kind is not Kind.OWN]
+    return [entry for entry in entries if entry.kind is not EntryKind.OWN]
 
 
 def _loads(value: Any) -> bool:
@@ -244,7 +244,7 @@ def _copied(array: Array, memory: Array | None) -> Array:
 # The description of a state's arrays: what each is called, and what the ranks have in common about it.
 
 
-class Kind(Enum):
+class EntryKind(Enum):
     """The relation between the ranks' values of one array.
 
     Attributes:
@@ -272,7 +272,7 @@ class Entry(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    kind: Kind = Kind.EQUAL
+    kind: EntryKind = EntryKind.EQUAL
     target: Any = None
 
     @property

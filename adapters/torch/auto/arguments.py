@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki.torch.auto.job import Batch, Key, Root, job
+from sirtaki.torch.auto.job import Key, LoadedBatch, Root, job
 from sirtaki.torch.auto.marks import mark_of
 
 _OF_CLASSES = ("cross_entropy", "nll_loss")  # means over targets that are not ignored, weighted by class
 _UNEQUAL = "other numbers on other ranks"
 
 
-def key_of(batch: Batch, name: str, line: str, args: Any, kwargs: Any) -> Key:
+def key_of(batch: LoadedBatch, name: str, line: str, args: Any, kwargs: Any) -> Key:
     """Returns the key of the next root of this function and line."""
     number = batch.occurrences[name, line] = batch.occurrences.get((name, line), -1) + 1
     arguments, ignored = _described(name, args, kwargs), _ignored(batch, name, args, kwargs)
@@ -72,7 +72,7 @@ def _kind(name: str, key: str, value: Tensor) -> str:
     return "a tensor"
 
 
-def _ignored(batch: Batch, name: str, args: Any, kwargs: Any) -> str | None:
+def _ignored(batch: LoadedBatch, name: str, args: Any, kwargs: Any) -> str | None:
     """Returns how many targets a mean leaves out per row; "" if none, None if this rank has no rows.
 
     Where the targets are as the loader has delivered them, all ranks count those of each, and agree.

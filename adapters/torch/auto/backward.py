@@ -11,7 +11,7 @@ from torch import Tensor
 from sirtaki.torch._private import current_pass
 from sirtaki.torch.auto import positions
 from sirtaki.torch.auto.arguments import difference, is_unseen
-from sirtaki.torch.auto.job import Batch, Root, job, refusal
+from sirtaki.torch.auto.job import LoadedBatch, Root, job, refusal
 from sirtaki.torch.auto.loaders import end_closed_batch
 from sirtaki.torch.auto.marks import mark_of
 from sirtaki.torch.auto.optimizers import adopt
@@ -52,7 +52,7 @@ def install() -> None:
     torch.autograd.backward = backward
 
 
-def _exchanged(batch: Batch, gradients: list[Tensor | None]) -> list[Tensor | None]:
+def _exchanged(batch: LoadedBatch, gradients: list[Tensor | None]) -> list[Tensor | None]:
     if isinstance(batch.link, Child):
         return batch.link.exchange(gradients)
     assert isinstance(batch.link, Parent)
@@ -78,7 +78,7 @@ def _check_batches(losses: Any) -> None:
         )
 
 
-def _check_seen(batch: Batch) -> None:
+def _check_seen(batch: LoadedBatch) -> None:
     for root in batch.roots:
         if root.requires_grad and is_unseen(root):
             raise refusal(_unseen(root))

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sirtaki.torch.auto.job import Batch
+from sirtaki.torch.auto.job import LoadedBatch
 from sirtaki.torch.auto.marks import Mark, mark_of, put, unmark
 
 
-def mark_rows(batch: Batch) -> Callable[[Tensor, Tensor], None]:
+def mark_rows(batch: LoadedBatch) -> Callable[[Tensor, Tensor], None]:
     """Returns a function that marks a tensor of this rank's rows, and keeps the one with all rows."""
 
     def mark(tensor: Tensor, whole: Tensor) -> None:
@@ -24,7 +24,7 @@ def mark_rows(batch: Batch) -> Callable[[Tensor, Tensor], None]:
     return mark
 
 
-def give_all_rows(batch: Batch) -> None:
+def give_all_rows(batch: LoadedBatch) -> None:
     """Gives the tensors of the last batch of a loop all rows, unless the loop has changed them.
 
     The code that follows a loop may use them. Those of other batches stay as they are, because a loss that

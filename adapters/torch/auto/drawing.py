@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.torch._private import DispatchMode
-from sirtaki.torch.auto.job import Batch
+from sirtaki.torch.auto.job import LoadedBatch
 
 
 class Drawing(DispatchMode):
@@ -18,7 +18,7 @@ class Drawing(DispatchMode):
     does not know draws as always; the gradients then differ, and the step is refused.
     """
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: LoadedBatch) -> None:
         super().__init__()
         self._count, self._total, self._rows = batch.count, batch.share.total, batch.rows
 

@@ -47,7 +47,7 @@ class Root:
 
 
 @dataclass
-class Batch:
+class LoadedBatch:
     """A batch of a training loader, from its delivery until the next one is asked for.
 
     Attributes:
@@ -88,7 +88,7 @@ class Batch:
 
 
 @dataclass
-class Job:
+class AutoJob:
     """The state of this process.
 
     Attributes:
@@ -106,7 +106,7 @@ class Job:
 
     context: Context | None = None
     optimizers: list[weakref.ref[torch.optim.Optimizer]] = field(default_factory=list)
-    batch: Batch | None = None
+    batch: LoadedBatch | None = None
     delivered: list[Iteration] = field(default_factory=list)
     latest: Iteration | None = None
     rules: dict[Key, frozenset[str]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class Job:
         return list(found.values())
 
 
-job = Job()
+job = AutoJob()
 
 
 def refusal(text: str) -> UnsupportedError:

@@ -18,7 +18,7 @@ from sirtaki.common.shares import Share
 from sirtaki.torch.auto import marks, positions, proof, random_states
 from sirtaki.torch.auto.batches import arrays_of, part_of, rows_of
 from sirtaki.torch.auto.delivered import give_all_rows, mark_rows
-from sirtaki.torch.auto.job import Batch, job, refusal
+from sirtaki.torch.auto.job import LoadedBatch, job, refusal
 from sirtaki.torch.auto.optimizers import adopt
 from sirtaki.torch.collectives import allgather
 from sirtaki.torch.consistency import checksum_of
@@ -48,7 +48,7 @@ class Iteration:
     place: str
     is_closed: bool = False
     checksum: int = 0  # of the batch in progress
-    last: Batch | None = None  # that has ended
+    last: LoadedBatch | None = None  # that has ended
 
 
 _states: weakref.WeakKeyDictionary[Any, dict[str, LoaderState]] = weakref.WeakKeyDictionary()
@@ -125,7 +125,7 @@ def _delivered(whole: Any, iteration: Iteration) -> Any:
     share = Share(job.context, rows)
     if not rows or not torch.is_grad_enabled():
         return whole
-    batch = job.batch = Batch(iteration, share, is_part=share.is_even in iteration.state.proven)
+    batch = job.batch = LoadedBatch(iteration, share, is_part=share.is_even in iteration.state.proven)
     iteration.checksum = checksums.combined(checksum_of(torch.as_tensor(one)) for _, one in arrays_of(whole))
     if batch.is_part:
         job.has_split = True
@@ -181,7 +181,7 @@ def end_batch() -> None:
         _leave(batch)
 
 
-def _complete(batch: Batch) -> None:
+def _complete(batch: LoadedBatch) -> None:
     marks.settle(batch)
     if batch.is_part:
         _check_same_data(batch)
@@ -189,7 +189,7 @@ def _complete(batch: Batch) -> None:
         batch.link.finish()
 
 
-def _leave(batch: Batch) -> None:
+def _leave(batch: LoadedBatch) -> None:
     batch.is_open, job.batch, batch.iteration.last = False, None, batch
     if batch.iteration.is_closed:
         _give_all_rows(batch.iteration)
@@ -206,7 +206,7 @@ def _give_all_rows(iteration: Iteration) -> None:
         iteration.last = None
 
 
-def _check_same_data(batch: Batch) -> None:
+def _check_same_data(batch: LoadedBatch) -> None:
     word = batch.iteration.checksum - (1 << 63)
     found = allgather(torch.tensor([word, batch.share.total]), name="auto.data").view(-1, 2)
     if (found != found[0]).any():

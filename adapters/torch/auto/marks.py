@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.torch.auto import positions, rules
-from sirtaki.torch.auto.job import Batch, Root, job, refusal
+from sirtaki.torch.auto.job import LoadedBatch, Root, job, refusal
 from sirtaki.torch.auto.row_counts import RowCount
 
 _MARK = "_sirtaki_mark"
@@ -47,7 +47,7 @@ class Mark:
 
     __slots__ = ("batch", "call", "earlier", "is_ragged", "line", "root", "version", "whole")
 
-    def __init__(self, batch: Batch, line: str) -> None:
+    def __init__(self, batch: LoadedBatch, line: str) -> None:
         self.batch, self.line = batch, line
         self.root: Root | None = None
         self.call: Callable[[], Any] | None = None
@@ -153,7 +153,7 @@ def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> 
     return result
 
 
-def _origin(marks: list[Mark]) -> tuple[Batch, str | None]:
+def _origin(marks: list[Mark]) -> tuple[LoadedBatch, str | None]:
     """Returns the batch of a result, and the line of an operand if it adds rows of an earlier batch."""
     kept = next((mark for mark in marks if not mark.batch.is_open and mark.batch.is_part), None)
     earlier = next((mark.earlier for mark in marks if mark.earlier is not None), None)
@@ -169,7 +169,7 @@ def _changes_many(is_in_place: bool, args: Any) -> bool:
     return is_in_place and isinstance(args[0], Tensor) and args[0].numel() > _LARGEST_KEPT
 
 
-def _has_all_rows(tensor: Any, batch: Batch) -> bool:
+def _has_all_rows(tensor: Any, batch: LoadedBatch) -> bool:
     """Returns whether a tensor has an element for each of several rows."""
     return isinstance(tensor, Tensor) and tensor.dim() > 0 and tensor.size(0) == batch.count > 1
 
@@ -378,7 +378,7 @@ def write(tensor: Tensor, value: Any) -> None:
         tensor.data.copy_(torch.as_tensor(value, dtype=tensor.dtype))
 
 
-def settle(batch: Batch) -> None:
+def settle(batch: LoadedBatch) -> None:
     """Gives the scalars of a batch that is about to end their values over the whole batch."""
     rules.gather(batch)
     alive = [(tensor, mark) for reference, mark in batch.scalars if (tensor := reference()) is not None]

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from sirtaki.common.hints import hint
 from sirtaki.torch.auto import positions
-from sirtaki.torch.auto.job import Batch, job, refusal
+from sirtaki.torch.auto.job import LoadedBatch, job, refusal
 from sirtaki.torch.optimizer import DistributedOptimizer
 from sirtaki.torch.state import broadcast_parameters
 from sirtaki.torch.wrapping import Wrapped
@@ -81,7 +81,7 @@ def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         adopt()
 
 
-def _is_left(batch: Batch, optimizer: torch.optim.Optimizer) -> bool:
+def _is_left(batch: LoadedBatch, optimizer: torch.optim.Optimizer) -> bool:
     """Ends a batch that was refused if the optimizer has stepped in it since: the script has left its loop,
     but keeps the iterator.
     """

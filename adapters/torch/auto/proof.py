@@ -31,7 +31,7 @@ from sirtaki.torch.auto.buffers import Buffers
 from sirtaki.torch.auto.comparing import Difference, compare
 from sirtaki.torch.auto.counters import miscounted, numbers_of
 from sirtaki.torch.auto.drawing import Drawing
-from sirtaki.torch.auto.job import Batch, job, refusal
+from sirtaki.torch.auto.job import LoadedBatch, job, refusal
 from sirtaki.torch.auto.optimizers import leave_exchange
 from sirtaki.torch.auto.silence import silence
 
@@ -82,7 +82,7 @@ class Gradients:
         ]
 
 
-def start(batch: Batch) -> None:
+def start(batch: LoadedBatch) -> None:
     """Makes this process compute the whole batch, and a fork of it this rank's rows."""
     _check_devices(batch)
     for stream in (sys.stdout, sys.stderr):
@@ -102,7 +102,7 @@ def start(batch: Batch) -> None:
         Drawing(batch).__enter__()
 
 
-def _check_devices(batch: Batch) -> None:
+def _check_devices(batch: LoadedBatch) -> None:
     devices = sorted({parameter.device.type for parameter in job.parameters()} - {"cpu"})
     if devices:
         raise UnsupportedError(
@@ -245,7 +245,7 @@ class Parent:
         self._send("gradients", self.memory.write(gradients))
         return list(gradients)
 
-    def _compare(self, gradients: Sequence[Tensor | None], batch: Batch, line: str) -> None:
+    def _compare(self, gradients: Sequence[Tensor | None], batch: LoadedBatch, line: str) -> None:
         message, failure = self._receive("gradients")
         _raise_first(failure, line)
         difference = compare(gradients, self.memory.read(message[0]), batch.share)
@@ -254,7 +254,7 @@ class Parent:
         elif difference is not Difference.UNKNOWN:
             raise refusal(self._cause(difference, batch, line))
 
-    def _cause(self, difference: Difference, batch: Batch, line: str) -> str:
+    def _cause(self, difference: Difference, batch: LoadedBatch, line: str) -> str:
         losses = [root for root in batch.roots if root.requires_grad]
         where = f" (its loss: {losses[-1].key[0]} at {losses[-1].line})" if losses else ""
         text = (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.torch.auto.job import Batch, Root, job
+from sirtaki.torch.auto.job import LoadedBatch, Root, job
 from sirtaki.torch.collectives import allgather
 
 Values = Sequence[tuple[float, int]]  # of the ranks that have rows: value and rows
@@ -84,7 +84,7 @@ def _agree(first: float, second: float, bound: float) -> bool:
     return first == second or abs(first - second) <= bound or (math.isnan(first) and math.isnan(second))
 
 
-def gather(batch: Batch) -> None:
+def gather(batch: LoadedBatch) -> None:
     """Exchanges the roots that have been computed since the last exchange. All ranks call it together."""
     pending = batch.roots[batch.gathered :]
     batch.gathered = len(batch.roots)
@@ -117,7 +117,7 @@ def _decided(root: Root, values: Values) -> Tensor | None:
     return torch.as_tensor(first, dtype=torch.float64).to(root.value)
 
 
-def whole(batch: Batch, root: Root) -> Tensor:
+def whole(batch: LoadedBatch, root: Root) -> Tensor:
     """Returns a scalar's value over the whole batch.
 
     Raises:

@@ -18,7 +18,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.waiting import failure_of_context
 from sirtaki.torch.backend.any_source import ReceiveFromAny
-from sirtaki.torch.backend.submission import Part, Submission
+from sirtaki.torch.backend.submission import RequestPart, Submission
 from sirtaki.torch.backend.tensors import single, whole, written
 from sirtaki.torch.backend.work import GroupWork
 from sirtaki.torch.tensors import refuse_overlap
@@ -41,13 +41,13 @@ class Messages(Submission):
         self._refuse_self(receiver)
         source = whole(tensor)
         own, other = self.context.rank, self.members[receiver]
-        part = Part(core.SEND, source, source.pointer, root=own, destination=other)
+        part = RequestPart(core.SEND, source, source.pointer, root=own, destination=other)
         series = self.names.messages(self.rank(), receiver, tag)
         work = self.submit(series, [part], [tensor])
         if source.device == core.CPU:
             key = receiver, tag
             if key not in self._sent:
-                self._sent[key] = SentMessages(Call(self._connect, receiver, tag), self.rank())
+                self._sent[key] = SentMessages(OpenCall(self._connect, receiver, tag), self.rank())
             self._sent[key].add(series.count - 1, work)
         return work
 
@@ -66,7 +66,7 @@ class Messages(Submission):
             written(tensor, target.owner)
 
         own, other = self.context.rank, self.members[sender]
-        part = Part(core.SEND, target, target.pointer, store, root=other, destination=own)
+        part = RequestPart(core.SEND, target, target.pointer, store, root=other, destination=own)
         return self.submit(self.names.messages(sender, self.rank(), tag), [part], [tensor])
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
@@ -87,7 +87,7 @@ class Messages(Submission):
 
         receive = ReceiveFromAny(self.context, tag, self.timeout)
         if tag not in self._open:
-            self._open[tag] = OpenReceives(Call(self._connect, self.rank(), tag), self.context)
+            self._open[tag] = OpenReceives(OpenCall(self._connect, self.rank(), tag), self.context)
         self._open[tag].add(receive, accept)
         return receive
 
@@ -129,7 +129,7 @@ class Store(Protocol):
     def delete_key(self, key: str) -> bool: ...
 
 
-class Call:
+class OpenCall:
     """A place in the store: a receiver opens its calls for messages with one tag, and senders take them."""
 
     def __init__(self, connect: Callable[[], Store], receiver: int, tag: int) -> None:
@@ -167,7 +167,7 @@ class Call:
 class OpenReceives:
     """A rank's receives from any rank with one tag, in their order."""
 
-    def __init__(self, call: Call, context: Context) -> None:
+    def __init__(self, call: OpenCall, context: Context) -> None:
         self._call, self._context = call, context
         self._waiting: deque[tuple[ReceiveFromAny, Accept]] = deque()
         self._number = 0
@@ -212,7 +212,7 @@ class OpenReceives:
 class SentMessages:
     """A rank's messages to another one with one tag that have not been received yet, in their order."""
 
-    def __init__(self, call: Call, sender: int) -> None:
+    def __init__(self, call: OpenCall, sender: int) -> None:
         self._call, self._sender = call, sender
         self._waiting: deque[tuple[int, GroupWork]] = deque()
         self._taken: int | None = None  # the last call that was taken

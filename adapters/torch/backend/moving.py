@@ -13,7 +13,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import MismatchError
 from sirtaki.bindings.request import CPU, Batch
 from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
-from sirtaki.torch.backend.submission import Part, Submission
+from sirtaki.torch.backend.submission import RequestPart, Submission
 from sirtaki.torch.backend.tensors import (
     assign,
     joined,
@@ -36,7 +36,7 @@ class Moving(Submission):
 
     def barrier(self, opts: Any = None) -> Work:
         """Ends once all ranks have called it."""
-        return self.submit(self.names.collectives, [Part(core.BARRIER, _NO_TENSOR)], [], opts)
+        return self.submit(self.names.collectives, [RequestPart(core.BARRIER, _NO_TENSOR)], [], opts)
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = _FROM_RANK_0) -> Work:
         """Copies the root's tensor to all ranks."""
@@ -48,7 +48,7 @@ class Moving(Submission):
             written(tensor, source.owner)
 
         root = self.members[opts.rootRank]
-        part = Part(core.BROADCAST, source, source.pointer, store, root=root)
+        part = RequestPart(core.BROADCAST, source, source.pointer, store, root=root)
         return self.submit(self.names.collectives, [part], [tensor], opts)
 
     def allgather(
@@ -76,12 +76,14 @@ class Moving(Submission):
         results = [target for targets in outputs for target in targets]
         return self.submit(self.names.collectives, parts, results, opts)
 
-    def _gathered(self, targets: Sequence[Tensor], source: Tensor) -> Part:
+    def _gathered(self, targets: Sequence[Tensor], source: Tensor) -> RequestPart:
         """Describes an all-gather; if the sizes differ, an all-to-all, whose rows are compared by rank."""
         sizes = [target.numel() for target in targets]
         if len(set(sizes)) <= 1:
             require_equal(targets, source, self.size(), "the output of all_gather")
-            return Part(core.ALLGATHER, rows(source, 1), store=_assign_each(self.order.to_set(targets)))
+            return RequestPart(
+                core.ALLGATHER, rows(source, 1), store=_assign_each(self.order.to_set(targets))
+            )
         require_alike([source, *targets])
         if len(sizes) != self.size() or sizes[self.rank()] != source.numel():
             raise ValueError(
@@ -107,7 +109,7 @@ class Moving(Submission):
             count = source.numel() * self.size()
             require_elements(output, count, source, "the output of all_gather_into_tensor")
             store = self._assign_in_order(output, [source.numel()] * self.size())
-            parts.append(self._offering(Part(core.ALLGATHER, rows(source, 1), store=store), output))
+            parts.append(self._offering(RequestPart(core.ALLGATHER, rows(source, 1), store=store), output))
         return self.submit(self.names.collectives, parts, outputs, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # its newer name
@@ -204,7 +206,7 @@ class Moving(Submission):
         sent: Sequence[int],
         received: Sequence[int],
         store: Callable[[Context, Batch, int], None],
-    ) -> Part:
+    ) -> RequestPart:
         """Describes an all-to-all of rows, whose received numbers have to be the expected ones.
 
         The numbers are for each rank of the group; the rows are in the order of the process set.
@@ -221,7 +223,9 @@ class Moving(Submission):
                     )
             store(context, batch, index)
 
-        return Part(core.ALLTOALL, source, store=store_if_expected, splits=list(self.order.to_set(sent)))
+        return RequestPart(
+            core.ALLTOALL, source, store=store_if_expected, splits=list(self.order.to_set(sent))
+        )
 
     def _assign_in_order(
         self, output: Tensor, counts: Sequence[int]
@@ -236,7 +240,7 @@ class Moving(Submission):
 
         return store
 
-    def _offering(self, part: Part, output: Tensor) -> Part:
+    def _offering(self, part: RequestPart, output: Tensor) -> RequestPart:
         """Offers the memory of a tensor for the result, which saves a copy.
 
         The core writes rows in the order of the process set, to memory without gaps.

@@ -14,7 +14,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import Batch
 from sirtaki.common.ops import Reduction
-from sirtaki.torch.backend.submission import Part, Submission
+from sirtaki.torch.backend.submission import RequestPart, Submission
 from sirtaki.torch.backend.tensors import (
     assign,
     joined,
@@ -53,7 +53,7 @@ class Reducing(Submission):
         # The root is part of the name: ranks that name different ones must not get a result.
         return self.submit(self.names.collectives, [part], [tensor], opts, f".to{opts.rootRank}")
 
-    def _combination(self, tensor: Tensor, target: Tensor | None, op: Any) -> Part:
+    def _combination(self, tensor: Tensor, target: Tensor | None, op: Any) -> RequestPart:
         """Describes the combination of a tensor; the result is written to `target`, if it is given."""
         how = reduction_of(op, tensor.dtype)
         if how is None:
@@ -61,15 +61,15 @@ class Reducing(Submission):
         view = whole(tensor)
         if target is None:
             result = torch.empty_like(view.owner)
-            return Part(core.ALLREDUCE, view, result.data_ptr(), how=how, keep=result)
+            return RequestPart(core.ALLREDUCE, view, result.data_ptr(), how=how, keep=result)
         refuse_overlap(target)
 
         def store(*_: Any) -> None:
             written(target, view.owner)
 
-        return Part(core.ALLREDUCE, view, view.pointer, store, how)
+        return RequestPart(core.ALLREDUCE, view, view.pointer, store, how)
 
-    def _bitwise_combination(self, tensor: Tensor, target: Tensor | None, op: Any) -> Part:
+    def _bitwise_combination(self, tensor: Tensor, target: Tensor | None, op: Any) -> RequestPart:
         """Describes a combination that the core cannot compute: of what all ranks have, by each rank."""
         combine = bitwise_of(op, tensor.dtype)
 
@@ -82,7 +82,7 @@ class Reducing(Submission):
                 combined = combine(combined, row)
             assign(target, combined)
 
-        return Part(core.ALLGATHER, rows(tensor, 1), store=store)
+        return RequestPart(core.ALLGATHER, rows(tensor, 1), store=store)
 
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = _SUM
@@ -111,7 +111,7 @@ class Reducing(Submission):
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # its newer name
 
-    def _scattered(self, output: Tensor, source: Tensor, op: Any) -> Part:
+    def _scattered(self, output: Tensor, source: Tensor, op: Any) -> RequestPart:
         how = reduction_of(op, source.dtype)
         if how is None:
             raise UnsupportedError(f"reduce_scatter cannot combine with {op}: use all_reduce")
@@ -126,7 +126,7 @@ class Reducing(Submission):
         def store(*_: Any) -> None:
             written(output, target)
 
-        return Part(core.REDUCESCATTER, view, target.data_ptr(), store, how, keep=target)
+        return RequestPart(core.REDUCESCATTER, view, target.data_ptr(), store, how, keep=target)
 
 
 # ---- The reduce operations of torch.distributed, as those of the core ----------------------------------

@@ -28,7 +28,7 @@ def _nothing(context: Context, batch: Batch, index: int) -> None:
 
 
 @dataclass(slots=True)
-class Part:
+class RequestPart:
     """One request of a work.
 
     Attributes:
@@ -85,7 +85,7 @@ class Submission(_ProcessGroup):
     def submit(
         self,
         series: Series,
-        parts: Sequence[Part],
+        parts: Sequence[RequestPart],
         results: Sequence[Tensor],
         opts: Any = None,
         suffix: str = "",
@@ -125,7 +125,7 @@ class Submission(_ProcessGroup):
         return work
 
 
-def _described(name: str, process_set: int, parts: Sequence[Part]) -> Batch:
+def _described(name: str, process_set: int, parts: Sequence[RequestPart]) -> Batch:
     """Returns the requests of an operation, ready to be queued."""
     batch = Batch(len(parts))
     for index, part in enumerate(parts):

@@ -15,7 +15,7 @@ from sirtaki.common.joining import join_count
 from sirtaki.common.ops import Call, Reduction
 from sirtaki.common.stateful_compression import Fp8, Int8, OneBit, PowerSGD, StatefulCompression, TopK
 from sirtaki.torch.autograd import CollectiveScope
-from sirtaki.torch.compressed.method import Link, Method, Slot, compute_dtype
+from sirtaki.torch.compressed.method import Link, Method, TensorSlot, compute_dtype
 from sirtaki.torch.compressed.phases import PhasedExchange, Phases
 from sirtaki.torch.compressed.powersgd import PowerSGDMethod
 from sirtaki.torch.compressed.quantised import QuantisedMethod
@@ -69,7 +69,7 @@ class GatheringMethod(Method):
             return False
         return self.length(parameter) < parameter.numel() * parameter.element_size()
 
-    def phases(self, slots: Mapping[int, Slot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
         lengths = {at: self.length(slot.parameter) for at, slot in slots.items()}
         marks = [_NEW if slot.is_new else _KNOWN for slot in slots.values()]
         head = _in_words(len(marks))
@@ -98,7 +98,7 @@ class GatheringMethod(Method):
     def is_touched(self, number: int) -> bool:
         return number in self._touched
 
-    def store(self, number: int, slot: Slot, residual: Tensor | None) -> None:
+    def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:
         values = slot.values.view(-1)
         if residual is not None:
             residual.copy_(slot.values)
@@ -264,7 +264,7 @@ class CompressedGradients(Stage):
         self._has_begun = False
         self._compresses = False  # in this round
         self._new: dict[int, None] = {}
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, TensorSlot] = {}
         self._phased: PhasedExchange | None = None
 
     @property
@@ -326,7 +326,7 @@ class CompressedGradients(Stage):
         if not is_agreed:
             self._agreement.start()
 
-    def _slot(self, number: int) -> Slot:
+    def _slot(self, number: int) -> TensorSlot:
         """Returns this rank's gradient plus what was left out; in the gradient's own memory if possible."""
         parameter, is_new = self._parameters[number], number in self._new
         dtype, gradient = compute_dtype(parameter.dtype), parameter.grad
@@ -340,7 +340,7 @@ class CompressedGradients(Stage):
             values = torch.empty(parameter.shape, dtype=dtype, device=parameter.device).copy_(dense)
         if residual is not None:
             values += residual
-        return Slot(parameter, values, is_new)
+        return TensorSlot(parameter, values, is_new)
 
 
 def _is_plain(gradient: Tensor, dtype: torch.dtype) -> bool:

@@ -28,7 +28,7 @@ from sirtaki.torch.compressed.state import CompressionState
 
 
 @dataclass
-class Slot:
+class TensorSlot:
     """A tensor of a round.
 
     Attributes:
@@ -104,7 +104,7 @@ class Method(ABC):
     def __init__(self, state: CompressionState, link: Link) -> None:
         self._state, self._link = state, link
 
-    def start(self, slots: Mapping[int, Slot]) -> PhasedExchange:
+    def start(self, slots: Mapping[int, TensorSlot]) -> PhasedExchange:
         """Starts the exchange of the tensors of a round, one at least; `end` stores its results."""
         self._link.context.compression.exchanges += 1
         for slot in slots.values():
@@ -113,7 +113,7 @@ class Method(ABC):
         return PhasedExchange(self._link.context, self.phases(slots), device.this_stream(gpu))
 
     @torch.no_grad()
-    def end(self, slots: Mapping[int, Slot], keeps: bool) -> list[Slot]:
+    def end(self, slots: Mapping[int, TensorSlot], keeps: bool) -> list[TensorSlot]:
         """Stores the combinations in the slots, and what this rank has left out if it `keeps` that.
 
         Returns the slots whose tensors were new on any rank.
@@ -136,7 +136,7 @@ class Method(ABC):
         """Returns whether gradients of this parameter are compressed: the same on all ranks."""
 
     @abstractmethod
-    def phases(self, slots: Mapping[int, Slot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
         """Exchanges the tensors of a round, by the numbers of their parameters: the same on all ranks.
 
         Nothing that is remembered may change before `store`.
@@ -147,7 +147,7 @@ class Method(ABC):
         """Returns whether any rank's gradient was new, the same on all ranks."""
 
     @abstractmethod
-    def store(self, number: int, slot: Slot, residual: Tensor | None) -> None:
+    def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:
         """Writes the combination to `slot.values`, and what this rank has left out to `residual`, if given.
 
         The combination has the same bits on all ranks, whose processors may differ, so it is made by

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.stateful_compression import PowerSGD
-from sirtaki.torch.compressed.method import Link, Method, Slot
+from sirtaki.torch.compressed.method import Link, Method, TensorSlot
 from sirtaki.torch.compressed.phases import Phases
 from sirtaki.torch.compressed.state import CompressionState
 
@@ -41,7 +41,7 @@ class PowerSGDMethod(Method):
         rows, columns = _sides(parameter)
         return self._rank(parameter) * (rows + columns) < rows * columns
 
-    def phases(self, slots: Mapping[int, Slot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
         buffers, self._left = _packed(slots, {at: self._shape(slot, 0) for at, slot in slots.items()})
         for at, slot in slots.items():
             torch.mm(self._basis(at, slot), _matrix(slot).t(), out=self._left[at])
@@ -63,7 +63,7 @@ class PowerSGDMethod(Method):
     def is_touched(self, number: int) -> bool:
         return number in self._touched
 
-    def store(self, number: int, slot: Slot, residual: Tensor | None) -> None:
+    def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:
         left, right, matrix = self._left[number], self._right[number], _matrix(slot)
         if residual is not None:
             own = self._own_right[number]
@@ -82,17 +82,17 @@ class PowerSGDMethod(Method):
         assert isinstance(compression, PowerSGD)
         return min(compression.rank, *_sides(parameter))
 
-    def _shape(self, slot: Slot, side: int) -> tuple[int, int]:
+    def _shape(self, slot: TensorSlot, side: int) -> tuple[int, int]:
         return self._rank(slot.parameter), _sides(slot.parameter)[side]
 
-    def _start(self, number: int, slot: Slot) -> Tensor:
+    def _start(self, number: int, slot: TensorSlot) -> Tensor:
         if number not in self._starts:
             source = torch.Generator().manual_seed(number)
             random = torch.randn(self._shape(slot, 1), generator=source, dtype=slot.values.dtype)
             self._starts[number] = random.to(slot.values.device)
         return self._starts[number]
 
-    def _basis(self, number: int, slot: Slot) -> Tensor:
+    def _basis(self, number: int, slot: TensorSlot) -> Tensor:
         """Returns Q of the last exchange. If ranks have different ones, their results are still the same."""
         basis = self._state.bases.get(slot.parameter)
         return self._start(number, slot) if basis is None else basis
@@ -111,12 +111,12 @@ def _sides(parameter: Tensor) -> tuple[int, int]:
     return parameter.shape[0], parameter.numel() // parameter.shape[0]
 
 
-def _matrix(slot: Slot) -> Tensor:
+def _matrix(slot: TensorSlot) -> Tensor:
     return slot.values.view(_sides(slot.parameter))
 
 
 def _packed(
-    slots: Mapping[int, Slot], shapes: Mapping[int, tuple[int, int]]
+    slots: Mapping[int, TensorSlot], shapes: Mapping[int, tuple[int, int]]
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Returns zeros: one buffer for each dtype, and the matrices of these shapes in them."""
     numbers: dict[torch.dtype, list[int]] = defaultdict(list)

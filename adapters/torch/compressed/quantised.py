@@ -17,7 +17,7 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.library import WireFormat, wire_formats
 from sirtaki.common.hints import hint
 from sirtaki.common.stateful_compression import Quantised
-from sirtaki.torch.compressed.method import Link, Method, Slot, compute_dtype
+from sirtaki.torch.compressed.method import Link, Method, TensorSlot, compute_dtype
 from sirtaki.torch.compressed.phases import Phases
 from sirtaki.torch.compressed.state import CompressionState
 
@@ -67,7 +67,7 @@ class QuantisedMethod(Method):
     def compresses(self, parameter: Tensor) -> bool:
         return not self._link.shares_memory and can_encode(parameter, self._format)
 
-    def phases(self, slots: Mapping[int, Slot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
         marks = torch.tensor([float(slot.is_new) for slot in slots.values()])
         yield self._link.all_reduce([marks], "(marks)")
         self._touched = [at for at, mark in zip(slots, marks.tolist(), strict=True) if mark != 0]
@@ -82,7 +82,7 @@ class QuantisedMethod(Method):
     def is_touched(self, number: int) -> bool:
         return number in self._touched
 
-    def store(self, number: int, slot: Slot, residual: Tensor | None) -> None:
+    def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:
         if residual is not None:
             residual.copy_(self._errors[number])
         slot.values.copy_(self._sent[number])

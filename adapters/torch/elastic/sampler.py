@@ -14,7 +14,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
 from sirtaki.torch.collectives import allgather
-from sirtaki.torch.wrapping import Survivor
+from sirtaki.torch.wrapping import TorchSurvivor
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Deal:
         return processed
 
 
-class ElasticSampler(Survivor, Sampler[int]):
+class ElasticSampler(TorchSurvivor, Sampler[int]):
     """A sampler that distributes the unprocessed samples of an epoch over the current ranks.
 
     It is used like `DistributedSampler`, and in addition records the processed samples. When the number of

@@ -17,7 +17,7 @@ from sirtaki.bindings.errors import HorovodInternalError, ParametersDifferError
 from sirtaki.bindings.library import usable_cores
 from sirtaki.common.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.consistency import Options, Scope, Spread, find_difference
-from sirtaki.common.elastic.state import ObjectState, Start
+from sirtaki.common.elastic.state import GenerationStart, ObjectState
 from sirtaki.common.hints import hint
 from sirtaki.common.objects import broadcast_object, gather_objects
 from sirtaki.common.ops import Call
@@ -167,7 +167,7 @@ class TorchState(ObjectState):
         context = current()
         self._receive(context, is_current=context.rank == 0, all_current=False)
 
-    def receive(self, start: Start) -> None:
+    def receive(self, start: GenerationStart) -> None:
         """Takes the commit's state from rank 0, if any rank lacks it. All ranks call it.
 
         If all ranks have it, parameters, optimizer state and options are compared, unless the setting

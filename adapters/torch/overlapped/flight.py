@@ -35,7 +35,7 @@ class Flight(Stage):
     def __init__(self, gradients: UrgentGradients, parameters: Sequence[Tensor]) -> None:
         self._gradients, self._parameters = gradients, list(parameters)
         self._lock = threading.RLock()
-        self._update: Update | None = None
+        self._update: DeferredUpdate | None = None
         self._values: dict[int, Tensor] = {}  # of parameters that show NaN until they are updated
         self._failure: str | None = None
         self._has_hinted = False
@@ -95,7 +95,7 @@ class Flight(Stage):
         Returns the other parameters, by group.
         """
         with self._lock, _undisturbed():
-            self._update = Update(optimizer)
+            self._update = DeferredUpdate(optimizer)
             for number in self._gradients.in_flight:
                 self._hide(number)
             return self._others(optimizer)
@@ -272,7 +272,7 @@ def _land_parameters_of(module: torch.nn.Module, _: Any) -> None:
 _KEEP, _TO_NONE, _TO_ZERO = range(3)  # the fate of gradients after their update
 
 
-class Update:
+class DeferredUpdate:
     """A step of an optimizer whose parts are taken as the gradients arrive.
 
     It uses the hyper-parameters of the moment at which the program has called `step()`, and the optimizer's

@@ -21,7 +21,7 @@ from sirtaki.torch.other_reducers import refuse_other_reducers
 from sirtaki.torch.parameters import all_named
 from sirtaki.torch.periodic.format import format_of, memory_of_gradients
 from sirtaki.torch.periodic.synchronizer import Schedule, Synchronizer, fragments_of, with_buffers
-from sirtaki.torch.periodic.updates import OuterStep, ParameterAveraging, Update
+from sirtaki.torch.periodic.updates import AverageRule, OuterStep, ParameterAveraging
 from sirtaki.torch.wrapping import Optimizer, SeparateOptimizer, make_plain, wrap
 
 # The keys of a state_dict(): the outer optimizer, and what this rank has left out of its differences.
@@ -131,7 +131,7 @@ class _Names:
 
 
 def _periodic(
-    optimizer: Optimizer, schedule: Schedule, update: Update, names: _Names, process_set: ProcessSet
+    optimizer: Optimizer, schedule: Schedule, update: AverageRule, names: _Names, process_set: ProcessSet
 ) -> Any:
     make_plain(optimizer)
     context = current()

@@ -16,10 +16,10 @@ from sirtaki.common.requests import ALLREDUCE_IN_PLACE
 from sirtaki.torch import device
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.compressed.exchange import METHODS, Agreement
-from sirtaki.torch.compressed.method import Link, Slot, compute_dtype
+from sirtaki.torch.compressed.method import Link, TensorSlot, compute_dtype
 from sirtaki.torch.compressed.state import CompressionState
 from sirtaki.torch.periodic.format import EXACT, Format
-from sirtaki.torch.periodic.updates import Update
+from sirtaki.torch.periodic.updates import AverageRule
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Synchronizer:
     """
 
     def __init__(
-        self, scope: CollectiveScope, schedule: Schedule, fragments: Sequence[Fragment], update: Update
+        self, scope: CollectiveScope, schedule: Schedule, fragments: Sequence[Fragment], update: AverageRule
     ) -> None:
         self._schedule, self.fragments, self.update = schedule, fragments, update
         self.memory = schedule.format.memory
@@ -167,7 +167,7 @@ class Synchronizer:
         own = Contribution(fragment.steps / self._schedule.every, has_ended, self._is_rewritten)
         fragment.steps, self._is_rewritten = 0, False
         buffers = [buffer.clone() for buffer in fragment.buffers]
-        parts = Parts(self.update.contributions(fragment.parameters), buffers, fragment.parameters)
+        parts = AverageTensors(self.update.contributions(fragment.parameters), buffers, fragment.parameters)
         average = AverageInFlight(scope, parts, own, self._format)
         self._in_flight = self._steps + self._schedule.overlap, fragment, average
 
@@ -236,7 +236,7 @@ class Contribution(NamedTuple):
     is_rewritten: bool = False
 
 
-class Parts(NamedTuple):
+class AverageTensors(NamedTuple):
     """The tensors of one rank.
 
     Attributes:
@@ -266,7 +266,7 @@ class AverageInFlight:
     """An average that has been started. All ranks start the same ones, in the same order."""
 
     def __init__(
-        self, scope: CollectiveScope, parts: Parts, own: Contribution, exchange_format: Format
+        self, scope: CollectiveScope, parts: AverageTensors, own: Contribution, exchange_format: Format
     ) -> None:
         """Starts it. The tensors belong to the average from now on: it overwrites them."""
         self._own, self._format = own, exchange_format
@@ -338,7 +338,9 @@ class _CompressedSums:
         others: the differences that are not compressed.
     """
 
-    def __init__(self, scope: CollectiveScope, memory: CompressionState, parts: Parts, weight: float) -> None:
+    def __init__(
+        self, scope: CollectiveScope, memory: CompressionState, parts: AverageTensors, weight: float
+    ) -> None:
         self._memory, self._weight = memory, weight
         self._method = METHODS[type(memory.compression)](
             memory, Link(scope.derived("compressed"), Reduction(SUM))
@@ -346,7 +348,7 @@ class _CompressedSums:
         is_exact = memory.exchanges < memory.compression.start
         memory.exchanges += 1
         self.others: list[Tensor] = []
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, TensorSlot] = {}
         for index, (owner, difference) in enumerate(zip(parts.owners, parts.parameters, strict=True)):
             if is_exact or not self._method.compresses(owner):
                 self.others.append(difference)
@@ -354,15 +356,15 @@ class _CompressedSums:
                 self._slots[index] = self._slot(owner, difference)
         self._phased = self._method.start(self._slots) if self._slots else None
 
-    def _slot(self, owner: Tensor, difference: Tensor) -> Slot:
+    def _slot(self, owner: Tensor, difference: Tensor) -> TensorSlot:
         dtype = compute_dtype(owner.dtype)
         values = difference.to(dtype).contiguous()
         residual = self._memory.residual(owner, dtype)
         if residual is not None:
             values += residual
-        return Slot(owner, _weighted(values, self._weight), is_new=True)
+        return TensorSlot(owner, _weighted(values, self._weight), is_new=True)
 
-    def wait(self) -> Mapping[int, Slot]:
+    def wait(self) -> Mapping[int, TensorSlot]:
         """Returns the sums by the indices of their parameters, once all ranks have started them.
 
         If a value is not finite on any rank, this rank keeps what it has left out before.

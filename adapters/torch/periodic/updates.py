@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Update(Protocol):
+class AverageRule(Protocol):
     """A rule. It is called on all ranks with the same averages.
 
     Attributes:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 
-class Report(NamedTuple):
+class ClockReport(NamedTuple):
     """The state of one rank, which all ranks receive in the same round.
 
     Attributes:
@@ -42,10 +42,10 @@ class Clock(Protocol):
     staleness: int
     updates: int
 
-    def decide(self, reports: Sequence[Report]) -> Decision:
+    def decide(self, reports: Sequence[ClockReport]) -> Decision:
         """Returns the next act, given the report of each rank."""
 
-    def waits_for(self, reports: Sequence[Report]) -> list[int]:
+    def waits_for(self, reports: Sequence[ClockReport]) -> list[int]:
         """Returns the ranks whose next gradient is missing for an update."""
 
 
@@ -61,7 +61,7 @@ class GlobalBatchClock:
         self.staleness, self.updates = staleness, updates
         self._included = 0
 
-    def decide(self, reports: Sequence[Report]) -> Decision:
+    def decide(self, reports: Sequence[ClockReport]) -> Decision:
         """Returns the next act, given the report of each rank."""
         waiting = sum(report.contributed for report in reports) - self._included
         active = [report for report in reports if not report.has_ended]
@@ -72,7 +72,7 @@ class GlobalBatchClock:
         is_enough = waiting >= len(active)
         return Decision.UPDATE if is_enough and not self._held_by(reports) else Decision.WAIT
 
-    def waits_for(self, reports: Sequence[Report]) -> list[int]:
+    def waits_for(self, reports: Sequence[ClockReport]) -> list[int]:
         """Returns the ranks whose next gradient is missing for an update."""
         computing = [
             rank for rank, report in enumerate(reports) if report.is_computing and not report.has_ended
@@ -84,7 +84,7 @@ class GlobalBatchClock:
         self.updates += 1
         self._included += gradients
 
-    def _held_by(self, reports: Sequence[Report]) -> list[int]:
+    def _held_by(self, reports: Sequence[ClockReport]) -> list[int]:
         """Returns the ranks whose next gradient would be too old if an update were made without it."""
         oldest = self.updates + 1 - self.staleness
         return [rank for rank, report in enumerate(reports) if not report.has_ended and report.base < oldest]
@@ -96,14 +96,14 @@ class WorkerClock:
     def __init__(self, staleness: int) -> None:
         self.staleness, self.updates = staleness, 0
 
-    def decide(self, reports: Sequence[Report]) -> Decision:
+    def decide(self, reports: Sequence[ClockReport]) -> Decision:
         """Returns the next act, given the report of each rank."""
         if self.waits_for(reports):
             return Decision.WAIT
         is_any = any(report.contributed > self.updates for report in reports)
         return Decision.UPDATE if is_any else Decision.END
 
-    def waits_for(self, reports: Sequence[Report]) -> list[int]:
+    def waits_for(self, reports: Sequence[ClockReport]) -> list[int]:
         """Returns the ranks whose next gradient is missing for an update."""
         missing = [not report.has_ended and report.contributed <= self.updates for report in reports]
         return [rank for rank, is_missing in enumerate(missing) if is_missing]

@@ -22,7 +22,7 @@ from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
 from sirtaki.common.requests import ALLGATHER, ALLREDUCE_IN_PLACE
 from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
-from sirtaki.torch.stale.clock import Clock, Decision, GlobalBatchClock, Report
+from sirtaki.torch.stale.clock import Clock, ClockReport, Decision, GlobalBatchClock
 
 # A rank begins a round when it has news, and otherwise after this share of its last step: often enough that
 # updates are not late by much, and seldom enough that rounds take no time from the training.
@@ -45,7 +45,7 @@ class Rounds:
         self._applied = self._base = clock.updates
         self._is_computing, self._has_ended, self._has_news = True, False, False
         self._options = 0
-        self._reports: list[Report] = []
+        self._reports: list[ClockReport] = []
         self._failure: BaseException | None = None
         self._is_running = True
         self._pause, self._last_step = _SHORTEST_PAUSE, time.monotonic()
@@ -133,20 +133,21 @@ class Rounds:
             self._update()
         return decision is not Decision.END
 
-    def _report(self) -> Report:
+    def _report(self) -> ClockReport:
         base = self._base if self._is_computing else self._clock.updates
         state = self._is_computing, self._has_ended
-        return Report(self._contributed, base, *state, self._applied, self._options)
+        return ClockReport(self._contributed, base, *state, self._applied, self._options)
 
-    def _gather(self, own: Report) -> list[Report]:
+    def _gather(self, own: ClockReport) -> list[ClockReport]:
         row = torch.tensor([[*map(int, own)]], dtype=torch.int64)
         context, options = self._scope.context, self._scope.derived("reports").options()
         (rows,) = run(context, COLLECTIVES.group(context, ALLGATHER, [row], options))
         return [
-            Report(int(a), int(b), bool(c), bool(d), int(e), int(f)) for a, b, c, d, e, f in rows.tolist()
+            ClockReport(int(a), int(b), bool(c), bool(d), int(e), int(f))
+            for a, b, c, d, e, f in rows.tolist()
         ]
 
-    def _compare_options(self, reports: Sequence[Report]) -> None:
+    def _compare_options(self, reports: Sequence[ClockReport]) -> None:
         """Compares those of ranks with the same updates. All ranks raise the same error, or none does."""
         first: dict[int, int] = {}
         for place, report in enumerate(reports):
@@ -255,7 +256,7 @@ class StaleExchange(Rounds):
 # ---- The sum of gradients that wait for an update ------------------------------------------------------
 
 
-class Contribution(NamedTuple):
+class UpdateContribution(NamedTuple):
     """The part of one rank in an update.
 
     Attributes:
@@ -290,12 +291,12 @@ class GradientSum:
                 known.add_(gradient.detach())
         self._count += 1
 
-    def take(self) -> Contribution:
+    def take(self) -> UpdateContribution:
         """Returns the sums, and begins again with none."""
         tensors = [
             torch.zeros_like(parameter, memory_format=torch.contiguous_format) if one is None else one
             for one, parameter in zip(self._sums, self._parameters, strict=True)
         ]
-        taken = Contribution(tensors, [one is not None for one in self._sums], self._count)
+        taken = UpdateContribution(tensors, [one is not None for one in self._sums], self._count)
         self._sums, self._count = [None] * len(self._parameters), 0
         return taken

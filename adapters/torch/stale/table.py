@@ -37,7 +37,7 @@ class TableOptions(NamedTuple):
 
 
 @dataclass
-class Part:
+class DtypePart:
     """The parameters of one dtype, in the order of the members that serve them.
 
     Attributes:
@@ -61,14 +61,14 @@ class Part:
             target.copy_(values.view(target.shape))
 
 
-def parts_of(parameters: Sequence[Tensor], owners: Sequence[int], size: int) -> list[Part]:
+def parts_of(parameters: Sequence[Tensor], owners: Sequence[int], size: int) -> list[DtypePart]:
     """Returns the parameters of each dtype."""
     parts = []
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
         places = [place for place, parameter in enumerate(parameters) if parameter.dtype == dtype]
         places.sort(key=lambda place: owners[place])
         lengths = [sum(parameters[p].numel() for p in places if owners[p] == rank) for rank in range(size)]
-        parts.append(Part(places, lengths))
+        parts.append(DtypePart(places, lengths))
     return parts
 
 
@@ -184,7 +184,7 @@ class Table(Rounds):
             self._has_news |= self._has_ended
             self._changed.notify_all()
 
-    def _collect(self, part: Part, gradients: list[Tensor], present: list[int], name: str) -> None:
+    def _collect(self, part: DtypePart, gradients: list[Tensor], present: list[int], name: str) -> None:
         """Sends the gradients of one dtype to those that serve them, and sets the means of those here.
 
         A server sends none: adding zeros would change the sign of a negative zero.

@@ -28,7 +28,7 @@ from sirtaki.runner.rendezvous.elastic.messages import End
 from sirtaki.runner.rendezvous.elastic.messages import World as Place
 from sirtaki.runner.rendezvous.elastic.provisional import ProvisionalContext
 from sirtaki.runner.rendezvous.elastic.spare import wait_for_place
-from sirtaki.runner.rendezvous.elastic.worker import Worker
+from sirtaki.runner.rendezvous.elastic.worker import ElasticWorker
 from sirtaki.runner.rendezvous.interfaces import is_own_address
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.providers.environment import key_of_launcher
@@ -48,7 +48,7 @@ _NOTICE_SECONDS = 0.3  # for links to fail by themselves
 class WorkerProcess:
     """This process in an elastic job: its worker, and what it carries from world to world."""
 
-    worker: Worker
+    worker: ElasticWorker
     survivors: Survivors
     job: Job
     folder: str
@@ -191,7 +191,7 @@ def attach() -> None:
     except RendezvousError as error:
         raise InitializationError(f"this process cannot reach the driver that started it: {error}") from None
     survivors = Survivors()
-    worker = Worker(client, mine.number)
+    worker = ElasticWorker(client, mine.number)
     _state.process = WorkerProcess(worker, survivors, job, mine.folder)
     worker.on_over(_state.process.break_off)
     default_context.process.context = context = ProvisionalContext(mine.placement, config, survivors)
@@ -216,7 +216,7 @@ os.register_at_fork(after_in_child=_after_fork)
 class _Draining:
     """Handles SIGTERM in one process."""
 
-    worker: Worker
+    worker: ElasticWorker
     parent: int = field(default_factory=os.getppid)  # hvdrun or its agent, as a rule
     is_asked: threading.Event = field(default_factory=threading.Event)
 
@@ -239,7 +239,7 @@ class _Draining:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def drain_on_sigterm(worker: Worker) -> None:
+def drain_on_sigterm(worker: ElasticWorker) -> None:
     """Makes SIGTERM ask for a place to leave, unless the program handles it itself."""
     draining = _Draining(worker)
     try:

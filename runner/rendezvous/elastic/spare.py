@@ -51,14 +51,14 @@ class GpuOpenedError(Exception):
 class _Waiting:
     """The spare that has not got its place yet, if this process is one."""
 
-    orders: Orders | None = None
+    orders: SpareOrders | None = None
     since: float = 0.0  # when this process has begun to import modules (time.monotonic())
 
 
 _waiting = _Waiting()
 
 
-class Orders:
+class SpareOrders:
     """The connection to hvdrun, or its agent, that has started this spare."""
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ class Orders:
         self._place = json.loads(data)
 
 
-def take_environment(folder: str) -> Orders | None:
+def take_environment(folder: str) -> SpareOrders | None:
     """Takes what makes a process a spare out of the environment, so that child processes are none.
 
     `folder` is the first one on PYTHONPATH. Returns the spare's orders; None if this process is no spare.
@@ -115,10 +115,10 @@ def take_environment(folder: str) -> Orders | None:
         else:
             del os.environ[_PATH]
     text = os.environ.pop(SPARE, None)
-    return Orders(json.loads(text)) if text is not None else None
+    return SpareOrders(json.loads(text)) if text is not None else None
 
 
-def begin(orders: Orders) -> None:
+def begin(orders: SpareOrders) -> None:
     """Imports the modules, and waits for this process's place; or leaves that to `wait_for_place`."""
     started = time.monotonic()
     try:

@@ -63,7 +63,7 @@ class _Agreed:
     standing: Standing | None = None  # the last answer to `fence`
 
 
-class Worker:
+class ElasticWorker:
     """A worker. `commit` is the number of its last commit, -1 before the first generation."""
 
     def __init__(self, client: RendezvousClient, number: int) -> None:

@@ -82,7 +82,7 @@ def fail_during_recoveries(state: Any) -> None:
 
 def record_calls(state: Any) -> None:
     """Records when this worker asks for a place, and when it returns to the last commit."""
-    from sirtaki.runner.rendezvous.elastic.worker import Worker
+    from sirtaki.runner.rendezvous.elastic.worker import ElasticWorker
 
     def recorded(name: str, function: Any) -> Any:
         def call(*arguments: Any) -> Any:
@@ -91,7 +91,7 @@ def record_calls(state: Any) -> None:
 
         return call
 
-    Worker.enlist = recorded("enlist", Worker.enlist)  # type: ignore[method-assign]
+    ElasticWorker.enlist = recorded("enlist", ElasticWorker.enlist)  # type: ignore[method-assign]
     state.restore = recorded("restore", state.restore)
 
 
