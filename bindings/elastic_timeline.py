@@ -12,10 +12,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.observe import RankChange, start_timeline_file
+
+if TYPE_CHECKING:
+    from sirtaki.bindings.observe import RankChange
 
 _CHANGES, _DETECTION = 1, 2  # tracks; a change may be noticed while the first step after another one lasts
 
@@ -112,3 +115,29 @@ def _in_microseconds(nanoseconds: int) -> str:
 
 def _open_no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+# ---- The changes of the ranks of an elastic job, in a file beside the failure reports of the core ------
+
+
+def write_changes(context: Context, changes: Sequence[RankChange]) -> None:
+    """Writes this process's changes so far to `dump_directory`, if there is one, as changes.worker<N>.json.
+
+    A file that cannot be written is no reason to end a training: it costs a line.
+    """
+    folder = context.setting("dump_directory")
+    survivors = context.survivors
+    if not folder or survivors is None or survivors.membership is None:
+        return
+    path = os.path.join(folder, f"changes.worker{survivors.membership.workers[context.rank]}.json")
+    fresh = f"{path}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW  # others may be able to write to this folder
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if os.path.lexists(fresh):
+            os.unlink(fresh)
+        with open(os.open(fresh, flags, 0o666), "w") as file:
+            json.dump(list(changes), file)
+        os.replace(fresh, path)
+    except OSError as error:
+        sys.stderr.write(f"sirtaki: the changes of the ranks could not be written to {path}: {error}\n")

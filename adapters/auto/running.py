@@ -13,8 +13,8 @@ from typing import Any
 from sirtaki.auto import hooks, native_files, random_states
 from sirtaki.auto.file_functions import replace_functions
 from sirtaki.auto.gate import Gate, broadcast
-from sirtaki.auto.own_sources import sources_of, why_not_auto
 from sirtaki.auto.private_files import PrivateFiles, private_folder
+from sirtaki.auto.random_states import sources_of, why_not_auto
 from sirtaki.auto.script import Script, find
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sirtaki.ray.version import check_version
+from sirtaki.common.served_versions import check_version
 
 if TYPE_CHECKING:
     from sirtaki.ray.executor import RayExecutor
     from sirtaki.ray.train import SirtakiConfig
 
-check_version()
+check_version("ray", "ray", tested="2.60.0")
 
 __all__ = ["RayExecutor", "SirtakiConfig"]
 _HOMES = {"RayExecutor": "sirtaki.ray.executor", "SirtakiConfig": "sirtaki.ray.train"}

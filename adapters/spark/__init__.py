@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from sirtaki.spark.version import check_version
+from sirtaki.common.served_versions import check_version
 
-check_version()
+check_version(
+    "spark",
+    "pyspark",
+    tested="4.3.0",
+    also_needed=", and a Java runtime (on Debian: apt install default-jre-headless)",
+)
 
 from sirtaki.spark.api import run  # noqa: E402  # it imports pyspark
 

@@ -24,9 +24,9 @@ from sirtaki.tensorflow.state import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from sirtaki.tensorflow.synchronization import barrier, join
 from sirtaki.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from sirtaki.tensorflow.topology import *  # noqa: F403
+from sirtaki.tensorflow.topology import barrier, join
 from sirtaki.tensorflow.topology_ops import *  # noqa: F403
 from sirtaki.tensorflow.topology_ops import __all__ as _topology_ops
 from sirtaki.tensorflow.xla import enable_xla

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ipaddress
 import os
+import secrets
+import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sirtaki.runner.cli import named_hosts
-from sirtaki.runner.doctor.examination import OWN, examine
-from sirtaki.runner.doctor.facts import FRAMEWORKS
+from sirtaki.runner.command import module_words
+from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, decode, line
+from sirtaki.runner.doctor.facts import (
+    FRAMEWORKS,
+    Attempt,
+    ClockOffset,
+    HostFacts,
+    JobFacts,
+    LinkFacts,
+    Speed,
+)
 from sirtaki.runner.doctor.findings import Finding, Picture, judge
-from sirtaki.runner.doctor.gathering import Choice, Trial
+from sirtaki.runner.doctor.gathering import Choice, Trial, gather
+from sirtaki.runner.doctor.probe import TOKEN_BYTES
 from sirtaki.runner.doctor.report import as_json, as_lines, exit_code, print_lines
 from sirtaki.runner.doctor.rules import RULES
+from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
+from sirtaki.runner.doctor.trials import run_job
 from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import Host, allocate
+from sirtaki.runner.hosts import Host, allocate, is_own_host, needed
 from sirtaki.runner.options import OptionParser, add_options_for_hosts, whole_number
 from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
-from sirtaki.runner.ssh import SshOptions
+from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
+from sirtaki.runner.ssh import SshOptions, StartFailure, diagnose, ssh_command
 from sirtaki.runner.terminal_status import terminal_status
 
 _DESCRIPTION = (
@@ -122,3 +142,233 @@ def _write_report(path: Path, picture: Picture, findings: Sequence[Finding]) -> 
             file.write(text)
     except OSError as error:
         raise LaunchError(f"cannot write {path}: {error.strerror}") from None
+
+
+# ---- Examines all hosts of a job and the connections between them --------------------------------------
+
+
+OWN = "localhost"
+_CONNECT_SECONDS = 3.0  # TCP repeats its first packet after one second, and after three
+_ASK_SECONDS = 30.0
+_CLOCK_QUESTIONS = 5
+_MEASURE_ALL = 4  # with more hosts, each is measured beside the next one only
+_TRY_ALL = 16  # with more, each is tried beside the next one, and beside the first
+_MAX_PORT = 65535
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Door:
+    """A host's listener: its port, and the addresses at which it may be reached."""
+
+    port: int
+    addresses: tuple[str, ...]
+
+
+def examine(hosts: Sequence[Host], size: int | None, ssh: SshOptions, choice: Choice, note: Note) -> Picture:
+    """Examines the hosts of a job of this size (None: all slots), and this host in any case.
+
+    Raises LaunchError if there are too few slots.
+    """
+    hosts = needed(hosts, size)
+    if all(is_own_host(host.name) for host in hosts):
+        own = {OWN: gather(choice, note)}
+        return Picture(own, _count_ranks(hosts, size, own))
+    names = [host.name for host in hosts]
+    with contextlib.ExitStack() as cleanup:
+        sessions = []
+        for name, route in _routes(names, ssh, choice).items():
+            sessions.append(Session(name, route))
+            cleanup.callback(sessions[-1].close)
+        with ThreadPoolExecutor(len(sessions)) as pool:
+            results = dict(pool.map(lambda one: (one.host, _facts(one, note)), sessions))
+        found = {name: facts for name, facts in results.items() if isinstance(facts, HostFacts)}
+        failures = {name: result for name, result in results.items() if isinstance(result, StartFailure)}
+        ranks = {OWN: 0, **_count_ranks(hosts, size, found)}
+        alive = [session for session in sessions if session.host in found]
+        clocks = {one.host: offset for one in alive if (offset := _clock_offset(one)) is not None}
+        links = _examine_links(_distinct(alive, found), note)
+    is_possible = all(name in found for name in names) and all_open(links)
+    job = try_job(names, found, ssh, note) if is_possible and choice.trial is Trial.JOB else None
+    return Picture(found, ranks, failures, links, clocks, job)
+
+
+def _count_ranks(hosts: Sequence[Host], size: int | None, found: Mapping[str, HostFacts]) -> dict[str, int]:
+    """Returns the ranks of each host; without a number of slots it has one per GPU, or one, as in hvdrun."""
+    counted = []
+    for host in hosts:
+        facts = found.get(host.name)
+        gpus = facts.gpu.devices if facts is not None and facts.gpu is not None else 0
+        counted.append(Host(host.name, host.slots or max(1, gpus)))
+    return {one.host.name: len(one.ranks) for one in allocate(counted, size)}
+
+
+def _distinct(sessions: Sequence[Session], hosts: Mapping[str, HostFacts]) -> list[Session]:
+    """Returns sessions with hosts that are not one: a host that is named twice has no link to itself."""
+    found: dict[object, Session] = {}
+    for session in sessions:
+        found.setdefault(hosts[session.host].identity or session.host, session)
+    return list(found.values())
+
+
+def _facts(session: Session, note: Note) -> HostFacts | StartFailure:
+    return session.facts(lambda text: note(f"{session.host}: {text}"))
+
+
+def _routes(names: Sequence[str], ssh: SshOptions, choice: Choice) -> dict[str, DoctorRoute]:
+    """Returns the way to this host and to each of the named ones; to this one only if there is no ssh."""
+    path = shutil.which(ssh.program)
+    # No rank runs on a host that only launches, so frameworks do not matter there.
+    routes = {OWN: _route(OWN, "", ssh, choice if OWN in names else Choice((), Trial.NONE))}
+    for name in names:
+        if name != OWN and path is not None:
+            routes[name] = _route(name, path, ssh, choice)
+    return routes
+
+
+def _route(host: str, ssh_path: str, ssh: SshOptions, choice: Choice) -> DoctorRoute:
+    frameworks = ["--frameworks", ",".join(choice.frameworks)]
+    words = [*module_words("sirtaki"), "doctor", "--facts", *frameworks]
+    words += ["--quick"] if choice.trial is Trial.IMPORT else []
+    if interfaces := chosen_interfaces():
+        words += ["--network-interfaces", ",".join(interfaces)]
+    if is_own_host(host):
+        return DoctorRoute([sys.executable, *words], "sirtaki doctor", _explain_own)
+    command = ssh_command(ssh_path, host, ssh, words=words)
+    return DoctorRoute(command, ssh.trial(host), lambda code, output: diagnose(host, ssh, code, output))
+
+
+def _explain_own(code: int, output: Sequence[str]) -> StartFailure:
+    what = f"the doctor's own process ended with exit code {code}"
+    return StartFailure(
+        "command-failed", what, "run `sirtaki doctor` without hosts", line("; ".join(output[-1:]))
+    )
+
+
+def _clock_offset(session: Session) -> ClockOffset | None:
+    """Returns the offset of a host's clock, from the fastest of several questions."""
+    found: list[ClockOffset] = []
+    for _ in range(_CLOCK_QUESTIONS):
+        begin = time.time()
+        try:
+            answer = session.ask({"ask": "clock"}, _ASK_SECONDS)
+        except SessionError:
+            return None
+        end = time.time()
+        if not isinstance(answer, float):
+            return None
+        found.append(ClockOffset(answer - (begin + end) / 2, (end - begin) / 2))
+    return min(found, key=lambda one: one.error)
+
+
+def _examine_links(sessions: Sequence[Session], note: Note) -> tuple[LinkFacts, ...]:
+    if len(sessions) < 2:
+        return ()
+    token = secrets.token_hex(TOKEN_BYTES)
+    doors = {session.host: _open_door(session, token) for session in sessions}
+    by_host = {session.host: session for session in sessions}
+    pairs = _pairs([session.host for session in sessions], _TRY_ALL)
+    note("connections")
+    with ThreadPoolExecutor(len(sessions)) as pool:  # a session answers one question at a time
+        each = pool.map(
+            lambda one: [_try(one, target, doors[target], token) for own, target in pairs if own == one.host],
+            sessions,
+        )
+        links = [link for found in each for link in found]
+    measured = set(_pairs([session.host for session in sessions], _MEASURE_ALL))
+    for index, link in enumerate(links):
+        if link.open is not None and (link.source, link.target) in measured:
+            note(f"{link.source} to {link.target}")
+            links[index] = _measure(by_host[link.source], link, doors[link.target], token)
+    return tuple(links)
+
+
+def _pairs(hosts: Sequence[str], limit: int) -> list[tuple[str, str]]:
+    """Returns ordered pairs of hosts: all of them up to `limit` hosts, else those that matter most."""
+    if len(hosts) <= limit:
+        return [(host, other) for host in hosts for other in hosts if host != other]
+    near = [(host, hosts[(index + 1) % len(hosts)]) for index, host in enumerate(hosts)]
+    first = [pair for host in hosts[1:] for pair in ((host, hosts[0]), (hosts[0], host))]
+    return list(dict.fromkeys([*near, *first]))
+
+
+def _open_door(session: Session, token: str) -> Door | str:
+    """Has a host listen; returns where, or why it does not."""
+    try:
+        answer = session.ask({"ask": "listen", "token": token}, _ASK_SECONDS)
+        door = decode(Door, answer)
+        for address in door.addresses:
+            ipaddress.ip_address(address)
+    except (SessionError, ValueError) as error:
+        return line(error)
+    if not 0 < door.port <= _MAX_PORT or len(door.addresses) > MAX_ADDRESSES:
+        return f"{session.host} has sent a malformed address"
+    return door if door.addresses else f"{session.host} has only loopback addresses"
+
+
+def _try(session: Session, target: str, door: Door | str, token: str) -> LinkFacts:
+    if isinstance(door, str):
+        return LinkFacts(session.host, target, failure=door)
+    question = {"ask": "reach", "seconds": _CONNECT_SECONDS, "token": token, **asdict(door)}
+    try:
+        answer = session.ask(question, _ASK_SECONDS)
+        if not isinstance(answer, list) or len(answer) > MAX_ADDRESSES:
+            raise ValueError("the answer is malformed")
+        attempts = tuple(decode(Attempt, one) for one in answer)
+    except (SessionError, ValueError) as error:
+        return LinkFacts(session.host, target, failure=line(error))
+    failure = "" if attempts else "both have the same addresses"
+    return LinkFacts(session.host, target, attempts, failure=failure)
+
+
+def _measure(session: Session, link: LinkFacts, door: Door | str, token: str) -> LinkFacts:
+    assert link.open is not None
+    assert isinstance(door, Door)
+    question = {"ask": "measure", "token": token, "port": door.port, "address": link.open.address}
+    try:
+        answer = session.ask(question, _ASK_SECONDS)
+        return LinkFacts(link.source, link.target, link.attempts, decode(Speed, answer))
+    except (SessionError, ValueError) as error:
+        return LinkFacts(link.source, link.target, link.attempts, failure=line(error))
+
+
+# ---- A job with one rank on each host ------------------------------------------------------------------
+
+# It shows what the examination of single connections cannot.
+
+
+_START_SECONDS = 60
+
+
+def try_job(
+    names: Sequence[str], hosts: Mapping[str, HostFacts], ssh: SshOptions, note: Callable[[str], None]
+) -> JobFacts | None:
+    """All-reduces with one rank on each of these hosts, with a framework that works on all of them.
+
+    Returns None if there is no such framework.
+    """
+    working = [_working(hosts[name]) for name in names]
+    framework = next((one for one in working[0] if all(one in others for others in working)), "")
+    if not framework:
+        return None
+    note(f"a job of {len(names)} ranks")
+    options = [*ssh.arguments(), "--start-timeout", str(_START_SECONDS)]
+    if interfaces := chosen_interfaces():
+        options += ["--network-interfaces", ",".join(interfaces)]
+    failure = run_job(framework, ["-H", ",".join(map(_with_one_slot, names)), *options])
+    return JobFacts(framework, len(names), os.getcwd(), sys.executable, failure)
+
+
+def _working(facts: HostFacts) -> list[str]:
+    return [framework.name for framework in facts.frameworks or () if framework.state == "works"]
+
+
+def _with_one_slot(name: str) -> str:
+    """Formats a host as --hosts takes it: an IPv6 address in brackets."""
+    user, at, host = name.rpartition("@")
+    return f"{user}{at}[{host}]:1" if ":" in host else f"{name}:1"
+
+
+def all_open(links: Sequence[LinkFacts]) -> bool:
+    """Returns whether each connection that was tried is open: otherwise a job can only repeat that."""
+    return all(link.open is not None and not (link.speed and link.speed.stalled) for link in links)

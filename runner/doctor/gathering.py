@@ -7,14 +7,15 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.doctor import machine
-from sirtaki.runner.doctor.deadline import answer_within
+from sirtaki.runner.doctor.decoding import line
 from sirtaki.runner.doctor.facts import (
     FRAMEWORKS,
     FrameworkFacts,
@@ -197,3 +198,28 @@ def _frameworks(choice: Choice, note: Note) -> Topic:
         return tuple(found)
 
     return Topic(gather_frameworks, 2 * TRIAL_SECONDS * max(1, len(choice.frameworks)))
+
+
+# ---- A deadline for a function that may hang -----------------------------------------------------------
+
+
+_T = TypeVar("_T")
+
+
+def answer_within(seconds: float, function: Callable[[], _T]) -> tuple[_T | None, str]:
+    """Calls a function; returns its result, or None and the reason why there is none.
+
+    A function that hangs, for example in a name server that does not answer, is left behind in its thread.
+    """
+    results: list[tuple[_T | None, str]] = []
+
+    def work() -> None:
+        try:
+            results.append((function(), ""))
+        except Exception as error:  # whatever a host does, the other topics count
+            results.append((None, line(f"{type(error).__name__}: {error}")))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return results[0] if results else (None, f"no answer within {seconds:g} s")

@@ -12,8 +12,7 @@ import torch
 
 from sirtaki.bindings.errors import Failure, HorovodInternalError
 from sirtaki.torch.backend import messages
-from sirtaki.torch.backend.any_source import ReceiveFromAny
-from sirtaki.torch.backend.messages import OpenCall, OpenReceives, SentMessages
+from sirtaki.torch.backend.messages import OpenCall, OpenReceives, ReceiveFromAny, SentMessages
 
 HOUR = timedelta(hours=1)
 

@@ -16,7 +16,7 @@ from exposed_waits import assert_exposed, assert_late_rank_is_waited_for, expose
 import sirtaki.jax as hvd
 from cases import case
 from sirtaki.bindings.default_context import current
-from sirtaki.jax import arrays, eager, lowering
+from sirtaki.jax import arrays, lowering, primitives
 
 PARAMETERS = {"w": jnp.ones((3, 2), jnp.float32), "b": jnp.zeros(2, jnp.float32)}
 
@@ -231,6 +231,6 @@ def own_computations_are_not_exposed() -> None:
 def nothing_is_measured_on_gpus() -> None:
     optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
     carried = start(optimizer)
-    with mock.patch.object(eager, "_only_device", return_value=SimpleNamespace(platform="cuda")):
+    with mock.patch.object(primitives, "_only_device", return_value=SimpleNamespace(platform="cuda")):
         assert counted(lambda: step_of(optimizer)(carried)) == 1
     assert exposed_seconds() is None

@@ -20,9 +20,8 @@ from sirtaki.bindings.context import Context
 from sirtaki.runner.rendezvous import world_builder
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
-from sirtaki.runner.rendezvous.links import PeerEndpoint, choose
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
-from sirtaki.runner.rendezvous.world_builder import LateLinks, Neighbourhood
+from sirtaki.runner.rendezvous.world_builder import LateLinks, Neighbourhood, PeerEndpoint, choose
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
 

@@ -14,8 +14,8 @@ from launching import FAILSAFE_SECONDS
 from sirtaki.runner.rendezvous.address import listen_at
 from sirtaki.runner.rendezvous.connect import connect
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
-from sirtaki.runner.rendezvous.links import Connections, PeerEndpoint, choose, close_all, connect_all
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
+from sirtaki.runner.rendezvous.world_builder import Connections, PeerEndpoint, choose, close_all, connect_all
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
 

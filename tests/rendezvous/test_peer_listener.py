@@ -23,8 +23,8 @@ from sirtaki.runner.rendezvous.handshake import CHOSEN, handshake_steps
 from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_trusted_user
 from sirtaki.runner.rendezvous.interfaces import local_addresses
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
-from sirtaki.runner.rendezvous.links import choose
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
+from sirtaki.runner.rendezvous.world_builder import choose
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
 

@@ -17,9 +17,8 @@ import pytest
 from sirtaki.bench.patterns import Patterns
 from sirtaki.runner import commands
 from sirtaki.runner.bench import peers as peers_module
-from sirtaki.runner.bench.cli import draw
+from sirtaki.runner.bench.cli import KINDS, SETTINGS, LinkReport, StepReport, draw
 from sirtaki.runner.bench.collective_report import COLUMNS, CollectiveReport, Limit
-from sirtaki.runner.bench.kinds import KINDS, SETTINGS, LinkReport, StepReport
 from sirtaki.runner.bench.messages import (
     MARK,
     BenchWorld,

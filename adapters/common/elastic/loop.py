@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from sirtaki.bindings import default_context, observe
-from sirtaki.bindings.change_records import write_changes
 from sirtaki.bindings.context import Context
+from sirtaki.bindings.elastic_timeline import write_changes
 from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.common.elastic.state import GenerationStart, State

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common import checksums, shares
 from sirtaki.common.shares import Share
-from sirtaki.torch.auto import marks, positions, proof, random_states
-from sirtaki.torch.auto.batches import arrays_of, part_of, rows_of
-from sirtaki.torch.auto.delivered import give_all_rows, mark_rows
+from sirtaki.torch.auto import marks, positions, proof
 from sirtaki.torch.auto.job import LoadedBatch, job, refusal
+from sirtaki.torch.auto.marks import Mark, mark_of, put, unmark
 from sirtaki.torch.auto.optimizers import adopt
 from sirtaki.torch.collectives import allgather
 from sirtaki.torch.consistency import checksum_of
@@ -64,7 +69,7 @@ def install() -> None:
         if torch.utils.data.get_worker_info() is not None:
             return plain(self)
         end_closed_batch()
-        with random_states.common():
+        with common():
             iterator = plain(self)
         place = positions.place()
         state = _states.setdefault(self, {}).setdefault(place, LoaderState())
@@ -93,7 +98,7 @@ class _Batches:
             end_batch()
         end_closed_batch()
         try:
-            with random_states.common():
+            with common():
                 whole = next(self._iterator)
         except StopIteration:
             self._iteration.is_closed = True
@@ -106,7 +111,7 @@ class _Batches:
             return
         self._iteration.is_closed = True
         if job.batch is not None and job.batch.iteration is self._iteration:
-            random_states.leave_own()  # the code after the loop draws, or seeds, before the batch is ended
+            leave_own()  # the code after the loop draws, or seeds, before the batch is ended
 
 
 def _delivered(whole: Any, iteration: Iteration) -> Any:
@@ -132,7 +137,7 @@ def _delivered(whole: Any, iteration: Iteration) -> Any:
         shares.make_current(share)
         for reducer in GradientReducer.of_world(job.context):
             reducer.weighting.count_by_rows(share)
-        random_states.enter_own(job.context.rank)
+        enter_own(job.context.rank)
     else:
         _check_same_data(batch)
         proof.start(batch)
@@ -193,7 +198,7 @@ def _leave(batch: LoadedBatch) -> None:
     batch.is_open, job.batch, batch.iteration.last = False, None, batch
     if batch.iteration.is_closed:
         _give_all_rows(batch.iteration)
-    random_states.leave_own()
+    leave_own()
     if batch.is_part:
         shares.make_current(None)
         for reducer in GradientReducer.of_world(batch.share.context):
@@ -215,3 +220,174 @@ def _check_same_data(batch: LoadedBatch) -> None:
             "computes its rows of its own: make the order and the content of the data the same in each "
             "process (seeds; sorted lists of files; no sets, no clocks)"
         )
+
+
+# ---- The tensors that a training loop is given: some rows of a batch, which every rank has read --------
+# The tensors that a training loop is given: some rows of a batch, which every rank has read as a whole.
+
+
+def mark_rows(batch: LoadedBatch) -> Callable[[Tensor, Tensor], None]:
+    """Returns a function that marks a tensor of this rank's rows, and keeps the one with all rows."""
+
+    def mark(tensor: Tensor, whole: Tensor) -> None:
+        new = Mark(batch, "the batch")
+        new.whole, new.version = whole, whole._version
+        put(tensor, new)
+        batch.delivered.append((weakref.ref(tensor), new))
+
+    return mark
+
+
+def give_all_rows(batch: LoadedBatch) -> None:
+    """Gives the tensors of the last batch of a loop all rows, unless the loop has changed them.
+
+    The code that follows a loop may use them. Those of other batches stay as they are, because a loss that
+    is differentiated in a later batch may have been computed from them.
+    """
+    for reference, mark in batch.delivered:
+        tensor, whole = reference(), mark.whole
+        if tensor is None or mark_of(tensor) is not mark or not mark.is_delivered or tensor.requires_grad:
+            continue
+        unmark(tensor)
+        if batch.is_part and whole is not None:
+            with torch.no_grad():
+                tensor.set_(whole)  # type: ignore[call-overload]
+    batch.delivered.clear()
+
+
+# ---- The parts of a batch: its tensors split along their first axis ------------------------------------
+
+
+_PLAIN = (str, bytes, int, float, complex, type(None), np.generic)
+
+
+def arrays_of(value: Any, path: str = "batch") -> Iterator[tuple[str, Any]]:
+    """Yields the tensors and arrays of a batch with at least one axis, and how code reaches them."""
+    if isinstance(value, Tensor | np.ndarray):
+        if value.ndim:
+            yield path, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from arrays_of(one, f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from arrays_of(one, f"{path}[{index}]")
+
+
+def rows_of(batch: Any, place: str) -> int:
+    """Returns the number of rows of a batch.
+
+    Raises:
+        UnsupportedError: it has no tensor, or tensors that disagree.
+    """
+    found = list(arrays_of(batch))
+    if not found:
+        raise UnsupportedError(
+            f"{place}: this loader's batches hold no tensor with an axis of rows, so they cannot be split "
+            "over the ranks; let collate_fn return tensors whose first axis is that of the rows"
+        )
+    rows = len(found[0][1])
+    for path, one in found[1:]:
+        if len(one) != rows:
+            raise UnsupportedError(
+                f"{place}: {found[0][0]} has shape {list(found[0][1].shape)} and {path} has shape "
+                f"{list(one.shape)}: the ranks split a batch along the first axis of all its tensors, so let "
+                "the first axis be that of the rows (batch first), and pad rows of several lengths instead "
+                "of joining them"
+            )
+    return rows
+
+
+def part_of(value: Any, rows: int, part: slice, mark: Callable[[Tensor, Tensor], None], place: str) -> Any:
+    """Returns some rows of a batch of so many rows, in the structure of the batch."""
+
+    def cut(one: Any) -> Any:
+        return part_of(one, rows, part, mark, place)
+
+    if isinstance(value, Tensor | np.ndarray):
+        if not value.ndim:
+            return value
+        mine = value[part]
+        if isinstance(mine, Tensor) and isinstance(value, Tensor):
+            mark(mine, value)
+        return mine
+    if type(value) is dict:
+        return {key: cut(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        if not any(True for _ in arrays_of(value)) and len(value) == rows:
+            return value[part]
+        cuts = [cut(one) for one in value]
+        return type(value)(*cuts) if hasattr(value, "_fields") else type(value)(cuts)
+    if isinstance(value, _PLAIN):
+        return value
+    raise UnsupportedError(
+        f"{place}: this loader's batches hold a {type(value).__name__}, of which it is not known how it is "
+        "split over the ranks; let collate_fn return tensors in tuples, lists or dictionaries"
+    )
+
+
+# ---- Random states: equal on all ranks, except while a rank computes its part of a batch ---------------
+# Loaders, initial values and everything else that a script draws between batches have to be the same on
+# all ranks; the numbers that a step draws for its rows, such as those of dropout, have to differ.
+
+
+@dataclass
+class _States:
+    """This rank's own states while they are not in use, and the common ones while they are not."""
+
+    own: list[Any] | None = None
+    common: list[Any] | None = None
+
+
+_random_states = _States()
+
+
+def captured() -> list[Any]:
+    """Returns the random states of torch, Python and NumPy."""
+    numpy = sys.modules.get("numpy")
+    return [torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None]
+
+
+def restore(states: list[Any]) -> None:
+    """Sets random states."""
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if states[2] is not None:
+        sys.modules["numpy"].random.set_state(states[2])
+
+
+def enter_own(rank: int) -> None:
+    """Begins to draw this rank's own numbers."""
+    _random_states.common = captured()
+    if _random_states.own is not None:
+        restore(_random_states.own)
+        return
+    text = f"{torch.initial_seed()} {rank}".encode()
+    seed = int.from_bytes(blake2b(text, digest_size=4).digest(), "big")
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+
+
+def leave_own() -> None:
+    """Continues with the numbers that all ranks draw."""
+    if _random_states.common is not None:
+        _random_states.own = captured()
+        restore(_random_states.common)
+        _random_states.common = None
+
+
+@contextmanager
+def common() -> Iterator[None]:
+    """Draws the numbers of all ranks inside."""
+    if _random_states.common is None:
+        yield
+        return
+    own = captured()
+    restore(_random_states.common)
+    try:
+        yield
+    finally:
+        _random_states.common = captured()
+        restore(own)

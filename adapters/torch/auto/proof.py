@@ -7,33 +7,46 @@ the whole, and the fork goes on with the latter. It ends with the batch, and wri
 
 from __future__ import annotations
 
+import builtins
+import fcntl
 import gc
+import io
+import math
 import mmap
 import os
 import signal
+import stat
 import sys
 import warnings
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum, auto
+from itertools import islice
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from numbers import Real
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.hints import hint
 from sirtaki.common.objects import gather_objects
+from sirtaki.common.ops import Sum
 from sirtaki.common.process_sets import global_process_set
+from sirtaki.common.shares import Share
+from sirtaki.torch._private import DispatchMode
 from sirtaki.torch.auto import positions, rules
-from sirtaki.torch.auto.buffers import Buffers
-from sirtaki.torch.auto.comparing import Difference, compare
-from sirtaki.torch.auto.counters import miscounted, numbers_of
-from sirtaki.torch.auto.drawing import Drawing
 from sirtaki.torch.auto.job import LoadedBatch, job, refusal
 from sirtaki.torch.auto.optimizers import leave_exchange
-from sirtaki.torch.auto.silence import silence
+from sirtaki.torch.auto.row_counts import RowCount
+from sirtaki.torch.auto.rules import tolerance
+from sirtaki.torch.collectives import grouped_allreduce
 
 _PATIENCE = 600.0  # seconds that a rank waits for its fork
 _DRAWS = (
@@ -350,3 +363,319 @@ def _raise_first(failure: str | None, line: str, known: Sequence[str] = ()) -> b
                 f"{rank}, {text}. Use @hvd.consistent, or hvd.DistributedOptimizer"
             )
     return any(text is not None for text, _ in failures)
+
+
+# ---- Keeps a fork that computes part of a batch from writing: the rank itself writes what the ----------
+# Keeps a fork that computes part of a batch from writing: the rank itself writes what the step writes.
+
+
+_CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.truncate"}
+
+
+def silence(fail: Callable[[str], None]) -> None:
+    """Drops what this process writes to files and its outputs from now on; calls `fail` before it deletes."""
+    silent = os.open(os.devnull, os.O_RDWR)
+    for entry in os.listdir("/proc/self/fd"):
+        descriptor = int(entry)
+        if descriptor in (1, 2) or _is_written_file(descriptor):
+            os.dup2(silent, descriptor)
+    opened: Any = io.open
+
+    def harmless(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if set(mode) & set("wax+"):
+            file, mode = os.devnull, mode.replace("x", "w")
+        return opened(file, mode, *args, **kwargs)
+
+    builtins.open = io.open = harmless
+    torch.save = lambda *args, **kwargs: None
+
+    def audited(event: str, arguments: Any) -> None:
+        if event in _CHANGES:
+            fail(f"the step changes the file {arguments[0]!r} while a batch is computed twice")
+
+    sys.addaudithook(audited)
+
+
+def _is_written_file(descriptor: int) -> bool:
+    try:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        return bool(flags & os.O_ACCMODE) and stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:  # the folder that was listed
+        return False
+
+
+# ---- The buffers of layers that a batch changes, which may depend on how it is split -------------------
+
+
+class Buffers:
+    """The buffers of the modules that are called during a batch."""
+
+    def __init__(self) -> None:
+        self.modules: dict[int, nn.Module] = {}
+        self._before: dict[tuple[int, str], tuple[Tensor | None, int]] = {}
+        self._hook = register_module_forward_pre_hook(self._called)
+
+    def _called(self, module: nn.Module, _: Any) -> None:
+        if id(module) not in self.modules:
+            number = len(self.modules)
+            self.modules[id(module)] = module
+            for name, buffer in module.named_buffers(recurse=False):
+                self._before[number, name] = (buffer, buffer._version)
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    def changed(self) -> dict[tuple[int, str], np.ndarray]:
+        """Returns the buffers that have changed, by the number of the module and the name."""
+        found = {}
+        for number, module in enumerate(self.modules.values()):
+            for name, buffer in module.named_buffers(recurse=False):
+                before, version = self._before.get((number, name), (None, 0))
+                if before is not buffer or version != buffer._version:
+                    found[number, name] = _portable(buffer)
+        return found
+
+    def difference(self, others: dict[tuple[int, str], np.ndarray]) -> str | None:
+        """Returns which buffer is another one after the whole batch than after the part."""
+        mine = self.changed()
+        modules = list(self.modules.values())
+        for key in sorted({*mine, *others}):
+            first, second = mine.get(key), others.get(key)
+            if first is None or second is None or not _is_close(first, second):
+                kind = type(modules[key[0]]).__name__ if key[0] < len(modules) else "a module"
+                return f"the buffer {key[1]!r} of {kind}"
+        return None
+
+
+def _portable(buffer: Tensor) -> np.ndarray:
+    """Returns a copy that can be pickled: torch's own pickles refer to the memory of the process."""
+    wide = buffer.detach()
+    return (
+        wide.float() if wide.dtype.is_floating_point and wide.element_size() < 4 else wide.clone()
+    ).numpy()
+
+
+def _is_close(first: np.ndarray, second: np.ndarray) -> bool:
+    if first.shape != second.shape or first.dtype.kind != "f":
+        return np.array_equal(first, second)
+    bound = rules.tolerance(torch.as_tensor(first).dtype)
+    return np.allclose(first, second, rtol=bound, atol=bound * np.abs(first).max(initial=0.0))
+
+
+# ---- Random numbers in a proof: the part of a batch draws those that the whole batch draws for ---------
+# Random numbers in a proof: the part of a batch draws those that the whole batch draws for the same rows.
+
+
+class Drawing(DispatchMode):
+    """Draws numbers for all rows of a batch, and gives those of this rank's rows.
+
+    It sees the operations below autograd, so dropout inside of layers is among them. An operation that it
+    does not know draws as always; the gradients then differ, and the step is refused.
+    """
+
+    def __init__(self, batch: LoadedBatch) -> None:
+        super().__init__()
+        self._count, self._total, self._rows = batch.count, batch.share.total, batch.rows
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            return self._dropout(func, args, kwargs)
+        if args and isinstance(args[0], Tensor):
+            return self._like(func, name, args, kwargs)
+        return self._made(func, args, kwargs)
+
+    def _axis(self, shape: Any) -> tuple[int, int]:
+        """Returns the axis of the rows, and how many elements each has there; (-1, 0): there is none."""
+        if shape and self._count > 1 and shape[0] and shape[0] % self._count == 0:
+            return 0, shape[0] // self._count
+        return next(((axis, 1) for axis, size in enumerate(shape) if size == self._count), (-1, 0))
+
+    def _enlarged(self, shape: Any) -> list[int]:
+        axis, each = self._axis(shape)
+        return [each * self._total if place == axis else size for place, size in enumerate(shape)]
+
+    def _own(self, whole: Tensor, shape: Any) -> Tensor:
+        axis, each = self._axis(shape)
+        if axis < 0:
+            return whole
+        return whole.narrow(axis, self._rows.start * each, self._count * each).contiguous()
+
+    def _like(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        own = args[0]
+        if any(isinstance(argument, Tensor) for argument in args[1:]) or name in (
+            "bernoulli",
+            "multinomial",
+            "normal",
+        ):
+            return func(*args, **kwargs)
+        # Numbers are drawn in the order of the memory.
+        order = sorted(range(own.dim()), key=own.stride, reverse=True)
+        whole = torch.empty_permuted(self._enlarged(own.shape), order, dtype=own.dtype)
+        drawn = func(whole, *args[1:], **kwargs)
+        if name.endswith("_"):
+            return own.copy_(self._own(drawn, own.shape))
+        return self._own(drawn, own.shape)
+
+    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
+        place = next(
+            (index for index, argument in enumerate(args) if isinstance(argument, list | tuple)), None
+        )
+        if place is None:
+            return func(*args, **kwargs)
+        whole = func(*args[:place], self._enlarged(args[place]), *args[place + 1 :], **kwargs)
+        return self._own(whole, args[place])
+
+    def _dropout(self, func: Any, args: Any, kwargs: Any) -> Any:
+        own = args[0]
+        whole, mask = func(own.new_ones(self._enlarged(own.shape)), *args[1:], **kwargs)
+        return own * self._own(whole, own.shape), self._own(mask, own.shape)
+
+
+# ---- The numbers of a script that a step changes: those that grow by the rows of a part are ------------
+# The numbers of a script that a step changes: those that grow by the rows of a part are found in a proof.
+
+
+_DEEPEST = 4
+_MOST = 1000  # elements of a container that are read
+_CLOSE = 1e-9
+Numbers = dict[str, float]
+
+
+def numbers_of(frame: FrameType | None) -> Numbers:
+    """Returns the numbers that a function of the script and those that have called it can reach."""
+    found: Numbers = {}
+    depth = 0
+    while frame is not None:
+        for name, value in list(frame.f_locals.items()):
+            if not name.startswith("__"):
+                found.update((f"{depth}:{path}", number) for path, number in _numbers(value, name, _DEEPEST))
+        frame = positions.user_frame(frame.f_back) if frame.f_back else None
+        depth += 1
+    return found
+
+
+def _numbers(value: Any, path: str, depth: int) -> Iterator[tuple[str, float]]:
+    if isinstance(value, bool | torch.Tensor):
+        return
+    if isinstance(value, Real | RowCount):
+        yield path, float(value)
+    elif depth:
+        for name, one in _elements(value):
+            yield from _numbers(one, f"{path}{name}", depth - 1)
+
+
+def _elements(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and type(value).__module__ in ("builtins", "collections"):
+        for key, one in islice(list(value.items()), _MOST):
+            yield f"[{key!r}]", one
+    elif isinstance(value, list | tuple | deque):
+        start = max(0, len(value) - _MOST)
+        for index, one in enumerate(islice(value, start, None)):
+            yield f"[{start + index}]", one
+    elif not isinstance(value, torch.nn.Module | type) and _is_users(type(value)):
+        for name, one in list(getattr(value, "__dict__", {}).items()):
+            yield f".{name}", one
+
+
+def _is_users(kind: type) -> bool:
+    """Returns whether a class is one of the script's own."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and not positions.is_library(file)
+
+
+def miscounted(before: Numbers, whole: Numbers, part: Numbers, share: Share) -> str | None:
+    """Returns which number has grown by the rows of a part, or by their reciprocal; None: none has."""
+    if share.count in (0, share.total):
+        return None
+    for path, number in whole.items():
+        start = before.get(path, 0.0)
+        grown, other = number - start, part.get(path, math.nan) - start
+        for factor in (share.count / share.total, share.total / share.count):
+            if grown and math.isclose(other, grown * factor, rel_tol=_CLOSE):
+                name = path.partition(":")[2]
+                return (
+                    f"{name} grows by {other:g} with the {share.count} rows of this rank, and by {grown:g} "
+                    f"with the {share.total} of the whole batch: count rows by tensor.size(0), "
+                    "tensor.shape[0] or len(tensor), which are the whole batch's in the function of the "
+                    "loop"
+                )
+    return None
+
+
+# ---- The comparison of a batch's gradients with those of its parts -------------------------------------
+
+
+_SMALL = 0.01  # of the norm of all gradients: a smaller gradient may differ more, relative to its own
+
+
+class Difference(Enum):
+    """The outcome of a comparison."""
+
+    NONE = auto()
+    UNKNOWN = auto()  # all gradients are zero, or not finite
+    SUM = auto()  # the whole is the sum of the parts
+    OTHER = auto()
+
+
+def compare(wholes: Sequence[Tensor | None], parts: Sequence[Tensor | None], share: Share) -> Difference:
+    """Compares the gradients of a whole batch with the mean over rows of the parts'. All ranks call it.
+
+    The decision is the same on all ranks, because they exchange what they compare.
+    """
+    pairs = [
+        (_dense(whole if whole is not None else torch.zeros_like(part)), part)  # type: ignore[arg-type]
+        for whole, part in zip(wholes, parts, strict=True)
+        if whole is not None or part is not None
+    ]
+    if not pairs:
+        return Difference.UNKNOWN
+    means = _combined(pairs, share.weight, share, "auto.mean")
+    norms = [float(whole.double().norm()) for whole, _ in means]
+    scale = math.sqrt(math.fsum(norm * norm for norm in norms))
+    outcome = Difference.UNKNOWN
+    if math.isfinite(scale) and scale:
+        outcome = Difference.NONE if _are_close(means, norms, scale) else Difference.OTHER
+    outcome = _worst(outcome)
+    if outcome is Difference.OTHER:
+        sums = _combined(pairs, 1.0, share, "auto.sum")
+        if _are_close(sums, norms, scale):
+            outcome = Difference.SUM
+    return outcome
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.detach().to_dense() if gradient.layout != torch.strided else gradient.detach()
+
+
+def _combined(
+    pairs: Sequence[tuple[Tensor, Tensor | None]], factor: float, share: Share, name: str
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns the whole gradients, with the sums over ranks of the parts' times a factor."""
+    scaled = []
+    for whole, part in pairs:
+        wide = torch.promote_types(whole.dtype, torch.float32)
+        is_none = part is None or not share.count
+        scaled.append(torch.zeros_like(whole, dtype=wide) if is_none else part.to(wide) * factor)  # type: ignore[union-attr]
+    sums = grouped_allreduce(scaled, op=Sum, name=name)
+    return [(whole, total) for (whole, _), total in zip(pairs, sums, strict=True)]
+
+
+def _are_close(pairs: Sequence[tuple[Tensor, Tensor]], norms: Sequence[float], scale: float) -> bool:
+    return all(
+        float((whole.double() - total.double()).norm()) <= tolerance(whole.dtype) * (norm + _SMALL * scale)
+        for (whole, total), norm in zip(pairs, norms, strict=True)
+    )
+
+
+def _worst(outcome: Difference) -> Difference:
+    """Returns the outcome of the rank with the largest difference: rounding may tell ranks apart."""
+    order = (Difference.NONE, Difference.UNKNOWN, Difference.OTHER)
+    own = torch.tensor([order.index(outcome)], dtype=torch.int64)
+    from sirtaki.common.ops import Max
+    from sirtaki.torch.collectives import allreduce
+
+    return order[int(allreduce(own, op=Max, name="auto.outcome"))]
