@@ -105,7 +105,7 @@ class HostsUpdatedInterrupt(RuntimeError):  # Horovod's name
         return "the ranks of this job are about to change"
 
 
-for _kind in [one for one in vars().values() if isinstance(one, type) and issubclass(one, Exception)]:
+for _kind in [item for item in vars().values() if isinstance(item, type) and issubclass(item, Exception)]:
     _kind.__module__ = _PUBLIC_MODULE
 
 

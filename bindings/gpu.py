@@ -42,7 +42,7 @@ def find_libraries() -> GpuLibraries:
     config = Config(with_packages(values()))
     found, devices = ffi.new("srt_gpu_library[2]"), ffi.new("int32_t *")
     lib.srt_gpu_libraries(config.pointer, found, found + 1, devices)
-    cuda, nccl = (GpuLibrary(one.version, text(one.path), text(one.text)) for one in found)
+    cuda, nccl = (GpuLibrary(library.version, text(library.path), text(library.text)) for library in found)
     return GpuLibraries(cuda, nccl, devices[0])
 
 

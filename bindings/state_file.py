@@ -143,7 +143,7 @@ def _tensors(context: Context) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for times in slowest_tensors(context, _TENSORS):
         seconds = (times["exposed_seconds"], times["wait_seconds"], times["transfer_seconds"])
-        row = [times["name"], times["operations"], *(one and round(one, 5) for one in seconds)]
+        row = [times["name"], times["operations"], *(duration and round(duration, 5) for duration in seconds)]
         if len(json.dumps([*rows, row])) > _TENSOR_BYTES:
             break
         rows.append(row)

@@ -69,15 +69,15 @@ class Survivors:
         self._made_inside: list[weakref.ref[Survivor]] = []
         self.has_begun = False
 
-    def add(self, one: Survivor) -> None:
+    def add(self, survivor: Survivor) -> None:
         """Adds an object, which is held weakly. One that is there already stays where it is."""
-        if all(reference() is not one for reference in (*self._kept, *self._made_inside)):
-            (self._made_inside if self.has_begun else self._kept).append(weakref.ref(one))
+        if all(reference() is not survivor for reference in (*self._kept, *self._made_inside)):
+            (self._made_inside if self.has_begun else self._kept).append(weakref.ref(survivor))
 
     @property
     def kept(self) -> list[Survivor]:
         """Returns the objects that were made before `hvd.elastic.run` and still live."""
-        return [one for reference in self._kept if (one := reference()) is not None]
+        return [survivor for reference in self._kept if (survivor := reference()) is not None]
 
     def begin(self) -> None:
         """Records that `hvd.elastic.run` begins: objects made from now on belong to the training function."""
@@ -99,9 +99,9 @@ class Survivors:
         context.wait_on_host()
         made_inside, self._made_inside = self._made_inside, []
         for reference in made_inside:
-            if (one := reference()) is not None:
-                one.retire()
+            if (survivor := reference()) is not None:
+                survivor.retire()
         self._kept = [reference for reference in self._kept if reference() is not None]
         for reference in list(self._kept):
-            if (one := reference()) is not None:
-                one.move_to(context)
+            if (survivor := reference()) is not None:
+                survivor.move_to(context)

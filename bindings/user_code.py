@@ -210,11 +210,11 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
-        one = pending.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            pending += [one.__cause__, one.__context__]
+        pending_error = pending.pop()
+        if pending_error is not None and id(pending_error) not in seen:
+            seen.add(id(pending_error))
+            yield pending_error
+            pending += [pending_error.__cause__, pending_error.__context__]
 
 
 def _remove_own_frames(error: BaseException) -> int:
@@ -238,8 +238,8 @@ def _keep_frames(error: BaseException, entries: list[TracebackType], kept: list[
     if not kept:
         return 0
     shorter: TracebackType | None = None
-    for one in reversed(kept):
-        shorter = TracebackType(shorter, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    for item in reversed(kept):
+        shorter = TracebackType(shorter, item.tb_frame, item.tb_lasti, item.tb_lineno)
     error.__traceback__ = shorter
     return len(entries) - len(kept)
 

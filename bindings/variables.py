@@ -95,7 +95,7 @@ def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 def _describe_unknown(name: str, known: list[str]) -> str:
     prefix = "SIRTAKI_"
-    names = [one.removeprefix(prefix) for one in known]
+    names = [item.removeprefix(prefix) for item in known]
     similar = difflib.get_close_matches(name.removeprefix(prefix), names, n=1, cutoff=0.7)
     hint = f": did you mean {prefix}{similar[0]}?" if similar else ""
     return f"the environment variable {name} means nothing to sirtaki and is ignored{hint}"

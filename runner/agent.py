@@ -437,7 +437,7 @@ class AgentJob:
         self._job_folder = JobFolder(reaper, bytes.fromhex(values["key"]))
         self.folder = self._job_folder.path
         self._timeline = self.folder / "timeline"
-        self._command = [str(one) for one in values["command"]]
+        self._command = [str(word) for word in values["command"]]
         self._placements = [RankPlacement(*map(int, placement)) for placement in values["placements"]]
         self._base = merge_login({str(k): str(v) for k, v in values["environment"].items()}, os.environ)
         additions = thread_counts(count + len(self._servers), cores, self._base)
@@ -581,14 +581,14 @@ class AgentJob:
 
     def signal(self, rank: int, number: int) -> None:
         """Sends a signal to the newest rank of this number; SIGKILL also to what it has left behind."""
-        newest = next((one for one in reversed(self.running) if one.rank == rank), None)
+        newest = next((process for process in reversed(self.running) if process.rank == rank), None)
         if newest is not None and (newest.exit_status is None or number == signal.SIGKILL):
             newest.signal(number)
 
     def kill(self) -> None:
         """Kills all ranks and spares."""
-        for one in self.running:
-            one.signal(signal.SIGKILL)
+        for process in self.running:
+            process.signal(signal.SIGKILL)
         if self.spares is not None:
             self.spares.kill()
 

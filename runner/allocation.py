@@ -78,8 +78,8 @@ def _of_slurm(environment: Mapping[str, str]) -> Allocation | None:
 
 def _tasks_per_node(text: str) -> list[int]:
     """Returns 2, 2, 2, 1 for "2(x3),1"; nothing if that is malformed."""
-    found = [_COUNT.fullmatch(one) for one in text.split(",")]
-    counts = [[int(one["tasks"])] * int(one["nodes"] or 1) for one in found if one is not None]
+    found = [_COUNT.fullmatch(part) for part in text.split(",")]
+    counts = [[int(match["tasks"])] * int(match["nodes"] or 1) for match in found if match is not None]
     return list(itertools.chain(*counts)) if all(found) else []
 
 

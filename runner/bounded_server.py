@@ -80,7 +80,7 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         """Closes the oldest connection of the address with the most; the lock is held."""
         if self._clients:
             busiest = Counter(self._clients.values()).most_common(1)[0][0]
-            oldest = next(one for one, address in self._clients.items() if address == busiest)
+            oldest = next(client for client, address in self._clients.items() if address == busiest)
             del self._clients[oldest]
             _shut_down(oldest)  # which ends its thread
 
@@ -114,7 +114,7 @@ def is_wildcard(host: str) -> bool:
 
 def own_addresses() -> set[str]:
     """Returns the addresses of this machine's network interfaces, without their scopes."""
-    addresses = [one for several in psutil.net_if_addrs().values() for one in several]
+    addresses = [address for several in psutil.net_if_addrs().values() for address in several]
     return {
         address.address.partition("%")[0] for address in addresses if address.family in (AF_INET, AF_INET6)
     }

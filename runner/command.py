@@ -73,8 +73,8 @@ def _find_python(name: str, environment: Mapping[str, str]) -> tuple[str, str]:
     )
 
 
-def _is_same_folder(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+def _is_same_folder(path: str, other: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _first_executable(name: str, search: Sequence[str]) -> str | None:

@@ -59,10 +59,10 @@ class Endpoints:
 
     def check(self) -> None:
         """Says, once, if a server has ended, of which only its clients would notice something."""
-        for one in list(self._running):
-            if (end := one.process.poll()) is not None:
-                self._running.remove(one)
-                self._say(_notice(one, *end))
+        for endpoint in list(self._running):
+            if (end := endpoint.process.poll()) is not None:
+                self._running.remove(endpoint)
+                self._say(_notice(endpoint, *end))
 
     def release(self) -> None:
         """Lets them end, as the job does."""

@@ -294,8 +294,8 @@ def name_rank(rank: int, pid: int, host: str = "") -> str:
 
 def _name_all(lost: Sequence[int]) -> str:
     """Formats "ranks 2 and 3", "ranks 2 and 3 and server 1"."""
-    ranks = [one for one in lost if one < FIRST_SERVER]
-    servers = [name_of(one) for one in lost if one >= FIRST_SERVER]
+    ranks = [number for number in lost if number < FIRST_SERVER]
+    servers = [name_of(number) for number in lost if number >= FIRST_SERVER]
     return " and ".join([*([name_ranks(ranks)] if ranks else []), *servers])
 
 

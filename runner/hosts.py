@@ -74,7 +74,7 @@ def merge_hosts(hosts: Iterable[Host]) -> list[Host]:
     for host in hosts:
         slots.setdefault(host.name, []).append(host.slots)
     return [
-        Host(name, each[0] if len(each) == 1 else sum(1 if one is None else one for one in each))
+        Host(name, each[0] if len(each) == 1 else sum(1 if item is None else item for item in each))
         for name, each in slots.items()
     ]
 
@@ -102,7 +102,7 @@ def needed(hosts: Sequence[Host], size: int | None) -> list[Host]:
         return list(hosts)
     chosen: list[Host] = []
     for host in hosts:
-        if sum(1 if one.slots is None else one.slots for one in chosen) >= size:
+        if sum(1 if allocation.slots is None else allocation.slots for allocation in chosen) >= size:
             break
         chosen.append(host)
     return chosen

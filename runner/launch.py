@@ -369,7 +369,9 @@ def check_reachable(rendezvous: str) -> None:
 
 def addresses_for_others(rendezvous: str) -> str:
     """Returns the rendezvous's addresses that ranks of other hosts may be able to reach."""
-    found = [one for one in rendezvous.split(",") if not one.startswith(("unix:", "127.", "[::1]"))]
+    found = [
+        address for address in rendezvous.split(",") if not address.startswith(("unix:", "127.", "[::1]"))
+    ]
     return ",".join(found)
 
 

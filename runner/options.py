@@ -405,7 +405,7 @@ def _option(flag: str, key: str, value: Any, file: str) -> str:
 
 
 def _plain(value: Any, key: str, file: str) -> str:
-    if isinstance(value, list) and all(isinstance(one, str | int) for one in value):
+    if isinstance(value, list) and all(isinstance(element, str | int) for element in value):
         return ",".join(map(str, value))
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise LaunchError(f"{file}: {key} has to be a number or a text, not {value!r}")

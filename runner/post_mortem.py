@@ -100,8 +100,12 @@ class PostMortem:
 
 def describe(report: Mapping[str, Any], names_host: bool = False) -> str:
     """Formats one rank's report as a line."""
-    waiting = [one for one in report["unfinished"] if one["state"] in ("queued", "waiting for other ranks")]
-    moving = [one for one in report["unfinished"] if one["state"] in ("agreed", "moving")]
+    waiting = [
+        operation
+        for operation in report["unfinished"]
+        if operation["state"] in ("queued", "waiting for other ranks")
+    ]
+    moving = [operation for operation in report["unfinished"] if operation["state"] in ("agreed", "moving")]
     if moving:
         what = f"moved the data of {_name(moving)}"
     elif waiting:

@@ -60,7 +60,7 @@ class Relays:
             del self._lanes[number]
 
     def _reach(self, number: int, command: object) -> None:
-        if not isinstance(command, list) or not command or any(type(one) is not str for one in command):
+        if not isinstance(command, list) or not command or any(type(word) is not str for word in command):
             raise WireError("REACH has no command")
         path = shutil.which(command[0])
         try:

@@ -149,7 +149,9 @@ def diagnose(
         found = explain_agent(host, code, output, python, log_in)
         return found or _failure("command-failed", output, host=host, code=code, log_in=log_in, python=python)
     text = "\n".join(output)
-    kind = next((kind for kind, each in _PATTERNS.items() if any(one in text for one in each)), "ssh-failed")
+    kind = next(
+        (kind for kind, each in _PATTERNS.items() if any(pattern in text for pattern in each)), "ssh-failed"
+    )
     copy = shlex.join(["ssh-copy-id", *options.arguments(), host])
     known = host.rpartition("@")[2]
     name = shlex.quote(known if options.port in (None, 22) else f"[{known}]:{options.port}")

@@ -353,8 +353,8 @@ class Supervisor:
 
 
 def _count(running: Sequence[int]) -> str:
-    one, several = ("process", "processes") if max(running) >= FIRST_SERVER else ("rank", "ranks")
-    return f"1 {one}" if len(running) == 1 else f"{len(running)} {several}"
+    single, several = ("process", "processes") if max(running) >= FIRST_SERVER else ("rank", "ranks")
+    return f"1 {single}" if len(running) == 1 else f"{len(running)} {several}"
 
 
 # ---- Reports ranks that still run after the others have ended normally: one may be stopped -------------

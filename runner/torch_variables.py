@@ -55,7 +55,7 @@ class MasterOffer:
             address, port, client = str(values["address"]), int(values["port"]), str(values["client"])
         except (TypeError, KeyError, IndexError):
             raise ValueError("an agent's offer for torch is malformed") from None
-        if not (all(_is_address(one) for one in (address, client) if one) and 0 < port < 1 << 16):
+        if not (all(_is_address(part) for part in (address, client) if part) and 0 < port < 1 << 16):
             raise ValueError("an agent's offer for torch has no valid address or port")
         return cls(address, port, client)
 

@@ -37,8 +37,8 @@ def activate() -> None:
     semantics.select_horovods()
     if FOLDER not in sys.path:
         sys.path.insert(0, FOLDER)
-    folders = [one for one in os.environ.get(_PATH, "").split(os.pathsep) if one]
+    folders = [path for path in os.environ.get(_PATH, "").split(os.pathsep) if path]
     if FOLDER not in folders:
         os.environ[_PATH] = os.pathsep.join([FOLDER, *folders])
-    if not any(isinstance(one, Finder) for one in sys.meta_path):
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())

@@ -56,7 +56,7 @@ def fill(module: ModuleType) -> None:
             raise AttributeError(explain(whole))
         return getattr(source, wanted)
 
-    names = [one for source in sources for one in _public(source)]
+    names = [item for source in sources for item in _public(source)]
     module.__dict__.update(__getattr__=find, __dir__=lambda: sorted({*names, *_modules_of(name)}))
     module.__dict__["__all__"] = names
 
@@ -67,4 +67,4 @@ def _public(module: ModuleType) -> list[str]:
 
 
 def _modules_of(name: str) -> list[str]:
-    return [one.rpartition(".")[2] for one in MODULES if one.rpartition(".")[0] == name]
+    return [module.rpartition(".")[2] for module in MODULES if module.rpartition(".")[0] == name]

@@ -89,7 +89,7 @@ def _replace_in_class(owner: type, by_id: dict[int, Function]) -> None:
         if id(plain) in by_id:
             setattr(owner, attribute, staticmethod(by_id[id(plain)]))
         elif isinstance(value, FunctionType) and value.__defaults__:
-            value.__defaults__ = tuple(by_id.get(id(one), one) for one in value.__defaults__)
+            value.__defaults__ = tuple(by_id.get(id(default), default) for default in value.__defaults__)
 
 
 # Replacements. Each takes the files, the original, and then the original's own arguments. Descriptors, and

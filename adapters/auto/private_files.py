@@ -101,7 +101,7 @@ class PrivateFiles:
         self._began = began
         self._gate = gate
         self._own_folder = os.path.realpath(folder)
-        own = [os.path.realpath(one) for one in map(os.environ.get, _VARIABLES) if one]
+        own = [os.path.realpath(variable) for variable in map(os.environ.get, _VARIABLES) if variable]
         self._always_shared = (_job_folder() or root, *_DEVICES, *own)
         self._temporary = os.path.realpath(tempfile.gettempdir())
         prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
@@ -215,7 +215,7 @@ class PrivateFiles:
 
     def hides_in(self, location: str) -> bool:
         """Returns whether anything in a folder of the host's is hidden."""
-        return any(one.startswith(f"{location}/") for one in self._hidden)
+        return any(hidden.startswith(f"{location}/") for hidden in self._hidden)
 
     def names(self, location: str) -> list[str]:
         """Returns the names in a folder of both layers. Raises OSError if there is none."""
@@ -318,7 +318,7 @@ class PrivateFiles:
         _host.rename(found, self.private(target))
         self.hide(source)
         if is_folder:
-            self._hidden = {one for one in self._hidden if not one.startswith(f"{source}/")}
+            self._hidden = {hidden for hidden in self._hidden if not hidden.startswith(f"{source}/")}
             self.hide(target)
 
     def copy(self, path: str, location: str) -> None:

@@ -126,16 +126,16 @@ class ScriptFile:
         """Yields modules that are imported by absolute names, and perhaps their attributes, with lines."""
         for node in self._nodes:
             if isinstance(node, ast.Import):
-                yield from ((one.name, node.lineno) for one in node.names)
+                yield from ((alias.name, node.lineno) for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 yield node.module, node.lineno
-                yield from ((f"{node.module}.{one.name}", node.lineno) for one in node.names)
+                yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
     def relative_imports(self) -> Iterator[tuple[int, str]]:
         """Yields the levels and the names of modules that are imported relative to this one."""
         for node in self._nodes:
             if isinstance(node, ast.ImportFrom) and node.level:
-                names = [f"{node.module}.{one.name}" if node.module else one.name for one in node.names]
+                names = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
                 yield from ((node.level, name) for name in [*filter(None, [node.module]), *names])
 
     def unequal(self) -> Iterator[tuple[int, str]]:
@@ -150,22 +150,22 @@ class ScriptFile:
             elif name in _UNEQUAL and (not name.endswith("RandomState") or _has_no_seed(node)):
                 yield node.lineno, f"{name}(): {_UNEQUAL[name]}"
             elif name.rpartition(".")[2] in _SEEDING:
-                inner = (one for argument in node.args for one in ast.walk(argument))
-                clocks = [self._full_name(one.func) for one in inner if isinstance(one, ast.Call)]
+                inner = (part for argument in node.args for part in ast.walk(argument))
+                clocks = [self._full_name(call.func) for call in inner if isinstance(call, ast.Call)]
                 if any(clock in _CLOCKS for clock in clocks):
                     yield node.lineno, f"{name}(): a seed of the clock"
 
     def _imported_names(self) -> Iterator[tuple[str, str]]:
         for node in self._nodes:
             if isinstance(node, ast.Import):
-                for one in node.names:
+                for alias in node.names:
                     yield (
-                        one.asname or one.name.partition(".")[0],
-                        one.name if one.asname else one.name.partition(".")[0],
+                        alias.asname or alias.name.partition(".")[0],
+                        alias.name if alias.asname else alias.name.partition(".")[0],
                     )
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for one in node.names:
-                    yield one.asname or one.name, f"{node.module}.{one.name}"
+                for alias in node.names:
+                    yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
     def _full_name(self, node: ast.expr) -> str:
         """Returns the name of a function with its module, such as "numpy.random.seed"; "" for others."""

@@ -117,10 +117,10 @@ class Run:
             name: self._bind(implementation, count) for name, implementation in self._implementations.items()
         }
         before = self._count_wrong(bound, count)
-        for one in bound.values():
-            one.fill(0)  # zeros stay zeros, however often they are summed in place
+        for item in bound.values():
+            item.fill(0)  # zeros stay zeros, however often they are summed in place
         backend, algorithm = _way_of(bound[OWN].call)
-        times = self._time({name: one.call for name, one in bound.items()}, size)
+        times = self._time({name: item.call for name, item in bound.items()}, size)
         after = self._count_wrong(bound, count)
         wrong = {name: before[name] + after[name] for name in before}
         _tell(Measurement(size, count, wrong, times, backend, algorithm))
@@ -135,12 +135,12 @@ class Run:
         if not self._operation.has_size:
             return {}
         own = {}
-        for name, one in bound.items():
+        for name, item in bound.items():
             if name == COPY:
                 continue
-            one.fill(self._patterns.input(count, basics.rank()))
-            one.call()
-            own[name] = self._patterns.count_wrong(one.result(), count, basics.rank())
+            item.fill(self._patterns.input(count, basics.rank()))
+            item.call()
+            own[name] = self._patterns.count_wrong(item.result(), count, basics.rank())
         totals = hvd.allreduce(np.array(list(own.values())), op=hvd.Sum, name="bench wrong")
         return dict(zip(own, totals.tolist(), strict=True))
 
@@ -206,7 +206,7 @@ def slowest_stream(first: Sequence[int]) -> tuple[float, int]:
         following = first[(first.index(basics.rank()) + 1) % len(first)]
         addresses, port = listeners[following]
         speed = _measure(addresses, port, token)
-    speeds = [one for one in hvd.allgather_object(speed) if one is not None]
+    speeds = [found for found in hvd.allgather_object(speed) if found is not None]
     rates = [max(speed.one_stream, speed.several_streams) for speed in speeds]
     if len(rates) < len(first) or not min(rates):
         return 0.0, 0

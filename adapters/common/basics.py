@@ -82,7 +82,7 @@ def init(
 
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
     arguments = {"comm": comm, "rank": rank, "size": size, "address": address, "key": key}
-    arguments["process_sets"] = [_ranks_of(one) for one in sets] or None
+    arguments["process_sets"] = [_ranks_of(process_set) for process_set in sets] or None
     if is_initialized():
         lifecycle.check_repeated_init(compatible(arguments, sets) if are_horovods() else arguments)
         return
@@ -287,7 +287,7 @@ def _warn(context: Context, begin: float) -> None:
 
 def is_list_of_ranks(comm: Any) -> bool:
     """Returns whether the argument `comm` lists ranks; otherwise it is a communicator of MPI."""
-    return isinstance(comm, list | tuple | range) and all(isinstance(one, int) for one in comm)
+    return isinstance(comm, list | tuple | range) and all(isinstance(item, int) for item in comm)
 
 
 def require_all_ranks(comm: Sequence[int]) -> None:

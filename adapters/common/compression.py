@@ -114,5 +114,5 @@ def compressed(
     if compression is NoneCompressor:
         return list(exchange(tensors))
     small = [compression.compress(tensor) for tensor in tensors]
-    results = exchange([one for one, _ in small])
+    results = exchange([array for array, _ in small])
     return [compression.decompress(result, undo) for result, (_, undo) in zip(results, small, strict=True)]

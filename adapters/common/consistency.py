@@ -208,9 +208,9 @@ def _kinds_differ(scope: Scope, base: _Report, reports: Sequence[_Report]) -> st
 
 
 def _orders(scope: Scope, base: _Report, report: _Report) -> str:
-    for one, other in zip(base.names, report.names, strict=False):
-        if one != other:
-            return f"{one!r} on {scope.label(base.rank)} is {other!r} on {scope.label(report.rank)}"
+    for name, other in zip(base.names, report.names, strict=False):
+        if name != other:
+            return f"{name!r} on {scope.label(base.rank)} is {other!r} on {scope.label(report.rank)}"
     return f"{len(base.names)} on {scope.label(base.rank)}, {len(report.names)} on {scope.label(report.rank)}"
 
 

@@ -134,16 +134,16 @@ def _difference(scope: Scope, own: _Report) -> str:
         if epoch is None:
             continue
         first_rank, first = firsts.setdefault((epoch.samples, batch), (rank, epoch))
-        one, other = scope.label(first_rank), scope.label(rank)
+        item, other = scope.label(first_rank), scope.label(rank)
         if epoch.data != first.data:
             return (
-                f"ranks have different data sets of {epoch.samples} samples: {one} and {other} have other "
+                f"ranks have different data sets of {epoch.samples} samples: {item} and {other} have other "
                 "samples, or other labels, under the same numbers, so together they read some samples twice "
                 f"and others, such as those kept for validation, although they should not. {_DATA_ADVICE}"
             )
         if epoch != first:
             return (
-                f"ranks train on different epochs of their data: {one} on {first}, and {other} on {epoch}, "
+                f"ranks train on different epochs of their data: {item} on {first}, and {other} on {epoch}, "
                 f"so {_ADVICE}"
             )
     return ""

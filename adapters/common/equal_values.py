@@ -74,13 +74,13 @@ def _difference(scope: Scope, reports: Sequence[_Report]) -> str:
     base = max(reports, key=lambda report: (counts[tuple(report.values)], -report.rank))
     other = next(report for report in reports if report.values != base.values)
     ours, theirs = scope.label(base.rank), scope.label(other.rank)
-    for one, another in zip(base.values, other.values, strict=False):
-        if one.label != another.label:
+    for item, another in zip(base.values, other.values, strict=False):
+        if item.label != another.label:
             break
-        if one.kind != another.kind:
-            return f"{one.label} is {another.kind} on {theirs} and {one.kind} on {ours}; {scope.remedy}"
-        if one != another:
-            return f"{one.label} has other values on {theirs} than on {ours}; {scope.remedy}"
+        if item.kind != another.kind:
+            return f"{item.label} is {another.kind} on {theirs} and {item.kind} on {ours}; {scope.remedy}"
+        if item != another:
+            return f"{item.label} has other values on {theirs} than on {ours}; {scope.remedy}"
     return (
         f"{theirs} has {', '.join(value.label for value in other.values) or 'nothing'}, and {ours} has "
         f"{', '.join(value.label for value in base.values) or 'nothing'}; {scope.remedy}"

@@ -38,7 +38,7 @@ def check_groups(groups: Groups, rules: GroupRules) -> None:
     for index, group in enumerate(groups):
         if not rules.is_group(group):
             raise ValueError(f"groups has to be a number, or a list of lists of {member}s")
-        numbers = [id(one) for one in group]
+        numbers = [id(item) for item in group]
         if len(seen.union(numbers)) < len(seen) + len(numbers):
             raise ValueError(f"a {member} of group {index} is in groups twice; it may be in one only")
         if rules.known is not None and not rules.known.issuperset(numbers):

@@ -106,7 +106,7 @@ def mirrored(library: StepLibrary, function: Function, batch: Any, check: bool) 
         result = function(*bound.args, **bound.kwargs)
         name = f"{call.name} (results)"
         results = gather_objects(context, library.portable(result), name, global_process_set)
-        return [library.received(one, result) for one in results]
+        return [library.received(leaf, result) for leaf in results]
 
     return step
 

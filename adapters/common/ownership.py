@@ -12,7 +12,7 @@ def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
     same sizes, in bytes, get the same owners.
     """
     owners, loads = [0] * len(sizes), [0] * ranks
-    for place in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
+    for place in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         owners[place] = loads.index(min(loads))
         loads[owners[place]] += sizes[place]
     return owners

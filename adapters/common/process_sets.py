@@ -229,7 +229,7 @@ def _declare(context: Context, added: ProcessSet) -> None:
     ranks = added._ranks
     if not ranks or ranks[0] < 0 or len(set(ranks)) < len(ranks):
         raise ValueError(f"a process set needs ranks, each of them once, not {ranks}")
-    if any(one is added or one._ranks == ranks for one in declared):
+    if any(other is added or other._ranks == ranks for other in declared):
         raise ValueError(f"a process set of ranks {ranks} has been added already")
     added._end("its ranks exist only inside the function that @hvd.elastic.run decorates")
     declared.append(added)
@@ -241,7 +241,7 @@ def _following(context: Context, ranks: Sequence[int]) -> ProcessSet | None:
     following = [
         process_set for process_set in context.survivors.process_sets if process_set._context is context
     ]
-    return next((one for one in following if one._ranks == ranks), None)
+    return next((other for other in following if other._ranks == ranks), None)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -274,8 +274,8 @@ def _withdraw(context: Context, process_set: ProcessSet) -> bool:
     """Reverts `_declare`; returns whether the set was declared."""
     assert context.survivors is not None
     declared = context.survivors.process_sets
-    if all(one is not process_set for one in declared):
+    if all(other is not process_set for other in declared):
         return False
-    declared[:] = [one for one in declared if one is not process_set]
+    declared[:] = [other for other in declared if other is not process_set]
     process_set._end()
     return True

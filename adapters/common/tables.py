@@ -98,7 +98,7 @@ class TableServer:
         try:
             with default_context.using(context):
                 path = broadcast_object()
-                sys.path[:] = [*path, *(one for one in sys.path if one not in path)]
+                sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
             self._serve(context, lambda failure: self._leave(context, failure))
         except Exception as error:
             self._leave(context, error)

@@ -42,7 +42,7 @@ def around(
     if is_traced((gradients, parameters)):
         return nullcontext()
     subject = Subject(lambda: named(parameters))
-    return checks.around(process_set, subject, lambda: (one for _, one in named(gradients)))
+    return checks.around(process_set, subject, lambda: (name for _, name in named(gradients)))
 
 
 def is_traced(tree: Any) -> bool:

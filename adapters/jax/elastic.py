@@ -173,7 +173,7 @@ class JaxState(ArraysState):
             for entry in self._entries()
             if entry.target.role in roles and entry.target.tree.attribute in attributes
         ]
-        self._write(found, (np.zeros(one.shape, one.dtype) for one in found), self._details(found))
+        self._write(found, (np.zeros(entry.shape, entry.dtype) for entry in found), self._details(found))
 
     def _write(self, entries: Sequence[Entry], arrays: Iterable[Any], details: frozenset[str]) -> None:
         by_tree: defaultdict[str, dict[int, Any]] = defaultdict(dict)

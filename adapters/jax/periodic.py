@@ -121,15 +121,15 @@ class _Exchange:
         # The third number counts the ranks that take part: those that have joined contribute zeros.
         header = jnp.stack([steps, jnp.asarray(has_ended, jnp.int32), jnp.ones((), jnp.int32)])
         # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
-        divisors = jax.tree.map(lambda one: size() if one.dtype.itemsize == 2 else 1, tree)
+        divisors = jax.tree.map(lambda value: size() if value.dtype.itemsize == 2 else 1, tree)
         weighted = jax.tree.map(
-            lambda one, divisor: _times(one, steps, every * divisor).astype(one.dtype), tree, divisors
+            lambda value, divisor: _times(value, steps, every * divisor).astype(value.dtype), tree, divisors
         )
         sent = {"header": header, "values": weighted}
         found = allreduce(sent, name=self._name, compression=self._compression, op=Sum)
         total, ended, present = found["header"]
         averages = jax.tree.map(
-            lambda one, divisor: _times(one, every * divisor, jnp.maximum(total, 1)),
+            lambda value, divisor: _times(value, every * divisor, jnp.maximum(total, 1)),
             found["values"],
             divisors,
         )
@@ -190,7 +190,7 @@ class _OuterStep:
         return jax.tree.map(jnp.copy, params), self._outer.init(params)
 
     def contribution(self, local: Any, shared: Any) -> Any:
-        return jax.tree.map(lambda one, own: one - own, shared[0], local)
+        return jax.tree.map(lambda value, own: value - own, shared[0], local)
 
     def apply(self, average: Any, local: Any, shared: Any) -> tuple[Any, Any]:
         whole, state = shared
@@ -242,7 +242,7 @@ class _LocalSteps:
             local = self._moved(params, own)
             average = self._average(local, state.shared, steps, has_ended=False)
             new, shared = self._rule.apply(average.tree, local, state.shared)
-            updates = jax.tree.map(lambda one, old, like: one.astype(like.dtype) - old, new, params, own)
+            updates = jax.tree.map(lambda value, old, like: value.astype(like.dtype) - old, new, params, own)
             return updates, LocalState(inner, shared, jnp.zeros((), jnp.int32))
 
         def alone() -> tuple[Any, LocalState]:
@@ -315,4 +315,4 @@ def _widened(update: Any, parameter: Any) -> Any:
 
 def _like(tree: Any, other: Any) -> Any:
     """Returns the arrays with the dtypes of others."""
-    return jax.tree.map(lambda one, like: one.astype(like.dtype), tree, other)
+    return jax.tree.map(lambda value, like: value.astype(like.dtype), tree, other)

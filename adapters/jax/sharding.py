@@ -101,7 +101,7 @@ def full_state(optimizer: Any, state: Any, params: Any, name: str = "full_state"
     """
     whole, parts = _shapes(optimizer, params)
     leaves, structure = jax.tree.flatten(state)
-    divided = [index for index, (one, two) in enumerate(zip(whole, parts, strict=True)) if one != two]
+    divided = [index for index, (value, two) in enumerate(zip(whole, parts, strict=True)) if value != two]
     gathered = allgather([leaves[index] for index in divided], name=name)
     for index, elements in zip(divided, gathered, strict=True):
         leaves[index] = _like(elements, whole[index])
@@ -112,8 +112,8 @@ def divided_state(optimizer: Any, state: Any, params: Any) -> Any:
     """Returns this rank's state of `shard(optimizer)`, from the whole one: the opposite of `full_state`."""
     whole, parts = _shapes(optimizer, params)
     leaves, structure = jax.tree.flatten(state)
-    for index, (one, two) in enumerate(zip(whole, parts, strict=True)):
-        if one != two:
+    for index, (value, two) in enumerate(zip(whole, parts, strict=True)):
+        if value != two:
             leaves[index] = _slice(leaves[index])
     return structure.unflatten(leaves)
 
@@ -164,14 +164,14 @@ def _check_shapes(optimizer: Any, params: Any) -> None:
     whole = jax.eval_shape(optimizer.init, params)
     cut = jax.eval_shape(
         lambda given: optimizer.init(
-            jax.tree.map(lambda one: _padded(one, ranks).reshape(ranks, -1)[0], given)
+            jax.tree.map(lambda value: _padded(value, ranks).reshape(ranks, -1)[0], given)
         ),
         params,
     )
     if jax.tree.structure(whole) != jax.tree.structure(cut):
         raise ValueError(_REFUSAL)
-    for one, part in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
-        if one.shape != part.shape and slices.get(one.shape) != part.shape:
+    for item, part in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
+        if item.shape != part.shape and slices.get(item.shape) != part.shape:
             raise ValueError(_REFUSAL)
 
 
@@ -200,14 +200,14 @@ def _check_by_trial(optimizer: Any, params: Any) -> None:
             ),
             strict=True,
         )
-    for one, *parts in zip(whole, *cut, strict=True):
-        joined = np.concatenate(parts)[: one.size].reshape(one.shape)
-        rounding = 1e-5 * np.abs(one[np.isfinite(one)]).max(initial=0.0)
-        if not np.allclose(one, joined, rtol=1e-5, atol=rounding, equal_nan=True):
+    for value, *parts in zip(whole, *cut, strict=True):
+        joined = np.concatenate(parts)[: value.size].reshape(value.shape)
+        rounding = 1e-5 * np.abs(value[np.isfinite(value)]).max(initial=0.0)
+        if not np.allclose(value, joined, rtol=1e-5, atol=rounding, equal_nan=True):
             raise ValueError(_REFUSAL)
-    for one, *others in zip(facts, *facts_of_cut, strict=True):
+    for value, *others in zip(facts, *facts_of_cut, strict=True):
         # An array that is not divided, such as a number of steps, has to be equal on all ranks.
-        if any(one.shape == other.shape and not np.array_equal(one, other) for other in others):
+        if any(value.shape == other.shape and not np.array_equal(value, other) for other in others):
             raise ValueError(_REFUSAL)
 
 

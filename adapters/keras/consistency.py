@@ -72,7 +72,7 @@ class OptimizerChecks:
             return nullcontext()
         process_set = self._exchange.how.process_set
         shared = self._shared(variables)
-        own = {id(one) for one in shared}
+        own = {id(variable) for variable in shared}
         mine = [
             gradient for gradient, variable in zip(gradients, variables, strict=True) if id(variable) in own
         ]

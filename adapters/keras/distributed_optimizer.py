@@ -45,7 +45,9 @@ class Distributed(keras.optimizers.Optimizer):
             # Keras stores values that are no gradients in each pass, before it adds up the others.
             gradients = exchange.reduce_stored(gradients, variables)
             pairs = zip(gradients, variables, strict=True)
-            added = [one for gradient, one in pairs if gradient is not None and not is_stored(one)]
+            added = [
+                variable for gradient, variable in pairs if gradient is not None and not is_stored(variable)
+            ]
             with exchange.postponed(added):
                 return super().apply(gradients, given)
         # The parts of one batch may have equal gradients, which the checks take for equal data.
@@ -143,7 +145,7 @@ def _is_fit_failing() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "fit":
         frame = frame.f_back
-    return frame is not None and any(one is frame for one, _ in walk_tb(error.__traceback__))
+    return frame is not None and any(entered is frame for entered, _ in walk_tb(error.__traceback__))
 
 
 def make_distributed(optimizer: Any, exchange: GradientReduction, is_sharded: bool = False) -> Any:
@@ -169,7 +171,7 @@ def make_distributed(optimizer: Any, exchange: GradientReduction, is_sharded: bo
 
 def distributed_of(optimizer: Any) -> Distributed | None:
     """Returns an optimizer if it is distributed; Keras may have wrapped it to scale losses."""
-    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if isinstance(one, Distributed):
-            return one
+    for level in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if isinstance(level, Distributed):
+            return level
     return None

@@ -200,7 +200,7 @@ def _is_skipped(model: Any, batch: int) -> bool:
 
 
 def _share_of(state: Any) -> DatasetShare | None:
-    found = [one for one in vars(state).values() if isinstance(one, DatasetShare)]
+    found = [value for value in vars(state).values() if isinstance(value, DatasetShare)]
     if len(found) > 1:
         raise ValueError(
             "the state has several datasets, but only the one that fit() trains on has a position in its "
@@ -287,8 +287,8 @@ class KerasState(ArraysState):
         for kind, variable in _classified(self.model, self._built_optimizer(), self._local_steps):
             (own if kind is EntryKind.OWN else shared).append((kind, variable))
         return [
-            *(_entry(f"{place}: {_name(one)}", kind, one) for place, (kind, one) in enumerate(shared)),
-            *(_entry(f"own {place}: {_name(one)}", kind, one) for place, (kind, one) in enumerate(own)),
+            *(_entry(f"{place}: {_name(item)}", kind, item) for place, (kind, item) in enumerate(shared)),
+            *(_entry(f"own {place}: {_name(item)}", kind, item) for place, (kind, item) in enumerate(own)),
         ]
 
     def _built_optimizer(self) -> Any:
@@ -354,15 +354,15 @@ def _classified(
 
 def _local_numbers(optimizer: Any) -> set[int]:
     """Returns the `id()` of each variable whose gradients stay on the rank."""
-    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if isinstance(one, Distributed):
-            return one._exchange.local.numbers()
+    for level in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if isinstance(level, Distributed):
+            return level._exchange.local.numbers()
     return set()
 
 
 def _accumulators(optimizer: Any) -> list[Any]:
     both = (optimizer, getattr(optimizer, "inner_optimizer", None))
-    return [variable for one in both if one is not None for variable in accumulators_of(one)]
+    return [variable for level in both if level is not None for variable in accumulators_of(level)]
 
 
 def _kind_of_slot(variable: Any, model: Any, local: set[int]) -> EntryKind:

@@ -68,7 +68,7 @@ class Rows(NamedTuple):
         if isinstance(self.own, int):
             return self.counted(gradient, self.own * ranks / self.total)
         precision = "float64" if keras.backend.standardize_dtype(gradient.dtype) == "float64" else "float32"
-        own, total = (keras.ops.cast(one, precision) for one in self)
+        own, total = (keras.ops.cast(value, precision) for value in self)
         return self.counted(gradient, own * ranks / total)
 
 
@@ -329,7 +329,7 @@ class GradientReduction:
         if not places:
             return []
         given = [gradients[place] for place in places if gradients[place] is not None]
-        values = [one.values if self.backend.is_sparse(one) else one for one in given]
+        values = [item.values if self.backend.is_sparse(item) else item for item in given]
         flag = keras.ops.zeros((), "float32")
         for value in values:
             is_finite = keras.ops.all(keras.ops.isfinite(value))

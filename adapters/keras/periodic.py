@@ -58,7 +58,7 @@ class Averager:
         """Averages the current values. All ranks must call it."""
         own = _values(self._trainable)
         if self._outer is not None:
-            own = [whole - one for whole, one in zip(self._whole, own, strict=True)]
+            own = [whole - value for whole, value in zip(self._whole, own, strict=True)]
         # The last number counts the ranks that take part: those that have joined contribute zeros.
         header = np.array([*part, 1.0], np.float64)
         # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
@@ -69,7 +69,7 @@ class Averager:
         weight, ended_epoch, ended, present = found.tolist()
         if weight:
             pairs = zip(sums, shares, strict=True)
-            averages = [np.divide(one, weight * share, dtype=one.dtype) for one, share in pairs]
+            averages = [np.divide(array, weight * share, dtype=array.dtype) for array, share in pairs]
             self._apply(averages[: len(own)])
             _assign(self._statistics, averages[len(own) :])
         elif self._outer is not None:

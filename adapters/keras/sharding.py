@@ -145,12 +145,12 @@ def _refuse_other_orders(dataset: Any) -> None:
         cause = "has the option deterministic=False"
     pending = [dataset]
     while pending and not cause:
-        one = pending.pop()
-        if "Shuffle" in type(one).__name__ or any(map(_shuffles, functions_of(one))):
+        value = pending.pop()
+        if "Shuffle" in type(value).__name__ or any(map(_shuffles, functions_of(value))):
             cause = "has been shuffled"
-        elif getattr(one, "_deterministic", None) == "false":
+        elif getattr(value, "_deterministic", None) == "false":
             cause = "is made with deterministic=False"
-        pending += inputs_of(one)
+        pending += inputs_of(value)
     if cause:
         raise ValueError(
             f"the dataset given to shard() {cause}, so its order differs between ranks: they would train on "
@@ -214,7 +214,7 @@ def _shard_in_any_world(dataset: Any, count: int) -> Any:
         raise ValueError(f"there are {count} elements for {current().size} ranks: each needs at least one")
 
     def own(_: Any) -> Any:
-        size, rank = (tensorflow.cast(one, tensorflow.int64) for one in (size_op(), rank_op()))
+        size, rank = (tensorflow.cast(item, tensorflow.int64) for item in (size_op(), rank_op()))
         if count == tensorflow.data.INFINITE_CARDINALITY:
             return dataset.shard(size, rank)
         if count >= 0:

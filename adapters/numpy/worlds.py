@@ -15,11 +15,11 @@ def is_elastic() -> bool:
     return context is not None and context.survivors is not None
 
 
-def add_survivor(one: Survivor) -> None:
+def add_survivor(survivor: Survivor) -> None:
     """Registers an object that has to act when the ranks change; does nothing in other jobs."""
     context = find()
     if context is not None and context.survivors is not None:
-        context.survivors.add(one)
+        context.survivors.add(survivor)
 
 
 def require_all_ranks(process_set: ProcessSet) -> None:

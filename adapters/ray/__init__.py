@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sirtaki.common.served_versions import check_version
+from sirtaki.runner.engines.versions import check_version
 
 if TYPE_CHECKING:
     from sirtaki.ray.executor import RayExecutor

@@ -212,7 +212,7 @@ class ActorJob:
         if not returned:
             raise RunError("no rank has returned a result")
         by_rank = sorted(returned, key=lambda number: (ranks.get(number, number), number))
-        return results_of([replace(self._outcomes[one], rank=at) for at, one in enumerate(by_rank)])
+        return results_of([replace(self._outcomes[rank], rank=at) for at, rank in enumerate(by_rank)])
 
 
 def _was_killed(error: BaseException) -> bool:

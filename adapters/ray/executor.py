@@ -73,7 +73,7 @@ class RayExecutor:
         gpus = (1 if gpus_per_worker is None else gpus_per_worker) if use_gpu else 0
         self._settings = settings or self.create_settings()
         self._rules: Rules | None = None
-        if any(one is not None for one in (min_workers, max_workers, reset_limit, cooldown_range)):
+        if any(limit is not None for limit in (min_workers, max_workers, reset_limit, cooldown_range)):
             if num_hosts is not None or not override_discovery:
                 raise ValueError("an elastic executor takes no num_hosts, and no discovery of its own")
             self._rules = rules_of(
@@ -278,8 +278,8 @@ class RankGroup:
             ).remote()
             self._ranks.append(_Rank(actor, name))
         descriptions = self._get([rank.actor.describe.remote() for rank in self._ranks], seconds)
-        for one, description in zip(self._ranks, descriptions, strict=True):
-            one.host, one.hostname, one.pid = description
+        for place, description in zip(self._ranks, descriptions, strict=True):
+            place.host, place.hostname, place.pid = description
         by_rank = dict(zip(ranks_by_host([rank.host for rank in self._ranks]), self._ranks, strict=True))
         self._ranks = [by_rank[rank] for rank in range(len(by_rank))]
         self._enter(job)
@@ -312,8 +312,8 @@ class RankGroup:
             leaving = [rank.actor.leave.remote() for rank in self._ranks]
         if leaving and not self._lost:
             ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS)
-        for one in self._ranks:
-            ray.kill(one.actor)
+        for place in self._ranks:
+            ray.kill(place.actor)
         if self._placement is not None:
             remove_placement_group(self._placement)
             self._placement = None
@@ -331,7 +331,7 @@ class RankGroup:
     def _enter(self, job: EngineJob) -> None:
         seconds = self._settings.placement_group_timeout_s
         (address,) = self._get([self._ranks[0].actor.serve.remote(job)], seconds)
-        entering = [one.actor.enter.remote(job, rank, address) for rank, one in enumerate(self._ranks)]
+        entering = [place.actor.enter.remote(job, rank, address) for rank, place in enumerate(self._ranks)]
         self._get(entering, seconds)
 
     def _new_job(self) -> EngineJob:
@@ -381,6 +381,10 @@ class RankGroup:
             self._note_lost(number, reason)
 
     def _note_lost(self, number: int, reason: str) -> None:
-        one = self._ranks[number]
-        where = f" (actor {one.name}, pid {one.pid} on {one.hostname})" if one.pid else f" (actor {one.name})"
+        rank = self._ranks[number]
+        where = (
+            f" (actor {rank.name}, pid {rank.pid} on {rank.hostname})"
+            if rank.pid
+            else f" (actor {rank.name})"
+        )
         self._lost = self._lost or f"rank {number}{where} was lost: {reason}"

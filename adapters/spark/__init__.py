@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sirtaki.common.served_versions import check_version
+from sirtaki.runner.engines.versions import check_version
 
 check_version(
     "spark",

@@ -271,7 +271,7 @@ def broadcast_(
     written = [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
     if tf.executing_eagerly() or tf.inside_function():
         return list(variables)
-    with tf.control_dependencies([one.op for one in written]):
+    with tf.control_dependencies([tensor.op for tensor in written]):
         return [variable.read_value() for variable in variables]
 
 

@@ -74,7 +74,7 @@ class _AllSeries:
         key = (process_set, *map(id, variables))
         series = self._found.get(key)
         if series is None or not series.is_of(variables):
-            self._found = {key: one for key, one in self._found.items() if not one.has_ended}
+            self._found = {key: item for key, item in self._found.items() if not item.has_ended}
             name = f"check of tape {process_set}.{self.context.next_number(f'tensorflow.tape.{process_set}')}"
             series = self._found[key] = _Series(name, variables)
         return series

@@ -89,7 +89,7 @@ def _of_reducescatter(op: Any, *gradients: Any) -> list[Any]:
         factor *= semantics.factor_of_scattered_gradients(ranks)
         if how.op == core.AVERAGE:
             factor /= ranks
-        return [one * tf.cast(factor, one.dtype) for one in operations.allgather(given, called)]
+        return [result * tf.cast(factor, result.dtype) for result in operations.allgather(given, called)]
 
     return _of_floating(op, gradients, derivative)
 
@@ -107,9 +107,9 @@ def _of_allgather(op: Any, *gradients: Any) -> list[Any]:
         own = [tf.shape(source, tf.int64)[:1] for source in sources]
         rows = operations.allgather(own, called._replace(label=part(called.label, ".rows")))
         sums = []
-        for number, (one, splits, source) in enumerate(zip(given, rows, sources, strict=True)):
+        for number, (row, splits, source) in enumerate(zip(given, rows, sources, strict=True)):
             next_call = called._replace(label=part(called.label, f".of.{number}"))
-            gathered, received = operations.alltoall(one, splits, next_call)
+            gathered, received = operations.alltoall(row, splits, next_call)
             by_rank = tf.concat([tf.shape(received), tf.shape(source)], 0)
             combine = tf.reduce_mean if semantics.op_of_moved_gradients() == core.AVERAGE else tf.reduce_sum
             sums.append(combine(tf.reshape(gathered, by_rank), 0))
@@ -125,7 +125,7 @@ def _of_broadcast(op: Any, *gradients: Any) -> list[Any]:
     def derivative(given: list[tf.Tensor]) -> list[tf.Tensor]:
         is_root = tf.equal(place()[0], root)
         sums = operations.allreduce(given, Reduction(semantics.op_of_moved_gradients()), called)
-        return [one * tf.cast(is_root, one.dtype) for one in sums]
+        return [total * tf.cast(is_root, total.dtype) for total in sums]
 
     return _of_floating(op, gradients, derivative)
 

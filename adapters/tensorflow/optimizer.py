@@ -118,10 +118,13 @@ class Accumulation:
         """Adds the gradients of a pass; returns the combined sums in the last one, zeros in the others."""
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         count = _state(tf.zeros([], tf.int64))
-        sums = [None if one is None else _state(tf.zeros(one.shape, one.dtype)) for one in dense]
+        sums = [
+            None if gradient is None else _state(tf.zeros(gradient.shape, gradient.dtype))
+            for gradient in dense
+        ]
         added = [
-            total.assign_add(one, read_value=False)
-            for total, one in zip(sums, dense, strict=True)
+            total.assign_add(gradient, read_value=False)
+            for total, gradient in zip(sums, dense, strict=True)
             if total is not None
         ]
         with tf.control_dependencies([*added, count.assign_add(1, read_value=False)]):
@@ -132,15 +135,20 @@ class Accumulation:
             divisor = self.passes if self.averages else 1
             values = [total.read_value() for total in known]
             found = iter(values)
-            means = [None if one is None else next(found) / tf.cast(divisor, one.dtype) for one in dense]
-            results = [one for one in combine(means) if one is not None]
+            means = [
+                None if gradient is None else next(found) / tf.cast(divisor, gradient.dtype)
+                for gradient in dense
+            ]
+            results = [mean for mean in combine(means) if mean is not None]
             with tf.control_dependencies(values):
                 resets = [total.assign(tf.zeros_like(total), read_value=False) for total in known]
             with tf.control_dependencies(resets):
                 return [tf.identity(result) for result in results]
 
-        chosen = iter(tf.cond(self._is_last, combined, lambda: [tf.zeros_like(one) for one in known]))
-        return [None if one is None else next(chosen) for one in dense]
+        chosen = iter(
+            tf.cond(self._is_last, combined, lambda: [tf.zeros_like(gradient) for gradient in known])
+        )
+        return [None if gradient is None else next(chosen) for gradient in dense]
 
     def apply(self, step: Callable[[], Any], global_step: Any) -> Any:
         """Returns an operation that makes the step in the last pass; in the others only counts it."""
@@ -179,7 +187,7 @@ class _Distributed(tf.compat.v1.train.Optimizer):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Works like the optimizer's own; the gradients are combined over the ranks, all of which call it."""
         pairs = super().compute_gradients(*args, **kwargs)
-        gradients, variables = [one for one, _ in pairs], [one for _, one in pairs]
+        gradients, variables = [pair for pair, _ in pairs], [pair for _, pair in pairs]
         if self._accumulation is None:
             gradients = self._combined(gradients, variables)
         else:
@@ -309,12 +317,14 @@ class GradientAccumulator:
             if self._count is None:
                 self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
                 self._sums = [
-                    None if one is None else tf.Variable(tf.zeros(one.shape, one.dtype), trainable=False)
-                    for one in dense
+                    None
+                    if gradient is None
+                    else tf.Variable(tf.zeros(gradient.shape, gradient.dtype), trainable=False)
+                    for gradient in dense
                 ]
-        for total, one in zip(self._sums, dense, strict=True):
-            if one is not None:
-                total.assign_add(one)
+        for total, item in zip(self._sums, dense, strict=True):
+            if item is not None:
+                total.assign_add(item)
         is_due = tf.equal(self._count.assign_add(1), self._passes)
         tf.cond(is_due, lambda: self._apply(apply), lambda: tf.constant(False))
         return is_due
@@ -334,7 +344,9 @@ class GradientAccumulator:
         self._count.assign(0)
 
     def _apply(self, apply: Callable[[list[Any]], Any]) -> tf.Tensor:
-        sums = [None if one is None else one / tf.cast(self._divisor, one.dtype) for one in self._sums]
+        sums = [
+            None if total is None else total / tf.cast(self._divisor, total.dtype) for total in self._sums
+        ]
         apply(self._exchange.reduce(sums, self._sums))
         self._reset()
         return tf.constant(True)

@@ -93,7 +93,7 @@ def _over_ranks(
     )
     means = tf.reshape(sums[1:] / sums[0], tf.shape(own))
     over_all = means[0], tf.maximum(means[1] - tf.square(means[0]), 0.0)
-    mean, variance = (tf.cast(one, inputs.dtype) for one in over_all)
+    mean, variance = (tf.cast(value, inputs.dtype) for value in over_all)
     return mean, variance
 
 

@@ -159,7 +159,7 @@ def _module(
         for tensor in tensors
     ]
     count, listed = len(types), ", ".join(types)
-    arguments = ", ".join(f"%{place}: {one}" for place, one in enumerate(types))
+    arguments = ", ".join(f"%{place}: {item}" for place, item in enumerate(types))
     inputs = ", ".join(f"%{place}" for place in range(count))
     outputs = "%r" if count == 1 else ", ".join(f"%r#{place}" for place in range(count))
     in_place = ", ".join(

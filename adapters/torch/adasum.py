@@ -57,7 +57,7 @@ class AdasumOptimizer(SeparateOptimizer):
         raise ValueError("with op=Adasum the ranks meet in step(), so there is nothing to skip")
 
     def _parameters(self) -> list[Tensor]:
-        return [one.parameter.detach() for one in exchanged(self, {}, None, "")]
+        return [entry.parameter.detach() for entry in exchanged(self, {}, None, "")]
 
 
 def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: dict[Tensor, str]) -> Any:
@@ -82,7 +82,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     parameters, checks = optimizer._parameters(), optimizer._checks
     if checks.wants_gradients:
-        gradients = [one.parameter.grad for one in exchanged(optimizer, {}, None, "")]
+        gradients = [entry.parameter.grad for entry in exchanged(optimizer, {}, None, "")]
         note_gradients(checks, range(len(gradients)), gradients)
     checks.start()
     optimizer._previous_values = [parameter.clone() for parameter in parameters]

@@ -219,7 +219,7 @@ class AllReduce(_Reducing):
         if self.is_linear:
             return back.apply(gradients)
         totals = replace(back, how=_SUM).apply(gradients)
-        return [total * self.slope(one) for total, one in zip(totals, inputs, strict=True)]
+        return [total * self.slope(tensor) for total, tensor in zip(totals, inputs, strict=True)]
 
 
 class ReduceScatter(_Reducing):
@@ -230,7 +230,7 @@ class ReduceScatter(_Reducing):
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         gathered = AllGather(self.scope.derived(), self.is_grouped).apply(gradients)
         if not self.is_linear:
-            return [total * self.slope(one) for total, one in zip(gathered, inputs, strict=True)]
+            return [total * self.slope(tensor) for total, tensor in zip(gathered, inputs, strict=True)]
         factor = self.how.prescale * self.how.postscale
         factor *= semantics.factor_of_scattered_gradients(len(self.scope.ranks))
         if self.how.op == core.AVERAGE:
@@ -249,12 +249,12 @@ class AllGather(Collective):
 
     def derivative(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         scope = self.scope
-        rows = torch.tensor([[one.shape[0] for one in inputs]])
+        rows = torch.tensor([[tensor.shape[0] for tensor in inputs]])
         before = AllGather(scope.derived("rows")).of(rows)[: scope.ranks.index(scope.context.rank)].sum(0)
         totals = AllReduce(scope.derived(), self.is_grouped, _how_moved()).apply(gradients)
         return [
-            total.narrow(0, int(first), one.shape[0])
-            for total, first, one in zip(totals, before, inputs, strict=True)
+            total.narrow(0, int(first), tensor.shape[0])
+            for total, first, tensor in zip(totals, before, inputs, strict=True)
         ]
 
 

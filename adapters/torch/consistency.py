@@ -172,11 +172,12 @@ class TorchTensors:
 
     def kinds(self) -> Sequence[str]:
         return [
-            f"{plain_name(one.dtype)} of shape {list(one.shape)}{_frozen(one)}" for _, one in self.named()
+            f"{plain_name(tensor.dtype)} of shape {list(tensor.shape)}{_frozen(tensor)}"
+            for _, tensor in self.named()
         ]
 
     def checksums(self) -> Sequence[int]:
-        return [checksum_of(one) for _, one in self.named()]
+        return [checksum_of(tensor) for _, tensor in self.named()]
 
     @torch.no_grad()
     def spread(self, index: int) -> Spread:

@@ -220,7 +220,7 @@ def _identity_of(dataset: Any) -> int:
     exact = [
         tensor for tensor in dataset.tensors if not tensor.is_floating_point() and not tensor.is_complex()
     ]
-    sums = [checksum_of(_sample_of(one)) for one in exact if one.device.type == "cpu"]
+    sums = [checksum_of(_sample_of(tensor)) for tensor in exact if tensor.device.type == "cpu"]
     return combined(sums) if sums else 0
 
 

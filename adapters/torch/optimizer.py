@@ -465,8 +465,8 @@ class ReducerSettings:
         News are the numbers and marks of `RoundChecks`.
         """
         scope = self.exchange_options.scope
-        found = [one.parameter for one in exchanged(optimizer, self.names, self.groups, f"{scope.name}.")]
-        size = sum(one.numel() * one.element_size() for one in found)
+        found = [entry.parameter for entry in exchanged(optimizer, self.names, self.groups, f"{scope.name}.")]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in found)
         return Stepper(
             str(scope.name),
             hands_over=True,

@@ -58,7 +58,7 @@ def _owners() -> dict[int, str]:
         getattr(sys.modules[module], name) for module, name in _WRAPPERS.items() if module in sys.modules
     )
     # A proxy may run code for `isinstance`.
-    wrappers: list[Any] = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+    wrappers: list[Any] = [value for value in gc.get_objects() if issubclass(type(value), kinds)]
     return {
         id(parameter): type(wrapper).__name__
         for wrapper in wrappers

@@ -74,7 +74,7 @@ def check_groups_of(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
 
 
 def _is_group(group: Any) -> bool:
-    return not isinstance(group, Tensor) and all(isinstance(one, Tensor) for one in group)
+    return not isinstance(group, Tensor) and all(isinstance(member, Tensor) for member in group)
 
 
 def exchanged(
@@ -86,7 +86,7 @@ def exchanged(
     of: dict[Tensor, tuple[int, int]] = {}
     for place, group in enumerate(members):
         of.update(dict.fromkeys(group, (_group_id(f"{prefix}{place}"), len(group))))
-    return [NamedParameter(prefix + name, one, of.get(one, (0, 0))) for name, one in found]
+    return [NamedParameter(prefix + name, tensor, of.get(tensor, (0, 0))) for name, tensor in found]
 
 
 def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Iterator[tuple[str, Tensor]]:

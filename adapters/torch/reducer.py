@@ -123,11 +123,11 @@ class GradientReducer:
 
     def others_for(self, parameters: Sequence[Tensor]) -> list[GradientReducer]:
         """Returns the others that exchange these, in one order on all ranks; none if one is in no other."""
-        others = [one for one in self.of_world(self._scope.context) if one is not self]
-        others = [one for one in others if len(one.lacking(parameters)) < len(parameters)]
-        if any(all(one.lacking([each]) for one in others) for each in parameters):
+        others = [reducer for reducer in self.of_world(self._scope.context) if reducer is not self]
+        others = [reducer for reducer in others if len(reducer.lacking(parameters)) < len(parameters)]
+        if any(all(reducer.lacking([each]) for reducer in others) for each in parameters):
             return []
-        return sorted(others, key=lambda one: str(one._scope.name))
+        return sorted(others, key=lambda other: str(other._scope.name))
 
     def close(self) -> None:
         """Releases the parameters."""
@@ -485,7 +485,7 @@ class ReducedGradients:
     def note(self, indices: Iterable[int]) -> None:
         """Records the gradients of these parameters, and no others, as combined."""
         gradients = ((index, self._named[index].parameter.grad) for index in indices)
-        self._combined = {index: weakref.ref(one) for index, one in gradients if one is not None}
+        self._combined = {index: weakref.ref(tensor) for index, tensor in gradients if tensor is not None}
         self._versions = {}
 
     def note_use(self) -> None:
@@ -494,7 +494,7 @@ class ReducedGradients:
         What the program has changed before, such as by clipping, was meant for that step.
         """
         if self._combined:
-            self._versions = {index: _version_of(one()) for index, one in self._combined.items()}
+            self._versions = {index: _version_of(reference()) for index, reference in self._combined.items()}
 
     def take(self, other: ReducedGradients, sources: Sequence[int | None]) -> None:
         """Takes over what is known of the same gradients there.
@@ -502,7 +502,9 @@ class ReducedGradients:
         `sources` are the indices there of the parameters here; None: a new one, which may have been given the
         gradient of another.
         """
-        by_gradient = {id(one()): index for index, one in other._combined.items() if one() is not None}
+        by_gradient = {
+            id(reference()): index for index, reference in other._combined.items() if reference() is not None
+        }
         for index, source in enumerate(sources):
             at = by_gradient.get(id(self._named[index].parameter.grad)) if source is None else source
             if at in other._combined:

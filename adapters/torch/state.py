@@ -42,7 +42,7 @@ def broadcast_parameters(
         MismatchError: ranks disagree about a shape or dtype.
         PeerLostError: a rank died.
     """
-    named = [(f"parameter.{name}", one) for name, one in named_tensors("broadcast_parameters", params)]
+    named = [(f"parameter.{name}", tensor) for name, tensor in named_tensors("broadcast_parameters", params)]
     broadcast_all(current(), named, root_rank, process_set)
 
 

@@ -105,7 +105,7 @@ class Wrapped(Optimizer):
         return kind.__new__, (kind,), self.__getstate__()
 
     def _plain_class(self) -> Any:
-        optimizers = (one for one in type(self).__mro__ if issubclass(one, Optimizer))
+        optimizers = (kind for kind in type(self).__mro__ if issubclass(kind, Optimizer))
         return next(optimizer for optimizer in optimizers if not issubclass(optimizer, Wrapped))
 
     def _unwrap(self) -> None:
@@ -216,8 +216,8 @@ def inherited_names(
 ) -> dict[Tensor, str]:
     """Returns the names of the present parameters; heirs get those of the parameters that are gone."""
     there = set(present)
-    found = {heirs.get(one, one): name for one, name in names.items()}
-    return {one: name for one, name in found.items() if one in there}
+    found = {heirs.get(tensor, tensor): name for tensor, name in names.items()}
+    return {tensor: name for tensor, name in found.items() if tensor in there}
 
 
 def inherited_groups(groups: Groups, heirs: Mapping[Tensor, Tensor], present: ListedParameters) -> Groups:
@@ -225,8 +225,8 @@ def inherited_groups(groups: Groups, heirs: Mapping[Tensor, Tensor], present: Li
     if groups is None or isinstance(groups, int):
         return groups
     there = set(present)
-    found = [[heirs.get(one, one) for one in group] for group in groups]
-    return [[one for one in group if one in there] for group in found]
+    found = [[heirs.get(member, member) for member in group] for group in groups]
+    return [[tensor for tensor in group if tensor in there] for group in found]
 
 
 # ---- The common part of objects that outlive their world in an elastic job -----------------------------

@@ -602,10 +602,10 @@ KINDS = {
         name: MeasurementKind(
             CollectiveReport,
             tuple(PEERS),
-            SETTINGS if one.has_size else ("device",),
+            SETTINGS if bench_operation.has_size else ("device",),
             tells_each_block=True,
         )
-        for name, one in OPERATIONS.items()
+        for name, bench_operation in OPERATIONS.items()
     },
     "step": MeasurementKind(StepReport, (GLOO,), extra="torch"),
     "link": MeasurementKind(LinkReport, (), ("last",)),

@@ -50,7 +50,7 @@ class Access:
     def admits(self, cookies: str) -> bool:
         """Returns whether the Cookie header of a request has the cookie, among those of other servers."""
         own = self._cookie.encode()
-        return any(secrets.compare_digest(one.strip().encode(), own) for one in cookies.split(";"))
+        return any(secrets.compare_digest(part.strip().encode(), own) for part in cookies.split(";"))
 
     def may_act(self, tokens: Sequence[str]) -> bool:
         """Returns whether the action headers of a request have the token that is in the page."""

@@ -182,10 +182,10 @@ def _stalls(before: Snapshot | None, now: Snapshot) -> list[str]:
     earlier = {rank.place: rank for rank in before.ranks} if before is not None else {}
     waiting: dict[tuple[str, str], list[RankSample]] = {}
     missing: dict[tuple[str, str], set[int]] = {}
-    for one in now.ranks:
-        if ranks := missing_ranks(one, now.ranks, earlier):
-            operation = one.activity["kind"], one.activity["name"]
-            waiting.setdefault(operation, []).append(one)
+    for sample in now.ranks:
+        if ranks := missing_ranks(sample, now.ranks, earlier):
+            operation = sample.activity["kind"], sample.activity["name"]
+            waiting.setdefault(operation, []).append(sample)
             missing.setdefault(operation, set()).update(ranks)
     return [
         _sentence(operation, samples, sorted(missing[operation])) for operation, samples in waiting.items()
@@ -194,7 +194,7 @@ def _stalls(before: Snapshot | None, now: Snapshot) -> list[str]:
 
 def _sentence(operation: tuple[str, str], waiting: list[RankSample], missing: list[int]) -> str:
     kind, name = operation
-    seconds = max(one.activity["seconds"] for one in waiting)
+    seconds = max(sample.activity["seconds"] for sample in waiting)
     ranks = "1 rank has" if len(waiting) == 1 else f"{len(waiting)} ranks have"
     wanted = join_names([f"rank {rank}" for rank in missing])
     return f"{ranks} waited {seconds:.1f} s for {wanted} to submit the {kind} '{name}'"
@@ -229,7 +229,7 @@ def tensors_of(now: Snapshot) -> dict[str, Any]:
     for name in slowest:
         operations, *seconds = sums[name]
         cells = [name, f"{operations / ranks[name]:.0f}"]
-        cells += [significant(1000 * one / operations) for one in seconds[-len(names) :]]
+        cells += [significant(1000 * duration / operations) for duration in seconds[-len(names) :]]
         rows.append(_costs(cells, sums[name][cost] / ranks[name], most))
     return _view(("tensor", "operations", *names), 1, rows)
 
@@ -238,10 +238,10 @@ def links_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
     """Returns the pairs of hosts with the bytes a second since the snapshot before, the busiest first."""
     earlier = {rank.place: rank for rank in before.ranks} if before is not None else {}
     rates: dict[tuple[str, str, str], float] = defaultdict(float)
-    for one in now.ranks:
-        if (then := earlier.get(one.place)) is not None and one.time > then.time:
-            for (peer, transport), grown in _sent_since(then, one).items():
-                rates[one.host, peer, transport] += grown / (one.time - then.time)
+    for sample in now.ranks:
+        if (then := earlier.get(sample.place)) is not None and sample.time > then.time:
+            for (peer, transport), grown in _sent_since(then, sample).items():
+                rates[sample.host, peer, transport] += grown / (sample.time - then.time)
     busiest = sorted(rates, key=lambda link: (-rates[link], link))[:MOST_LINKS]
     most = rates[busiest[0]] if busiest else 0.0
     rows = [

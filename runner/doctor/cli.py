@@ -181,12 +181,12 @@ def examine(hosts: Sequence[Host], size: int | None, ssh: SshOptions, choice: Ch
             sessions.append(Session(name, route))
             cleanup.callback(sessions[-1].close)
         with ThreadPoolExecutor(len(sessions)) as pool:
-            results = dict(pool.map(lambda one: (one.host, _facts(one, note)), sessions))
+            results = dict(pool.map(lambda session: (session.host, _facts(session, note)), sessions))
         found = {name: facts for name, facts in results.items() if isinstance(facts, HostFacts)}
         failures = {name: result for name, result in results.items() if isinstance(result, StartFailure)}
         ranks = {OWN: 0, **_count_ranks(hosts, size, found)}
         alive = [session for session in sessions if session.host in found]
-        clocks = {one.host: offset for one in alive if (offset := _clock_offset(one)) is not None}
+        clocks = {session.host: offset for session in alive if (offset := _clock_offset(session)) is not None}
         links = _examine_links(_distinct(alive, found), note)
     is_possible = all(name in found for name in names) and all_open(links)
     job = try_job(names, found, ssh, note) if is_possible and choice.trial is Trial.JOB else None
@@ -200,7 +200,7 @@ def _count_ranks(hosts: Sequence[Host], size: int | None, found: Mapping[str, Ho
         facts = found.get(host.name)
         gpus = facts.gpu.devices if facts is not None and facts.gpu is not None else 0
         counted.append(Host(host.name, host.slots or max(1, gpus)))
-    return {one.host.name: len(one.ranks) for one in allocate(counted, size)}
+    return {allocation.host.name: len(allocation.ranks) for allocation in allocate(counted, size)}
 
 
 def _distinct(sessions: Sequence[Session], hosts: Mapping[str, HostFacts]) -> list[Session]:
@@ -258,7 +258,7 @@ def _clock_offset(session: Session) -> ClockOffset | None:
         if not isinstance(answer, float):
             return None
         found.append(ClockOffset(answer - (begin + end) / 2, (end - begin) / 2))
-    return min(found, key=lambda one: one.error)
+    return min(found, key=lambda clock: clock.error)
 
 
 def _examine_links(sessions: Sequence[Session], note: Note) -> tuple[LinkFacts, ...]:
@@ -271,7 +271,9 @@ def _examine_links(sessions: Sequence[Session], note: Note) -> tuple[LinkFacts, 
     note("connections")
     with ThreadPoolExecutor(len(sessions)) as pool:  # a session answers one question at a time
         each = pool.map(
-            lambda one: [_try(one, target, doors[target], token) for own, target in pairs if own == one.host],
+            lambda session: [
+                _try(session, target, doors[target], token) for own, target in pairs if own == session.host
+            ],
             sessions,
         )
         links = [link for found in each for link in found]
@@ -314,7 +316,7 @@ def _try(session: Session, target: str, door: Door | str, token: str) -> LinkFac
         answer = session.ask(question, _ASK_SECONDS)
         if not isinstance(answer, list) or len(answer) > MAX_ADDRESSES:
             raise ValueError("the answer is malformed")
-        attempts = tuple(decode(Attempt, one) for one in answer)
+        attempts = tuple(decode(Attempt, attempt) for attempt in answer)
     except (SessionError, ValueError) as error:
         return LinkFacts(session.host, target, failure=line(error))
     failure = "" if attempts else "both have the same addresses"
@@ -348,7 +350,7 @@ def try_job(
     Returns None if there is no such framework.
     """
     working = [_working(hosts[name]) for name in names]
-    framework = next((one for one in working[0] if all(one in others for others in working)), "")
+    framework = next((name for name in working[0] if all(name in others for others in working)), "")
     if not framework:
         return None
     note(f"a job of {len(names)} ranks")

@@ -39,9 +39,9 @@ def line(value: object, limit: int = MAX_TEXT) -> str:
 def shortened(value: Any) -> Any:
     """Returns a value for JSON whose lists and objects have no more entries than `decode` takes."""
     if isinstance(value, dict):
-        return {name: shortened(one) for name, one in list(value.items())[:MAX_ENTRIES]}
+        return {name: shortened(item) for name, item in list(value.items())[:MAX_ENTRIES]}
     if isinstance(value, (list, tuple)):
-        return [shortened(one) for one in value[:MAX_ENTRIES]]
+        return [shortened(item) for item in value[:MAX_ENTRIES]]
     return value
 
 
@@ -52,7 +52,7 @@ def _decode(hint: Any, value: object) -> Any:
     if is_dataclass(hint) and isinstance(hint, type):
         return decode(hint, value)
     if origin is tuple:
-        return tuple(_decode(arguments[0], one) for one in _bounded(value, list))
+        return tuple(_decode(arguments[0], item) for item in _bounded(value, list))
     if origin is Mapping:
         entries = _bounded(value, dict)
         return {_decode(arguments[0], name): _decode(arguments[1], entry) for name, entry in entries.items()}

@@ -79,7 +79,7 @@ class Finding:
 def judge(picture: _P, rules: Iterable[Rule[_P]]) -> list[Finding]:
     """Returns all findings, the most serious ones first; those of several hosts with one remedy are one."""
     found = [finding for rule in rules for finding in _apply(rule, picture)]
-    return sorted(found, key=lambda one: LEVELS.index(one.level))
+    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
 def _apply(rule: Rule[_P], picture: _P) -> Iterator[Finding]:
@@ -88,6 +88,6 @@ def _apply(rule: Rule[_P], picture: _P) -> Iterator[Finding]:
         key = rule.what.format(**evidence.values), rule.remedy.format(**evidence.values)
         texts.setdefault(key, []).append(evidence)
     for (what, remedy), each in texts.items():
-        hosts = tuple(dict.fromkeys(one.host for one in each if one.host))
-        text = "; ".join(dict.fromkeys(one.text for one in each if one.text))
+        hosts = tuple(dict.fromkeys(fact.host for fact in each if fact.host))
+        text = "; ".join(dict.fromkeys(fact.text for fact in each if fact.text))
         yield Finding(rule.name, rule.level, hosts, what, text, remedy)

@@ -63,7 +63,11 @@ def _interfaces(root: Path) -> tuple[Interface, ...]:
     return tuple(
         Interface(
             name,
-            tuple(one.address for one in addresses[name] if one.family in (socket.AF_INET, socket.AF_INET6)),
+            tuple(
+                address.address
+                for address in addresses[name]
+                if address.family in (socket.AF_INET, socket.AF_INET6)
+            ),
             states[name].mtu,
             _speed(root, name),
             states[name].isup,
@@ -115,7 +119,7 @@ def gather_ssh() -> Ssh:
     if path is None:
         return Ssh("")
     done = subprocess.run([path, "-V"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=5)
-    keys = [one for one in (Path.home() / ".ssh").glob("id_*") if one.suffix != ".pub"]
+    keys = [key for key in (Path.home() / ".ssh").glob("id_*") if key.suffix != ".pub"]
     has_agent = "SSH_AUTH_SOCK" in os.environ
     return Ssh(path, (done.stderr or done.stdout).strip()[:200], bool(keys) or has_agent)
 

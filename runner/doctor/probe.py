@@ -142,9 +142,9 @@ def _attempt(address: str, port: int, token: bytes, seconds: float) -> Attempt:
 def measure(address: str, port: int, token: bytes) -> Speed:
     """Measures a connection to a listener. Raises OSError if there is none."""
     round_trip = _round_trip(address, port, token)
-    one = _rate(address, port, token, 1)
-    several = _rate(address, port, token, _STREAMS) if one else 0.0
-    return Speed(round_trip, one, several, _STREAMS, stalled=one == 0)
+    single = _rate(address, port, token, 1)
+    several = _rate(address, port, token, _STREAMS) if single else 0.0
+    return Speed(round_trip, single, several, _STREAMS, stalled=single == 0)
 
 
 def _round_trip(address: str, port: int, token: bytes) -> float:

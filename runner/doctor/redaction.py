@@ -33,7 +33,7 @@ def redact(text: str) -> str:
 def redact_all(value: Any) -> Any:
     """Returns a value of JSON in which each text is redacted."""
     if isinstance(value, dict):
-        return {name: redact_all(one) for name, one in value.items()}
+        return {name: redact_all(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redact_all(one) for one in value]
+        return [redact_all(item) for item in value]
     return redact(value) if isinstance(value, str) else value

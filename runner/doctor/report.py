@@ -87,7 +87,7 @@ def summary(findings: Sequence[Finding]) -> str:
 def _untried(picture: Picture) -> list[str]:
     """Returns a line about frameworks that nothing has tried, and the command that tries them; [] if none."""
     each = [framework for _, frameworks in picture.each("frameworks") for framework in frameworks]
-    names = dict.fromkeys(one.name for one in each if one.state == "installed")
+    names = dict.fromkeys(framework.name for framework in each if framework.state == "installed")
     text = f"not tried: {', '.join(names)}: `sirtaki doctor -np 2` runs a job of two ranks with each"
     return ["", text] if names else []
 

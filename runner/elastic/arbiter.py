@@ -141,7 +141,7 @@ class Arbiter:
         times = [self._wait.due, self._change.due if self.phase is Phase.RUNNING else None]
         if self._wants_more() and self._has_room():
             times.append(self._slots.due(self.workers.used_slots()))
-        return min((one for one in times if one is not None), default=None)
+        return min((moment for moment in times if moment is not None), default=None)
 
     # ---- Messages and ends -----------------------------------------------------------------------------
 
@@ -475,9 +475,9 @@ class Wait:
 
     def for_members(self, awaited: Sequence[Worker], now: float) -> list[Action]:
         """Waits for members that live, and have not left their generation; at last, gives them up."""
-        names = ", ".join(one.name for one in awaited)
+        names = ", ".join(worker.name for worker in awaited)
         if self._is_over("members", self._patience, now):
-            kills = [order for one in awaited for order in one.give_up()]
+            kills = [order for worker in awaited for order in worker.give_up()]
             late = "has not noticed that the ranks change, or not returned to its commit"
             what = f"{names} {late}, for {self._patience:g} s: it is given up"
             return [Say(what), *kills] if kills else []

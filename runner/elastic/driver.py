@@ -101,7 +101,7 @@ class Driver:
         """Does what is due."""
         if (due := self.arbiter.due) is not None and due <= now:
             self._carry_out(self.arbiter.tick(now))
-        for worker in [one for one, due in self._ends.items() if due <= now]:
+        for worker in [number for number, due in self._ends.items() if due <= now]:
             del self._ends[worker]
             self._starter.kill(worker)
 

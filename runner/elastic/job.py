@@ -292,7 +292,7 @@ class ElasticJob:
         text = "terminated (SIGTERM): ending all ranks"
         if number == signal.SIGINT:
             self._display.say("interrupted: ending all ranks (Ctrl-C again kills them at once)")
-            shown = [self._processes.lane(one) or 0 for one in self._processes.running]
+            shown = [self._processes.lane(worker) or 0 for worker in self._processes.running]
             self._display.mute_errors_except(min(shown, default=0))
             text = ""
         self._stop(Finish(128 + number, text), number)

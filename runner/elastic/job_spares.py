@@ -283,7 +283,7 @@ class SparePool:
 
     def has_ready(self, host: str) -> bool:
         """Returns whether a spare of this host waits, so that a new worker starts at once."""
-        return any(one.ready is not None for one in self._on(host))
+        return any(spare.ready is not None for spare in self._on(host))
 
     def take(self, host: str, now: float) -> int | None:
         """Returns the number of the spare that takes a place on this host; None if there is none.
@@ -293,7 +293,7 @@ class SparePool:
         own = self._on(host)
         if not own:
             return None
-        spare = min(own, key=lambda one: (one.ready is None, one.number))
+        spare = min(own, key=lambda waiting: (waiting.ready is None, waiting.number))
         del self._spares[spare.number]
         self._failures.pop(host, None)
         self._not_before = now + REPLENISH_SECONDS
@@ -325,7 +325,7 @@ class SparePool:
         fullest = max(map(self._on, self._hosts), key=len, default=[])
         if len(fullest) < len(self._on(host)) + 2:
             return None
-        return max(fullest, key=lambda one: (one.ready is None, one.number))
+        return max(fullest, key=lambda waiting: (waiting.ready is None, waiting.number))
 
     def _on(self, host: str) -> list[Spare]:
         return [spare for spare in self._spares.values() if spare.host == host]

@@ -62,9 +62,9 @@ class Unrestorable(Exception):  # a verdict on the job
 
 def choose_candidates(enlisted: Sequence[Worker]) -> list[Worker]:
     """Returns the workers that may belong to the next generation. One that drains may stay as the source."""
-    staying = [one for one in enlisted if not one.is_draining]
-    newest = max((one.commit for one in enlisted), default=-1)
-    owners = [one for one in enlisted if one.commit == newest]
+    staying = [worker for worker in enlisted if not worker.is_draining]
+    newest = max((worker.commit for worker in enlisted), default=-1)
+    owners = [worker for worker in enlisted if worker.commit == newest]
     holders = [owner for owner in owners if owner.can_restore] or owners
     if holders and all(holder.is_draining for holder in holders):
         staying.append(min(holders, key=lambda holder: holder.first_generation))
@@ -82,12 +82,17 @@ def form(candidates: Sequence[Worker], limit: int) -> Formation:
     """
     chosen = sorted(candidates, key=lambda candidate: (candidate.commit < 0, _age(candidate)))[:limit]
     commit = _commit(chosen)
-    holders = [one for one in chosen if one.can_restore and one.commit == commit]
+    holders = [worker for worker in chosen if worker.can_restore and worker.commit == commit]
     first = min(holders or chosen, key=_age)
-    oldest = {one.slot.host: one.number for one in sorted(chosen, key=lambda one: -one.number)}
+    oldest = {worker.slot.host: worker.number for worker in sorted(chosen, key=lambda worker: -worker.number)}
     members = sorted(
         chosen,
-        key=lambda one: (one is not first, one.slot.host != first.slot.host, oldest[one.slot.host], one.slot),
+        key=lambda worker: (
+            worker is not first,
+            worker.slot.host != first.slot.host,
+            oldest[worker.slot.host],
+            worker.slot,
+        ),
     )
     current = [rank for rank, member in enumerate(members) if member in holders] if holders else [0]
     return Formation(members, max(commit, 0), current)
@@ -95,12 +100,12 @@ def form(candidates: Sequence[Worker], limit: int) -> Formation:
 
 def _commit(chosen: Sequence[Worker]) -> int:
     """Returns the highest commit that a worker can restore; -1 at the start of the job."""
-    newest = max(one.commit for one in chosen)
+    newest = max(worker.commit for worker in chosen)
     if newest < 0:
         return -1
-    restorable = max((one.commit for one in chosen if one.can_restore), default=-1)
+    restorable = max((worker.commit for worker in chosen if worker.can_restore), default=-1)
     if restorable < newest:
-        owner = next(one for one in chosen if one.commit == newest)
+        owner = next(worker for worker in chosen if worker.commit == newest)
         raise Unrestorable(
             f"no rank can return to commit {newest}, the last one of {owner.name}: all ranks that have it "
             "had begun to change their parameters, and had no copy. A state with copy='always' keeps one"
@@ -147,7 +152,7 @@ class Slots:
 
     def remove(self, slot: Slot) -> None:
         """Removes a slot; nothing happens if it is not there."""
-        self._slots = [one for one in self._slots if one != slot]
+        self._slots = [item for item in self._slots if item != slot]
 
     def note_loss(self, slot: Slot, now: float) -> None:
         losses = self._losses[slot] = self._losses.get(slot, 0) + 1
@@ -166,7 +171,7 @@ class Slots:
 
     def startable(self, used: Collection[Slot], now: float) -> Iterator[Slot]:
         """Yields the free slots that do not pause."""
-        return (one for one in self._free(used) if self._paused_until(one) <= now)
+        return (slot for slot in self._free(used) if self._paused_until(slot) <= now)
 
     def due(self, used: Collection[Slot]) -> float | None:
         """Returns when the next pause of a free slot ends (time.monotonic())."""
@@ -224,8 +229,8 @@ class PlannedChange:
             self.is_asked, self.due = False, now + _ANSWER_SECONDS
             return [Send(member.number, LeaveAt(generation, 0)) for member in members]
         present = [member for member in members if member.status is Status.MEMBER]
-        stays = bool(joiners) or any(not one.is_draining for one in present)
-        leaves = stays and any(one.is_draining for one in present)
+        stays = bool(joiners) or any(not worker.is_draining for worker in present)
+        leaves = stays and any(worker.is_draining for worker in present)
         if not joiners and not leaves:
             self.due = None
             return []
@@ -237,8 +242,8 @@ class PlannedChange:
         self.is_asked, self.due, self._members = True, now + _ANSWER_SECONDS, members
         self.asked_at = now
         self._question += 1
-        for one in members:
-            one.checks = -1
+        for worker in members:
+            worker.checks = -1
         return [Send(member.number, Change(generation, self._question)) for member in members]
 
     def note_count(self, worker: Worker, answer: Counted) -> list[Action]:
@@ -314,7 +319,7 @@ class Reachability:
         while cut:
             unreached = {host: _others(host, cut) for pair in cut for host in pair}
             missed = {
-                host: [sum(counts[one] for one in others) for counts in (holders, trained, ranks)]
+                host: [sum(counts[host_name] for host_name in others) for counts in (holders, trained, ranks)]
                 for host, others in unreached.items()
             }
             worst = max(unreached, key=lambda host: (missed[host], first in unreached[host], host))

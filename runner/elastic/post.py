@@ -154,7 +154,7 @@ class Post:
         """Returns when to call `serve`, whatever happens (time.monotonic())."""
         if self._messages:
             return time.monotonic()
-        times = [one for server in self.servers() if (one := server.time_to_next_deadline()) is not None]
+        times = [due for server in self.servers() if (due := server.time_to_next_deadline()) is not None]
         return time.monotonic() + min(times) if times else None
 
     def close(self) -> None:

@@ -165,9 +165,9 @@ class Processes:
 
     def signal(self, number: int, worker: int | None = None) -> None:
         """Sends a signal to a worker, or to all that run."""
-        for one in self.running if worker is None else [worker]:
-            if one in self.running:
-                self._all[one].signal(number)
+        for item in self.running if worker is None else [worker]:
+            if item in self.running:
+                self._all[item].signal(number)
 
     def lane(self, worker: int) -> int | None:
         """Returns the lane of a worker; None if it was never started."""
@@ -176,7 +176,7 @@ class Processes:
 
     def note_pid(self, lane: int, pid: int) -> None:
         """Records the process that runs in a lane."""
-        slot = next(slot for slot, one in self._lanes.items() if one == lane)
+        slot = next(slot for slot, number in self._lanes.items() if number == lane)
         self.display.detail(f"the worker in slot {slot} is pid {pid}")
 
     def reap(self) -> None:

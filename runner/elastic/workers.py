@@ -104,7 +104,11 @@ class Workers:
 
     def living(self, *statuses: Status) -> list[Worker]:
         """Returns the workers that have not ended, in the order of their numbers: all, or with a status."""
-        return [one for one in self._iterate() if one.is_alive and (not statuses or one.status in statuses)]
+        return [
+            worker
+            for worker in self._iterate()
+            if worker.is_alive and (not statuses or worker.status in statuses)
+        ]
 
     def all(self) -> list[Worker]:
         return list(self._iterate())
@@ -112,18 +116,18 @@ class Workers:
     def give_up_host(self, host: str) -> list[Action]:
         """Returns the orders that give up all workers of a host which have not returned."""
         living = self.living(Status.STARTING, Status.ENLISTED, Status.MEMBER)
-        return [order for one in living if one.slot.host == host for order in one.give_up()]
+        return [order for worker in living if worker.slot.host == host for order in worker.give_up()]
 
     def may_have_state(self, has_trained: bool) -> bool:
         """Returns whether a worker may have the state of the training, which only members have had."""
         return any(
-            one.status is Status.MEMBER or one.commit >= 0 or not has_trained
-            for one in self.living(Status.ENLISTED, Status.MEMBER)
+            worker.status is Status.MEMBER or worker.commit >= 0 or not has_trained
+            for worker in self.living(Status.ENLISTED, Status.MEMBER)
         )
 
     def used_slots(self) -> set[Slot]:
         """Returns the slots in which a process runs, also one that was told to end."""
-        return {one.slot for one in self._iterate() if one.is_running}
+        return {worker.slot for worker in self._iterate() if worker.is_running}
 
     def _iterate(self) -> Iterator[Worker]:
         return iter(self._all.values())

@@ -101,10 +101,11 @@ def results_of(outcomes: Sequence[RankOutcome], lost: str = "") -> list[Any]:
         RunError: no rank is known to have failed by itself, and `lost` says why the job has ended.
     """
     failed = [outcome for outcome in outcomes if not outcome.has_returned]
-    culprits = [one for one in failed if not one.is_caused_elsewhere]
+    culprits = [outcome for outcome in failed if not outcome.is_caused_elsewhere]
     if lost and not culprits:
         victims = "".join(
-            f"\nrank {one.rank} raised {one.report['type']}: {one.report['text']}" for one in failed
+            f"\nrank {outcome.rank} raised {outcome.report['type']}: {outcome.report['text']}"
+            for outcome in failed
         )
         raise RunError(lost + victims)
     if failed:

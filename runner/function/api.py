@@ -99,7 +99,7 @@ def _run(call: CheckedCall, options: Sequence[str], variables: Mapping[str, str]
     refuse_inside_a_rank("sirtaki.run")
     file = write_call(*call)
     results = os.memfd_create("sirtaki-results")
-    path = [one for one in sys.path if isinstance(one, str)]
+    path = [folder for folder in sys.path if isinstance(folder, str)]
     try:
         run_launcher(LauncherOrders(os.getpid(), options, variables, file, results, path, python_version()))
         return results_in(results)
@@ -138,7 +138,7 @@ def _path(value: Any) -> Sequence[str] | None:
 
 def _names(value: Any) -> Sequence[str] | None:
     names = [value] if isinstance(value, str) else value
-    is_list = isinstance(names, Sequence) and all(isinstance(one, str) and one for one in names)
+    is_list = isinstance(names, Sequence) and all(isinstance(name, str) and name for name in names)
     return [",".join(names)] if is_list and names else None
 
 
@@ -148,8 +148,8 @@ def _launcher(value: Any) -> Sequence[str] | None:
 
 def _range(value: Any) -> Sequence[str] | None:
     both = list(value) if isinstance(value, Sequence) else []
-    found = [_seconds(one) for one in both]
-    return [text for one in found if one for text in one] if len(found) == 2 and all(found) else None
+    found = [_seconds(item) for item in both]
+    return [text for item in found if item for text in item] if len(found) == 2 and all(found) else None
 
 
 _COUNT = "a whole number of at least 1"

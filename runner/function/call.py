@@ -180,8 +180,8 @@ def definitions_for(*used: object) -> dict[str, Any]:
     """Returns the functions and classes of the user's own program in `used`, and what these use, by name."""
     return {
         value.__name__: value
-        for one in used
-        for _, value in [("", one), *_walk(one)]
+        for item in used
+        for _, value in [("", item), *_walk(item)]
         if isinstance(value, FunctionType | type)
         and value.__module__ == _OWN_SCRIPT
         and value.__qualname__ == value.__name__
@@ -201,21 +201,21 @@ def _walk(function: object) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _variables_of(one: object) -> Iterator[tuple[str, Any]]:
+def _variables_of(item: object) -> Iterator[tuple[str, Any]]:
     """Yields the variables that one function or class uses itself."""
-    if isinstance(one, functools.partial):
-        yield from [("the function of functools.partial", one.func), *one.keywords.items()]
+    if isinstance(item, functools.partial):
+        yield from [("the function of functools.partial", item.func), *item.keywords.items()]
         yield from (
-            (f"argument {index} of functools.partial", one.args[index]) for index in range(len(one.args))
+            (f"argument {index} of functools.partial", item.args[index]) for index in range(len(item.args))
         )
-    elif inspect.ismethod(one):
-        yield from [(one.__func__.__name__, one.__func__), ("self", one.__self__)]
-    elif inspect.isclass(one):
-        yield from ((name, value) for name, value in vars(one).items() if _is_of_user(name, value))
-    elif isinstance(one, FunctionType):
-        names = set(_globals_in(one.__code__)) & one.__globals__.keys()
-        yield from ((name, one.__globals__[name]) for name in sorted(names))
-        for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+    elif inspect.ismethod(item):
+        yield from [(item.__func__.__name__, item.__func__), ("self", item.__self__)]
+    elif inspect.isclass(item):
+        yield from ((name, value) for name, value in vars(item).items() if _is_of_user(name, value))
+    elif isinstance(item, FunctionType):
+        names = set(_globals_in(item.__code__)) & item.__globals__.keys()
+        yield from ((name, item.__globals__[name]) for name in sorted(names))
+        for name, cell in zip(item.__code__.co_freevars, item.__closure__ or (), strict=True):
             try:
                 yield name, cell.cell_contents
             except ValueError:  # it has no value yet

@@ -130,7 +130,7 @@ def _flush_outputs() -> None:
 
 def _is_own(stream: Any, number: int) -> bool:
     """Returns whether a stream is that of the process itself, which the launcher can use, too."""
-    if stream is None or all(stream is not one for one in (sys.__stdout__, sys.__stderr__)):
+    if stream is None or all(stream is not item for item in (sys.__stdout__, sys.__stderr__)):
         return False
     try:
         return bool(stream.fileno() == number)

@@ -30,7 +30,7 @@ def main() -> int:
     try:
         launcher = LauncherConnection()
         # Modules of this host's own path, such as the standard library in another place, come last.
-        sys.path[:] = [*launcher.path, *(one for one in sys.path if one not in launcher.path)]
+        sys.path[:] = [*launcher.path, *(path for path in sys.path if path not in launcher.path)]
         return _call(launcher)
     except LauncherGone as error:
         print(f"sirtaki.run: {error}", file=sys.stderr)

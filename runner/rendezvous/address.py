@@ -137,8 +137,8 @@ def addresses_of(listening: socket.socket, interfaces: Sequence[str] = ()) -> li
         return [join_address(host, port)]
     found = local_addresses(interfaces)
     if listening.family == socket.AF_INET:
-        found = [one for one in found if ":" not in one]
-    return [join_address(one, port) for one in found] or [join_address("127.0.0.1", port)]
+        found = [address for address in found if ":" not in address]
+    return [join_address(address, port) for address in found] or [join_address("127.0.0.1", port)]
 
 
 def resolve_all(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:

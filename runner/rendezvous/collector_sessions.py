@@ -110,10 +110,14 @@ class CollectorSessions:
 
     def overdue(self, now: float) -> list[CollectorSession]:
         """Returns those that have been without a connection for too long."""
-        return [one for one in self._by_token.values() if one.deadline is not None and one.deadline <= now]
+        return [
+            session
+            for session in self._by_token.values()
+            if session.deadline is not None and session.deadline <= now
+        ]
 
     def next_deadline(self) -> float | None:
-        deadlines = [one.deadline for one in self._by_token.values() if one.deadline is not None]
+        deadlines = [session.deadline for session in self._by_token.values() if session.deadline is not None]
         return min(deadlines, default=None)
 
     def all(self) -> list[CollectorSession]:

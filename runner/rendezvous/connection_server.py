@@ -71,7 +71,7 @@ class ConnectionServer(ABC):
 
     def __init__(self, name: str, address: str, job: Job, interfaces: Sequence[str] = ()) -> None:
         self.job = job
-        self._listening = [listen_at(one, job.key) for one in split_addresses(address)]
+        self._listening = [listen_at(place, job.key) for place in split_addresses(address)]
         reachable = [
             address for listening in self._listening for address in addresses_of(listening, interfaces)
         ]
@@ -290,7 +290,7 @@ class ConnectionServer(ABC):
             self._closing[connection] = time.monotonic() + CLOSING_SECONDS
 
     def _end_overdue(self, now: float) -> None:
-        for connection in [one for one, deadline in self._closing.items() if deadline <= now]:
+        for connection in [item for item, deadline in self._closing.items() if deadline <= now]:
             self._drop(connection)
 
     def _reject(self, connection: ServedConnection, reason: str) -> None:

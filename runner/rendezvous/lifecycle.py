@@ -76,7 +76,7 @@ def check_repeated_init(arguments: Mapping[str, Any]) -> None:
         return
     for name, value in arguments.items():
         if value is not None and value != _rank.arguments.get(name):
-            first = ", ".join(f"{one}={_shown(one, given)}" for one, given in _rank.arguments.items())
+            first = ", ".join(f"{rank}={_shown(rank, given)}" for rank, given in _rank.arguments.items())
             raise ValueError(
                 f"hvd.init() is called again, with {name}={_shown(name, value)}, but this process is rank "
                 f"{context.rank} of {context.size} already, by hvd.init({first}); call hvd.shutdown() before"
@@ -333,8 +333,8 @@ def abort(error: BaseException) -> bool:
     if _rank.client is not None:
         _rank.client.report("peer_lost" if _is_caused_elsewhere(context) else "aborted", reason)
     had_failed = context.failure is not None
-    for one in (context, *_rank.tables):
-        one.abort(reason)
+    for world in (context, *_rank.tables):
+        world.abort(reason)
     return had_failed
 
 
@@ -367,10 +367,10 @@ def _is_caused_elsewhere(context: Context) -> bool:
     """Returns whether another rank made this one fail. The exception's class need not tell, because
     frameworks and users wrap sirtaki's exceptions in their own.
     """
-    failures = [one.failure for one in (context, *_rank.tables)]
+    failures = [world.failure for world in (context, *_rank.tables)]
     if culprits := [failure.culprit for failure in failures if failure is not None]:
         return culprits[0] != context.rank
-    return any(one.has_missed_peer for one in (context, *_rank.tables))
+    return any(world.has_missed_peer for world in (context, *_rank.tables))
 
 
 def reason_of(error: BaseException) -> str:

@@ -67,8 +67,8 @@ def _send(connection: socket.socket, rank: int, given: Sequence[Descriptors], de
     """Passes the descriptors of some ranks to a rank. Raises RendezvousError if that rank is gone."""
     for first in range(0, len(given), _RANKS_PER_MESSAGE):
         batch = given[first : first + _RANKS_PER_MESSAGE]
-        masks = bytes(one.mask() for one in batch)
-        numbers = [number for one in batch for number in one.present()]
+        masks = bytes(descriptors.mask() for descriptors in batch)
+        numbers = [number for descriptors in batch for number in descriptors.present()]
         while not _has_sent(connection, rank, masks, numbers):
             if time.monotonic() > deadline:
                 raise RendezvousTimeout(f"the descriptors for rank {rank} could not be passed in time")

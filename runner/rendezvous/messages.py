@@ -145,7 +145,7 @@ def unpack_welcome(body: bytes) -> tuple[bytes, Route | None]:
     session, rest = body[:SESSION_BYTES], body[SESSION_BYTES:]
     if not rest:
         return session, None
-    addresses = [one for one in rest[1:].decode(errors="replace").split(",") if one]
+    addresses = [item for item in rest[1:].decode(errors="replace").split(",") if item]
     try:
         for address in addresses:
             ipaddress.ip_address(address)

@@ -22,9 +22,9 @@ def node_names(text: str) -> Iterator[str]:
 
 def _numbers(ranges: str) -> Iterator[str]:
     """Yields the numbers of "07-09,12", with the leading zeros of each range's first one."""
-    for one in ranges.split(","):
-        first, dash, last = one.partition("-")
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
         if not first.isdecimal() or not (last.isdecimal() and int(first) <= int(last) if dash else True):
-            raise ValueError(f"{one!r} is not a range of numbers of nodes")
+            raise ValueError(f"{part!r} is not a range of numbers of nodes")
         for number in range(int(first), int(last or first) + 1):
             yield f"{number:0{len(first)}}"

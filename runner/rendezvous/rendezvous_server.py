@@ -113,8 +113,8 @@ class RendezvousServer(ConnectionServer):
     # All methods below run on the server's thread, or on that of its owner.
 
     def _pass_on(self, rank: int, payload: bytes) -> None:
-        if one := self._ranks.get((0, rank)):
-            self._deliver([one], messages.MESSAGE + payload)
+        if participant := self._ranks.get((0, rank)):
+            self._deliver([participant], messages.MESSAGE + payload)
 
     def _expire(self, now: float) -> None:
         self._send_answers(self._state.expire(now))
@@ -209,13 +209,15 @@ class RendezvousServer(ConnectionServer):
                 raise RendezvousError(f"more than {len(ranks)} processes of a host have connected")
             ranks[number] = Participant(session, messages.unpack_identity(body), number)
         elif kind == messages.PASSED:
-            if (one := ranks.get(number)) and len(body) > one.limit:
-                raise RendezvousError(f"{name_of(one.rank)} sent a message of {len(body)} bytes: too many")
-            if one:
-                self._handle(one, body)
+            if (participant := ranks.get(number)) and len(body) > participant.limit:
+                raise RendezvousError(
+                    f"{name_of(participant.rank)} sent a message of {len(body)} bytes: too many"
+                )
+            if participant:
+                self._handle(participant, body)
         elif kind == messages.LEFT:
-            if one := ranks.pop(number, None):
-                self._depart(one, _GONE)
+            if participant := ranks.pop(number, None):
+                self._depart(participant, _GONE)
         else:
             raise RendezvousError(_UNKNOWN)
 
@@ -314,7 +316,7 @@ class RendezvousServer(ConnectionServer):
         if self._state.mark_failed(generation, text):
             concerned = [rank for (other, _), rank in self._ranks.items() if other == generation]
             message = messages.pack_failure(culprit, text)
-            self._deliver([one for one in concerned if not one.initialised], message)
+            self._deliver([participant for participant in concerned if not participant.initialised], message)
 
     def _send_answers(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -322,7 +324,9 @@ class RendezvousServer(ConnectionServer):
             if answer.missing:
                 kind = "overdue" if answer.timed_out else "departed"
                 self._on_event(RankEvent(kind, answer.missing[0], generation, answer.error, answer.missing))
-            waiting = [one for rank in answer.waiting if (one := self._ranks.get((generation, rank)))]
+            waiting = [
+                participant for rank in answer.waiting if (participant := self._ranks.get((generation, rank)))
+            ]
             self._deliver(waiting, _message_of(answer))
 
     def _deliver(self, recipients: Iterable[Participant], message: bytes) -> None:
@@ -360,13 +364,13 @@ class RendezvousServer(ConnectionServer):
         elif _is_collector(connection):
             self._on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, text))
         else:
-            one = Participant(connection, connection.peer)
-            self._on_event(RankEvent("refused", one.rank, one.generation, text))
+            participant = Participant(connection, connection.peer)
+            self._on_event(RankEvent("refused", participant.rank, participant.generation, text))
 
     def _note_end(self, connection: ServedConnection) -> None:
         self._collectors.lose(connection, time.monotonic())
-        if (one := self._clients.pop(connection, None)) is not None:
-            self._depart(one, _GONE)
+        if (participant := self._clients.pop(connection, None)) is not None:
+            self._depart(participant, _GONE)
 
     def _end_session(self, session: CollectorSession) -> None:
         """Takes all ranks of a host as gone: its collector has ended, or was not heard of for too long."""

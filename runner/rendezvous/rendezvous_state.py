@@ -54,8 +54,8 @@ class RendezvousState:
         generation = key[0]
         if generation in self._failed:
             return [Answer(key, (rank,), error=f"the other ranks gave up before: {self._failed[generation]}")]
-        others = [one for other, one in self._open.items() if other[0] == generation and other != key]
-        if any(rank in one.payloads for one in others):
+        others = [round_ for other, round_ in self._open.items() if other[0] == generation and other != key]
+        if any(rank in round_.payloads for round_ in others):
             raise RendezvousError(f"rank {rank} has not waited for the others")
         current = self._open.setdefault(key, _Round(now + self._timeout))
         if rank in current.payloads:

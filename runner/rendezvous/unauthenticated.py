@@ -103,17 +103,19 @@ class UnauthenticatedConnections(Generic[Pending]):
                 self._reject(pending, reason)
 
     def _count_remote(self) -> int:
-        return sum(one.source != OWN_MACHINE for one in self._pending)
+        return sum(pending.source != OWN_MACHINE for pending in self._pending)
 
     def _make_room(self, reason: str, keeps_own: bool = False) -> bool:
         """Drops the oldest connection of the busiest source, so that a crowd from one source does not
         affect the others. Returns False if there was none. `keeps_own`: drops none of a Unix socket.
         """
-        pending = [one for one in self._pending if not (keeps_own and one.source == OWN_MACHINE)]
+        pending = [
+            connection for connection in self._pending if not (keeps_own and connection.source == OWN_MACHINE)
+        ]
         if not pending:
             return False
-        busiest, _ = Counter(one.source for one in pending).most_common(1)[0]
-        self._reject(next(one for one in pending if one.source == busiest), reason)
+        busiest, _ = Counter(connection.source for connection in pending).most_common(1)[0]
+        self._reject(next(connection for connection in pending if connection.source == busiest), reason)
         return True
 
 

@@ -150,7 +150,7 @@ class WorldBuilder:
         if uses_memory:
             local = {rank: connections.pop((rank, 0)) for rank in passing}
             cleanup.callback(close_all, local)
-            sockets = {rank: one for rank, one in local.items() if isinstance(one, socket.socket)}
+            sockets = {rank: item for rank, item in local.items() if isinstance(item, socket.socket)}
             MemoryLinks(context, local_ranks, sockets, self.client).exchange(memory, deadline)
             if not spans_hosts:
                 return context, None
@@ -386,8 +386,8 @@ _live: weakref.WeakSet[LateLinks] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for one in list(_live):
-        one.close_in_child()
+    for links in list(_live):
+        links.close_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -54,8 +54,8 @@ class WatchedJob:
         the newest world began.
         """
         found = [_sample_of(state) for state in read_job(self._states)]
-        newest = max((one.generation for one in found), default=0)
-        ranks = tuple(one for one in found if one.is_up or one.generation == newest)
+        newest = max((sample.generation for sample in found), default=0)
+        ranks = tuple(sample for sample in found if sample.is_up or sample.generation == newest)
         return Snapshot(time.time(), self._since, self.folder.name, ranks)
 
     def next_snapshot(self, before: Snapshot | None) -> Snapshot:

@@ -72,9 +72,9 @@ def rows_of(before: Snapshot | None, now: Snapshot) -> list[RankRow]:
     elapsed = now.time - before.time if before is not None else 0.0
     missing = {rank.rank: missing_ranks(rank, now.ranks, earlier) for rank in now.ranks}
     wanted: dict[int, float] = {}  # how long others have waited for a rank
-    for one in now.ranks:
-        for rank in missing[one.rank]:
-            wanted[rank] = max(wanted.get(rank, 0.0), one.activity["seconds"])
+    for sample in now.ranks:
+        for rank in missing[sample.rank]:
+            wanted[rank] = max(wanted.get(rank, 0.0), sample.activity["seconds"])
     return [
         _row(
             rank,
@@ -173,11 +173,11 @@ def progress_of(now: Snapshot, rows: Sequence[RankRow]) -> TrainingProgress | No
     known = [rank for rank in now.ranks if rank.is_up and rank.steps["count"]]
     if not known:
         return None
-    oldest = min(known, key=lambda one: one.begin)
+    oldest = min(known, key=lambda sample: sample.begin)
     life = oldest.time - oldest.begin
     times = [row.step_seconds for row in rows if row.step_seconds]
     return TrainingProgress(
-        step=max(one.steps["number"] for one in known),
+        step=max(sample.steps["number"] for sample in known),
         rate=1 / median(times) if times else None,
         goodput=min(1.0, oldest.steps["productive_seconds"] / life) if oldest.begin and life > 0 else None,
     )

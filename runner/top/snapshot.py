@@ -106,7 +106,7 @@ class Snapshot:
         """
         able = [rank for rank in self.ranks if rank.is_up and not rank.is_stopped]
         return 0 < self.size <= len(self.ranks) and all(
-            one.time > moments.get(one.place, self.since) for one in able
+            sample.time > moments.get(sample.place, self.since) for sample in able
         )
 
     def as_line(self) -> str:

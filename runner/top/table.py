@@ -58,7 +58,7 @@ def significant(number: float) -> str:
 
 def columns_of(rows: Sequence[RankRow]) -> list[Column]:
     """Returns the columns of which something is known."""
-    return [one for one in COLUMNS if any(one[2](row) for row in rows)]
+    return [column for column in COLUMNS if any(column[2](row) for row in rows)]
 
 
 def legend_of(rows: Sequence[RankRow]) -> str:

@@ -181,16 +181,16 @@ class _Generation:
         first = {row: _first_submission(exchanged, row) for row in by_row}
         begin = previous_end or min(first.values())
         step = Step(self._rows[0].generation, number, max(_last_end(exchanged) - begin, 0))
-        step.in_flight = statistics.fmean(one.in_flight for one in by_row.values())
-        step.exposed = statistics.fmean(one.exposed for one in by_row.values())
-        step.decision = statistics.fmean(one.decision for one in by_row.values())
-        step.transfer = statistics.fmean(one.transfer for one in by_row.values())
+        step.in_flight = statistics.fmean(exposure.in_flight for exposure in by_row.values())
+        step.exposed = statistics.fmean(exposure.exposed for exposure in by_row.values())
+        step.decision = statistics.fmean(exposure.decision for exposure in by_row.values())
+        step.transfer = statistics.fmean(exposure.transfer for exposure in by_row.values())
         waiting = max(len(by_row) - 1, 1)
-        step.wait = sum(one.wait for one in by_row.values()) / waiting
-        caused = _total(one.caused_by for one in by_row.values())
-        for row, one in by_row.items():
-            self._ranks[row].waited += one.wait
-            self._ranks[row].exposed += one.exposed
+        step.wait = sum(exposure.wait for exposure in by_row.values()) / waiting
+        caused = _total(exposure.caused_by for exposure in by_row.values())
+        for row, exposure in by_row.items():
+            self._ranks[row].waited += exposure.wait
+            self._ranks[row].exposed += exposure.exposed
             self._ranks[row].caused += caused[row] / waiting
         critical = _critical_row(step, caused, by_row)
         if critical is not None:
@@ -215,7 +215,7 @@ def _critical_row(step: Step, caused: Counter[int], by_row: Mapping[int, Exposur
     step.cause = cause
     if cause == SLOW_TRANSFER:  # all ranks move the data, and no file tells which of them is slow
         return None
-    blamed = caused if cause == LATE else _total(one.informed_by for one in by_row.values())
+    blamed = caused if cause == LATE else _total(exposure.informed_by for exposure in by_row.values())
     return max(blamed, key=lambda row: (blamed[row], -row))
 
 
@@ -231,7 +231,9 @@ def _longest_alone(step: Sequence[Exchange], row: int, offset: int) -> Window:
             begin = max(
                 (part.submitted for other, part in exchange.parts.items() if other != row), default=end
             )
-            alone = max(alone, Window(begin - offset, end - offset), key=lambda one: one.end - one.begin)
+            alone = max(
+                alone, Window(begin - offset, end - offset), key=lambda window: window.end - window.begin
+            )
     return alone
 
 
@@ -243,7 +245,7 @@ def _total(counters: Iterator[Counter[int]]) -> Counter[int]:
 
 
 def _first_submission(step: Sequence[Exchange], row: int) -> int:
-    return min(one.parts[row].submitted for one in step if row in one.parts)
+    return min(exchange.parts[row].submitted for exchange in step if row in exchange.parts)
 
 
 def _last_end(step: Sequence[Exchange]) -> int:

@@ -64,7 +64,7 @@ class _Bounds:
         self, first: Sequence[RecordedOperation], other: Sequence[RecordedOperation], is_reduced: bool
     ) -> None:
         """Takes the events of an exchange on the first clock and on the other one, if data moved."""
-        if not all(one.started for one in (*first, *other)):
+        if not all(operation.started for operation in (*first, *other)):
             return
         begin = "started" if is_reduced else "submitted"
         lower = _last(first, begin) - _first(other, "ended")

@@ -57,10 +57,10 @@ class Slices:
 def doings(slices: Sequence[Slices], windows: Sequence[Window]) -> list[Doing]:
     """Returns the pauses that matter in these windows, the longest first, then the line that does most."""
     whole = sum(window.end - window.begin for window in windows)
-    found = [_doing(one, windows, whole) for one in slices] if whole else []
-    found = sorted((one for one in found if one.share >= _LEAST_SHARE), key=lambda one: -one.share)
-    lines = [one for one in found if not one.is_pause]
-    return [*(one for one in found if one.is_pause), *lines[:1]]
+    found = [_doing(kind, windows, whole) for kind in slices] if whole else []
+    found = sorted((doing for doing in found if doing.share >= _LEAST_SHARE), key=lambda doing: -doing.share)
+    lines = [doing for doing in found if not doing.is_pause]
+    return [*(doing for doing in found if doing.is_pause), *lines[:1]]
 
 
 def _doing(slices: Slices, windows: Sequence[Window], whole: int) -> Doing:
@@ -70,4 +70,4 @@ def _doing(slices: Slices, windows: Sequence[Window], whole: int) -> Doing:
 
 def as_text(found: Sequence[Doing]) -> str:
     """Formats "garbage collection 96 %, at train.py:9 98 %"."""
-    return ", ".join(f"{one.what} {percent(one.share)}" for one in found)
+    return ", ".join(f"{doing.what} {percent(doing.share)}" for doing in found)

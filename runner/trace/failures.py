@@ -69,7 +69,7 @@ def failures(trace: Trace) -> Iterator[Disagreement]:
             for failed in row.failed:
                 key = (failed.name, seen[failed.name])
                 seen[failed.name] += 1
-                one = found.setdefault(key, Disagreement(trace.texts[failed.name], row.generation))
-                one.submitted[row.rank or 0] = (trace.texts[failed.kind], failed.bytes)
-                one.parts.append((row, failed))
+                disagreement = found.setdefault(key, Disagreement(trace.texts[failed.name], row.generation))
+                disagreement.submitted[row.rank or 0] = (trace.texts[failed.kind], failed.bytes)
+                disagreement.parts.append((row, failed))
         yield from found.values()

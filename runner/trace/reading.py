@@ -170,7 +170,9 @@ class FileReader:
         ends = {track: end - offset for track, end in (row.ends_of_tracks() if row else {}).items()}
         events = ReportEvents(pid, tracks, ends)
         reported = (*report.finished, *report.unfinished)
-        missing = [one for one in reported if row is None or not self._is_known(one, row, offset)]
+        missing = [
+            operation for operation in reported if row is None or not self._is_known(operation, row, offset)
+        ]
         lines = [*([] if row else events.head(report)), *events.body(report, missing)]
         moved = [shifted(line, offset) if offset else line for line in lines]
         for line in moved:
@@ -199,10 +201,10 @@ class FileReader:
         An operation that its report has, too, tells that. Without one, hvdrun has moved the times in a file
         of several ranks by the wall clocks.
         """
-        for one in reversed(report.finished if row else ()):
-            end = row.operations.end_of(one.get("plan", 0), self._name(one)) if row else None
+        for operation in reversed(report.finished if row else ()):
+            end = row.operations.end_of(operation.get("plan", 0), self._name(operation)) if row else None
             if end is not None:
-                return end - int(one["ended_ns"])
+                return end - int(operation["ended_ns"])
         first = next(iter(self.rows.values()), None)
         if first is None or len(self.rows) < 2 or first.clock.is_merged:
             return row.clock.offset if row else 0
@@ -215,7 +217,7 @@ class FileReader:
             return True
         times = (int(reported["submitted_ns"]) + offset, int(reported.get("ended_ns", 0)) + offset)
         failed = (failed for failed in row.failed if failed.name == name)
-        return any(one.submitted == times[0] or one.ended == times[1] for one in failed)
+        return any(operation.submitted == times[0] or operation.ended == times[1] for operation in failed)
 
     def _name(self, reported: Reported) -> int:
         return self._number(_ROUND.sub("", reported["name"]))
@@ -310,8 +312,16 @@ class OpenOperation:
 
     def failed(self) -> Failed:
         """Returns it as an operation that ended with an error."""
-        one = self.operation
-        properties = (one.name, one.kind, one.bytes, self.status, one.track, one.submitted, one.ended)
+        operation = self.operation
+        properties = (
+            operation.name,
+            operation.kind,
+            operation.bytes,
+            self.status,
+            operation.track,
+            operation.submitted,
+            operation.ended,
+        )
         return Failed(*properties, self.error, self.place)
 
     def add_slice(self, event: dict[str, Any]) -> None:
@@ -405,8 +415,8 @@ class FailureReport:
         self.title = f"rank {self.rank} (pid {int(values['pid'])} on {printable(str(values['host']))})"
         self.moment = _number(values["clock"]["monotonic_ns"])
         self.wall_minus_monotonic = int(values["clock"]["wall_minus_monotonic_ns"])
-        self.finished = [_checked(one) for one in values["finished"]]
-        self.unfinished = [_checked(one) for one in values["unfinished"]]
+        self.finished = [_checked(operation) for operation in values["finished"]]
+        self.unfinished = [_checked(operation) for operation in values["unfinished"]]
         culprit, doing = int(values["culprit"]), describe(values).strip()
         self.ending = Ending(str(values["status"]), culprit, str(values["reason"]), doing)
 

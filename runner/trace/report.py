@@ -36,7 +36,7 @@ def as_json(picture: TracePicture, findings: Sequence[Finding]) -> str:
         "clocks": [_json_clock(clock) for clock in clocks],
         "steps": [_json_step(step) for step in measures.steps],
         "ranks": [_json_rank(rank) for rank in measures.ranks],
-        "tensors": [_json_tensor(trace, one) for one in _by_wait(measures)],
+        "tensors": [_json_tensor(trace, item) for item in _by_wait(measures)],
         "failures": [_json_failure(failure) for failure in failures(trace)],
         "endings": [
             {"generation": row.generation, "rank": row.rank, **row.ending._asdict()}
@@ -44,7 +44,7 @@ def as_json(picture: TracePicture, findings: Sequence[Finding]) -> str:
             if row.ending is not None
         ],
         "findings": [
-            {name: one for name, one in asdict(found).items() if name != "hosts"} for found in findings
+            {name: value for name, value in asdict(found).items() if name != "hosts"} for found in findings
         ],
     }
     return json.dumps(values, indent=2)

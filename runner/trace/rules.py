@@ -68,8 +68,10 @@ def _ended_worlds(picture: TracePicture) -> Iterator[Evidence]:
 
 def _failed(picture: TracePicture) -> Iterator[Evidence]:
     failed = [failure for failure in failures(picture.trace) if not failure.is_mismatch]
-    for status in sorted({status for one in failed for status in one.statuses}):
-        names = list(dict.fromkeys(one.name for one in failed if status in one.statuses))
+    for status in sorted({status for disagreement in failed for status in disagreement.statuses}):
+        names = list(
+            dict.fromkeys(disagreement.name for disagreement in failed if status in disagreement.statuses)
+        )
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield Evidence("", f"{names[0]!r}{more}", {"status": status})
 

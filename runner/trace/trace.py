@@ -99,7 +99,7 @@ class ProcessRow:
     def ends_of_tracks(self) -> dict[int, int]:
         """Returns the end of the last operation of each track."""
         ends = dict[int, int]()
-        failed = ((one.track, one.ended) for one in self.failed)
+        failed = ((operation.track, operation.ended) for operation in self.failed)
         for track, end in (*self.operations.ends_of_tracks(), *failed):
             ends[track] = max(end, ends.get(track, 0))
         return ends

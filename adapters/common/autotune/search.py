@@ -162,7 +162,7 @@ def _halve(
             ratios[change] += yield from _compare(kept, change.of(kept), f"try {change}", 1)
         if len(remaining) <= _FINALISTS:
             return ratios
-        remaining.sort(key=lambda one: median(ratios[one]))
+        remaining.sort(key=lambda item: median(ratios[item]))
         remaining = remaining[: (len(remaining) + 1) // 2]
 
 

@@ -357,9 +357,9 @@ class Log:
         with suppress(OSError):
             purpose = f"model: {findings.measured}"
             self._lines.writerow([step, purpose, *findings.start.values(), f"{seconds:.6f}", ""])
-            for one in findings.left_out:
-                settings = one.change.of(findings.start).values()
-                self._lines.writerow([step, f"{one.change}: {one.reason}", *settings, "", LEFT_OUT])
+            for left_out in findings.left_out:
+                settings = left_out.change.of(findings.start).values()
+                self._lines.writerow([step, f"{left_out.change}: {left_out.reason}", *settings, "", LEFT_OUT])
 
     def close(self, step: int, kept: Settings | None) -> None:
         """Records the result, if there is one, and completes the file."""
@@ -415,8 +415,8 @@ def _extent(findings: Findings, steps: int) -> str:
 def _omissions(left_out: Sequence[LeftOut], most: int) -> str:
     """Says which changes were left out of `most`, by the reason."""
     by_reason: dict[str, list[str]] = {}
-    for one in left_out:
-        by_reason.setdefault(one.reason, []).append(str(one.change))
+    for rejected in left_out:
+        by_reason.setdefault(rejected.reason, []).append(str(rejected.change))
     clauses = [
         f"{', '.join(changes) if len(changes) < most else 'all'}, because {reason}"
         for reason, changes in by_reason.items()

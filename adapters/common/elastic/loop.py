@@ -286,7 +286,7 @@ class FollowingSets:
     def __init__(self, survivors: Survivors) -> None:
         self._survivors = survivors
         self._sets: list[ProcessSet] = survivors.process_sets
-        self._fates = [_Fate(list(one._ranks), None, "") for one in self._sets]
+        self._fates = [_Fate(list(process_set._ranks), None, "") for process_set in self._sets]
 
     def move_to(self, context: Context, *, is_new: bool, all_know: bool) -> None:
         """Makes the sets usable in another world. All of its ranks call it, before anything else.
@@ -304,7 +304,10 @@ class FollowingSets:
         """
         membership = self._survivors.membership
         assert membership is not None
-        mine = [_known(one, fate, is_new) for one, fate in zip(self._sets, self._fates, strict=True)]
+        mine = [
+            _known(process_set, fate, is_new)
+            for process_set, fate in zip(self._sets, self._fates, strict=True)
+        ]
         tables = [mine]
         if not all_know:
             choice = self._survivors.averages_over_initial
@@ -313,12 +316,12 @@ class FollowingSets:
             tables = [table for _, table in gathered]
         _check_equal(tables)
         fates = [_fate_in(membership, fate) for fate in tables[0]]
-        for one, fate in zip(self._sets, fates, strict=True):
+        for process_set, fate in zip(self._sets, fates, strict=True):
             if fate.members is None or fate.why_unusable:
-                one._end(fate.why_unusable)
+                process_set._end(fate.why_unusable)
             else:
-                one._ranks = sorted(fate.members.ranks)
-                add_to_world(context, one)
+                process_set._ranks = sorted(fate.members.ranks)
+                add_to_world(context, process_set)
         self._fates = fates
 
 

@@ -159,11 +159,11 @@ class SplitAdapter:
     def _samples(self, native: Iterator[Any]) -> Iterator[TrainingBatch]:
         """Takes rank 0's order: the random states of the ranks need not be equal."""
         shuffle = getattr(self._plain, "_shuffle", False)
-        batches: Iterator[Any] = (_one_array(one) for one in native)
+        batches: Iterator[Any] = (_one_array(batch) for batch in native)
         if shuffle != "batch":
             whole = list(batches)
             if shuffle:
-                lengths = np.cumsum([len(one) for one in whole])[:-1]
+                lengths = np.cumsum([len(batch) for batch in whole])[:-1]
                 whole = np.split(self._of_rank_0(np.concatenate(whole)), lengths)
             batches = iter(whole)
         for numbers in batches:
@@ -173,8 +173,8 @@ class SplitAdapter:
         return arrays.broadcast(np.ascontiguousarray(numbers), 0, name="sirtaki.auto.order")
 
     def _take(self, numbers: Any) -> Any:
-        def rows(one: Any) -> Any:
-            return None if one is None else _tensor(one.convert_to_numpy(one[numbers]))
+        def rows(value: Any) -> Any:
+            return None if value is None else _tensor(value.convert_to_numpy(value[numbers]))
 
         return keras.tree.map_structure(rows, self._sliceable)
 
@@ -238,8 +238,8 @@ def _why_not_split(batch: Any) -> str | None:
 
 
 def _values(batch: Any) -> list[Value]:
-    labelled = enumerate(one for one in keras.tree.flatten(batch) if one is not None)
-    return [_value(f"array {place} of the batch", one) for place, one in labelled]
+    labelled = enumerate(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
+    return [_value(f"array {place} of the batch", value) for place, value in labelled]
 
 
 def _value(label: str, leaf: Any) -> Value:
@@ -251,7 +251,7 @@ def _value(label: str, leaf: Any) -> Value:
 def _require_equal_arrays(context: Context, where: str, inputs: Any) -> None:
     """Raises UnsupportedError if ranks have been given other arrays; of large ones some rows are compared."""
     values = []
-    leaves = [one for one in keras.tree.flatten(inputs) if one is not None]
+    leaves = [item for item in keras.tree.flatten(inputs) if item is not None]
     for place, leaf in enumerate(leaves):
         if not hasattr(leaf, "__array__"):
             raise UnsupportedError(

@@ -234,15 +234,15 @@ def train_on_part(plain: Callable[..., Any], model: Any, *given: Any) -> Any:
         return _stateless(plain, model, given[0], part, rows, exchange)
     variables = model.metrics_variables
     before = [keras.ops.copy(keras.ops.convert_to_tensor(variable)) for variable in variables]
-    for one in variables:
-        one.assign(keras.ops.zeros_like(one))
+    for item in variables:
+        item.assign(keras.ops.zeros_like(item))
     with exchange.counting(rows), own_random_numbers():
         plain(model, part.batch)
     own = [keras.ops.copy(keras.ops.convert_to_tensor(variable)) for variable in variables]
     if _counts_batches():
         own = _of_whole_batches(model, variables, own, rows)
-    for one, value, more in zip(variables, before, _summed(exchange, own, rows), strict=True):
-        one.assign(value + more)
+    for item, value, more in zip(variables, before, _summed(exchange, own, rows), strict=True):
+        item.assign(value + more)
     return model.get_metrics_result()
 
 
@@ -275,7 +275,7 @@ def _stateless(
     exchange: GradientReduction,
 ) -> Any:
     *others, before = state
-    zeros = [keras.ops.zeros_like(one) for one in before]
+    zeros = [keras.ops.zeros_like(metric) for metric in before]
     with exchange.counting(rows):
         _, (*others, own) = plain(model, (*others, zeros), part.batch)
     after = [value + more for value, more in zip(before, _summed(exchange, own, rows), strict=True)]

@@ -48,7 +48,7 @@ def probe(plain: Callable[..., Any], model: Any, batch: Any) -> Probe:
 
 def _stateful(plain: Callable[..., Any], model: Any, batch: Any) -> Probe:
     others, metrics = list(model.non_trainable_variables), list(model.metrics_variables)
-    before = [(one, arrays_of([one])[0]) for one in [*others, *metrics]]
+    before = [(item, arrays_of([item])[0]) for item in [*others, *metrics]]
     for metric in metrics:
         metric.assign(keras.ops.zeros_like(metric))
     try:
@@ -62,8 +62,8 @@ def _stateful(plain: Callable[..., Any], model: Any, batch: Any) -> Probe:
             set(logs),
         )
     finally:
-        for one, value in before:
-            one.assign(value)
+        for item, value in before:
+            item.assign(value)
 
 
 def _stateless(plain: Callable[..., Any], model: Any, batch: Any) -> Probe:

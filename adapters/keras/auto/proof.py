@@ -68,9 +68,9 @@ def _combined(context: Context, name: str, values: Sequence[Any], weight: float)
     mine = np.concatenate(flat) * weight if weight else np.zeros(sum(map(len, flat)))
     summed, start = arrays.allreduce(mine, op=Sum, name=_NAME.format(name)), 0
     results: list[Any] = []
-    for one in values:
-        results.append(None if one is None else summed[start : start + one.size].reshape(one.shape))
-        start += 0 if one is None else one.size
+    for item in values:
+        results.append(None if item is None else summed[start : start + item.size].reshape(item.shape))
+        start += 0 if item is None else item.size
     return results
 
 
@@ -110,7 +110,10 @@ class _Comparison:
 
     def _of_gradients(self, combined: Sequence[Any]) -> str | None:
         pairs = list(zip(self._model.trainable_variables, self._whole.gradients, combined, strict=True))
-        norms = [0.0 if one is None else float(np.linalg.norm(np.float64(one))) for _, one, _ in pairs]
+        norms = [
+            0.0 if gradient is None else float(np.linalg.norm(np.float64(gradient)))
+            for _, gradient, _ in pairs
+        ]
         largest = max(norms, default=0.0)
         if not np.isfinite(largest):
             return None
@@ -171,11 +174,11 @@ class _Comparison:
             )
         return None
 
-    def _is_close(self, one: Any, other: Any) -> bool:
-        if one.dtype.kind not in "fV":
-            return bool((one == other).all())
-        one, other = np.float64(one), np.float64(other)
-        return bool(np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(one) + 1e-12)
+    def _is_close(self, value: Any, other: Any) -> bool:
+        if value.dtype.kind not in "fV":
+            return bool((value == other).all())
+        value, other = np.float64(value), np.float64(other)
+        return bool(np.linalg.norm(value - other) <= 1e-5 * np.linalg.norm(value) + 1e-12)
 
     def _tolerance(self) -> float:
         kinds = {str(getattr(layer, "compute_dtype", "float32")) for layer in layers_of(self._model)}
@@ -185,18 +188,18 @@ class _Comparison:
 
     def _owner(self, variable: Any) -> Any:
         for layer in reversed(layers_of(self._model)):
-            if any(one is variable for one in layer.variables):
+            if any(item is variable for item in layer.variables):
                 return layer
         return None
 
 
 def _losses(model: Any) -> list[tuple[str, Any]]:
     """Returns names and reductions of the losses that the model has been compiled with."""
-    given = [one for one in keras.tree.flatten(model.loss) if one is not None]
+    given = [leaf for leaf in keras.tree.flatten(model.loss) if leaf is not None]
     return [
-        (str(one if isinstance(one, str) else getattr(one, "name", getattr(one, "__name__", one))),
-         getattr(one, "reduction", None))
-        for one in given
+        (str(value if isinstance(value, str) else getattr(value, "name", getattr(value, "__name__", value))),
+         getattr(value, "reduction", None))
+        for value in given
     ]  # fmt: skip
 
 

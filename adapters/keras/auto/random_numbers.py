@@ -33,13 +33,13 @@ def equalise() -> None:
 
 def own_seeds(model: Any, done: set[int]) -> None:
     """Gives each seed generator of a model (of dropout, noise, ...) a seed of this rank's own, once."""
-    known = {id(one) for one in [*model.weights, *model.metrics_variables]}
+    known = {id(variable) for variable in [*model.weights, *model.metrics_variables]}
     for state in model.variables:
         if id(state) in known | done or tuple(state.shape) != (2,) or "int" not in str(state.dtype):
             continue
         done.add(id(state))
         if rank := current().rank:
-            seed, count = (int(one) for one in keras.ops.convert_to_numpy(state))
+            seed, count = (int(item) for item in keras.ops.convert_to_numpy(state))
             state.assign(np.asarray([(seed + rank * _FOLD) % 2**31, count]).astype(str(state.dtype)))
 
 
@@ -81,7 +81,7 @@ def expected_values() -> Iterator[None]:
 
     def filled(value_of: Any) -> Any:
         def constant(shape: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
-            value = value_of(*args, **{name: one for name, one in kwargs.items() if name != "seed"})
+            value = value_of(*args, **{name: item for name, item in kwargs.items() if name != "seed"})
             return keras.ops.full(shape, value, dtype=dtype or keras.config.floatx())
 
         return constant

@@ -73,8 +73,8 @@ def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     own = [variable.value for variable in variables]
     with _exposed(own):
         values = broadcast_arrays(own, root, name)
-    for one, value in zip(variables, values, strict=True):
-        one.assign(value)
+    for item, value in zip(variables, values, strict=True):
+        item.assign(value)
 
 
 def _exposed(values: Sequence[Any]) -> AbstractContextManager[None]:

@@ -135,7 +135,9 @@ class ShardedVariables(keras.optimizers.Optimizer):
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, known)
-        return tuple([scope.get_current_value(one) for one in given] for given in (known, self.variables))
+        return tuple(
+            [scope.get_current_value(variable) for variable in given] for given in (known, self.variables)
+        )
 
     @contextmanager
     def _clipping(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
@@ -155,8 +157,12 @@ class ShardedVariables(keras.optimizers.Optimizer):
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         if not self.global_clipnorm:
             return super()._clip_gradients(grads)
-        clipped = super()._clip_gradients([one for one, _ in self._division.gradients])
-        return [one for one, (_, is_own) in zip(clipped, self._division.gradients, strict=True) if is_own]
+        clipped = super()._clip_gradients([gradient for gradient, _ in self._division.gradients])
+        return [
+            gradient
+            for gradient, (_, is_own) in zip(clipped, self._division.gradients, strict=True)
+            if is_own
+        ]
 
     # ---- The state -------------------------------------------------------------------------------------
 
@@ -204,9 +210,9 @@ class ShardedVariables(keras.optimizers.Optimizer):
         plain.load_own_variables(store)
         places, whole = self.own_places(), slots_of(plain)
         for name, values in slots_of(self).items():
-            for one, place in zip(values, places, strict=True):
-                if one is not None:
-                    one.assign(whole[name][place])
+            for item, place in zip(values, places, strict=True):
+                if item is not None:
+                    item.assign(whole[name][place])
         for slot, value in zip(beside_slots(self), beside_slots(plain), strict=True):
             slot.assign(value)
 

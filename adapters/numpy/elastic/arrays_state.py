@@ -162,10 +162,10 @@ class ArraysState(ObjectState):
         equal, compared = [entries[index] for index in which], [values[index] for index in which]
         right: dict[int, Array] = {}
         if not agree(context, equal, compared):
-            right = {which[index]: one for index, one in repair(context, equal, compared).items()}
+            right = {which[index]: array for index, array in repair(context, equal, compared).items()}
         attributes, details = broadcast_object((self._values(), self._details(entries)), 0, _OBJECTS)
         if needs:
-            self._write(entries, [right.get(index, one) for index, one in enumerate(received)], details)
+            self._write(entries, [right.get(index, array) for index, array in enumerate(received)], details)
             self._clear_own()
             self._set(attributes)
         else:
@@ -191,8 +191,10 @@ class ArraysState(ObjectState):
         entries = _shared(self._entries())
         own = [(entry.name, entry.description) for entry in entries]
         if own != described:
-            differing = next((one for one in own if one not in described), None)
-            differing = differing or next((one for one in described if one not in own), own[0])
+            differing = next((description for description in own if description not in described), None)
+            differing = differing or next(
+                (description for description in described if description not in own), own[0]
+            )
             raise ParametersDifferError(
                 f"the checkpoint holds other arrays than this state, which differ in {differing[0]!r}: make "
                 "the model and its optimizer as in the training that has written it, or delete it"
@@ -396,7 +398,9 @@ def repair(context: Context, entries: Sequence[Entry], arrays: Sequence[Array]) 
     checksums = [checksum_of(array) for array in arrays]
     gathered: list[list[int]] = gather_objects(context, checksums, f"{_NAME}.checksums", global_process_set)
     different = [
-        index for index in range(len(entries)) if any(one[index] != gathered[0][index] for one in gathered)
+        index
+        for index in range(len(entries))
+        if any(answers[index] != gathered[0][index] for answers in gathered)
     ]
     sources = [arrays[index] for index in different]
     fetched = receive(context, [entries[index] for index in different], sources, context.rank != 0)

@@ -38,15 +38,15 @@ def install() -> None:
             return plain(*args, **kwargs)
         parameters = batch.link.memory.parameters
         before = [parameter.grad for parameter in parameters]
-        for one in parameters:
-            one.grad = None
+        for tensor in parameters:
+            tensor.grad = None
         plain(*args, **kwargs)
         found = [parameter.grad for parameter in parameters]  # of the whole batch, even if it is refused
         try:
             found = _exchanged(batch, found)
         finally:
-            for one, former, new in zip(parameters, before, found, strict=True):
-                one.grad = _sum(former, new)
+            for tensor, former, new in zip(parameters, before, found, strict=True):
+                tensor.grad = _sum(former, new)
         return None
 
     torch.autograd.backward = backward

@@ -118,8 +118,8 @@ class AutoJob:
 
     def alive(self) -> Iterator[torch.optim.Optimizer]:
         """Yields the optimizers in use."""
-        for one in self.optimizers:
-            optimizer = one()
+        for reference in self.optimizers:
+            optimizer = reference()
             if optimizer is not None:
                 yield optimizer
 

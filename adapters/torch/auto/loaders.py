@@ -118,7 +118,7 @@ def _delivered(whole: Any, iteration: Iteration) -> Any:
     adopt()
     job.latest = iteration
     if not iteration.state.is_training:
-        if all(one is not iteration for one in job.delivered):
+        if all(item is not iteration for item in job.delivered):
             job.delivered.append(iteration)
         return whole
     place = iteration.place
@@ -131,7 +131,9 @@ def _delivered(whole: Any, iteration: Iteration) -> Any:
     if not rows or not torch.is_grad_enabled():
         return whole
     batch = job.batch = LoadedBatch(iteration, share, is_part=share.is_even in iteration.state.proven)
-    iteration.checksum = checksums.combined(checksum_of(torch.as_tensor(one)) for _, one in arrays_of(whole))
+    iteration.checksum = checksums.combined(
+        checksum_of(torch.as_tensor(array)) for _, array in arrays_of(whole)
+    )
     if batch.is_part:
         job.has_split = True
         shares.make_current(share)
@@ -267,11 +269,11 @@ def arrays_of(value: Any, path: str = "batch") -> Iterator[tuple[str, Any]]:
         if value.ndim:
             yield path, value
     elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from arrays_of(one, f"{path}[{key!r}]")
+        for key, element in value.items():
+            yield from arrays_of(element, f"{path}[{key!r}]")
     elif isinstance(value, list | tuple):
-        for index, one in enumerate(value):
-            yield from arrays_of(one, f"{path}[{index}]")
+        for index, element in enumerate(value):
+            yield from arrays_of(element, f"{path}[{index}]")
 
 
 def rows_of(batch: Any, place: str) -> int:
@@ -287,13 +289,13 @@ def rows_of(batch: Any, place: str) -> int:
             "over the ranks; let collate_fn return tensors whose first axis is that of the rows"
         )
     rows = len(found[0][1])
-    for path, one in found[1:]:
-        if len(one) != rows:
+    for path, leaf in found[1:]:
+        if len(leaf) != rows:
             raise UnsupportedError(
                 f"{place}: {found[0][0]} has shape {list(found[0][1].shape)} and {path} has shape "
-                f"{list(one.shape)}: the ranks split a batch along the first axis of all its tensors, so let "
-                "the first axis be that of the rows (batch first), and pad rows of several lengths instead "
-                "of joining them"
+                f"{list(leaf.shape)}: the ranks split a batch along the first axis of all its tensors, so "
+                "let the first axis be that of the rows (batch first), and pad rows of several lengths "
+                "instead of joining them"
             )
     return rows
 
@@ -301,8 +303,8 @@ def rows_of(batch: Any, place: str) -> int:
 def part_of(value: Any, rows: int, part: slice, mark: Callable[[Tensor, Tensor], None], place: str) -> Any:
     """Returns some rows of a batch of so many rows, in the structure of the batch."""
 
-    def cut(one: Any) -> Any:
-        return part_of(one, rows, part, mark, place)
+    def cut(value: Any) -> Any:
+        return part_of(value, rows, part, mark, place)
 
     if isinstance(value, Tensor | np.ndarray):
         if not value.ndim:
@@ -312,11 +314,11 @@ def part_of(value: Any, rows: int, part: slice, mark: Callable[[Tensor, Tensor],
             mark(mine, value)
         return mine
     if type(value) is dict:
-        return {key: cut(one) for key, one in value.items()}
+        return {key: cut(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
         if not any(True for _ in arrays_of(value)) and len(value) == rows:
             return value[part]
-        cuts = [cut(one) for one in value]
+        cuts = [cut(element) for element in value]
         return type(value)(*cuts) if hasattr(value, "_fields") else type(value)(cuts)
     if isinstance(value, _PLAIN):
         return value

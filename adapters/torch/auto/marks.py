@@ -117,11 +117,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
+        for item in value:
+            yield from _tensors(item)
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one)
+        for item in value.values():
+            yield from _tensors(item)
 
 
 def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> Any:
@@ -213,7 +213,7 @@ def _kept(value: Any) -> Any:
     if isinstance(value, RowCount):
         return _Kept(lambda: value.total)
     if isinstance(value, dict):
-        return {key: _kept(one) for key, one in value.items()}
+        return {key: _kept(item) for key, item in value.items()}
     return tuple(map(_kept, value)) if type(value) in (list, tuple) else value
 
 
@@ -221,7 +221,7 @@ def _valued(value: Any) -> Any:
     if isinstance(value, _Kept):
         return value.value()
     if isinstance(value, dict):
-        return {key: _valued(one) for key, one in value.items()}
+        return {key: _valued(item) for key, item in value.items()}
     return tuple(map(_valued, value)) if type(value) is tuple else value
 
 
@@ -256,8 +256,8 @@ class _Shape(tuple):
 
     def numel(self) -> Any:
         result: Any = 1
-        for one in self:
-            result = result * one
+        for value in self:
+            result = result * value
         return result
 
 
@@ -353,8 +353,8 @@ def _replaced(value: Any, wholes: dict[int, Tensor]) -> Any:
     if isinstance(value, Tensor):
         return wholes.get(id(value), value)
     if isinstance(value, dict):
-        return {key: _replaced(one, wholes) for key, one in value.items()}
-    return tuple(_replaced(one, wholes) for one in value) if type(value) in (list, tuple) else value
+        return {key: _replaced(item, wholes) for key, item in value.items()}
+    return tuple(_replaced(item, wholes) for item in value) if type(value) in (list, tuple) else value
 
 
 def _whole(tensor: Tensor) -> Tensor:

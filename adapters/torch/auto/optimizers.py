@@ -76,7 +76,7 @@ def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
     end_closed_batch()
     if not isinstance(optimizer, Wrapped):
-        if all(one is not optimizer for one in job.alive()):  # a copy
+        if all(item is not optimizer for item in job.alive()):  # a copy
             job.optimizers.append(weakref.ref(optimizer))
         adopt()
 
@@ -100,19 +100,19 @@ def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     delivered, job.delivered = job.delivered, []
     if job.is_child or (job.batch is not None and not _is_left(job.batch, optimizer)):
         return
-    open_ones = [one for one in delivered if not one.is_closed]
+    open_ones = [item for item in delivered if not item.is_closed]
     if (job.latest is None or job.latest.is_closed) and not job.has_stepped_alone:
         job.has_stepped_alone = True
         if job.context is not None and job.context.rank == 0:
             hint(f"{positions.place()}: {_ALONE}")
     if len(open_ones) > 1:
-        together = [one.state for one in open_ones]
-        if not all(one.was_beside_another for one in together):
+        together = [item.state for item in open_ones]
+        if not all(state.was_beside_another for state in together):
             # One may have delivered a batch to look at, before the loop: the next step will tell.
-            for one in together:
-                one.was_beside_another = True
+            for state in together:
+                state.was_beside_another = True
             return
-        places = " and ".join(one.place for one in open_ones)
+        places = " and ".join(item.place for item in open_ones)
         raise refusal(
             f"{positions.place()}: this step uses batches of several loaders at once ({places}), of which "
             "the ranks cannot compute parts: let one loader deliver them together, or use "

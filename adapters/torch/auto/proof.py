@@ -564,21 +564,21 @@ def _numbers(value: Any, path: str, depth: int) -> Iterator[tuple[str, float]]:
     if isinstance(value, Real | RowCount):
         yield path, float(value)
     elif depth:
-        for name, one in _elements(value):
-            yield from _numbers(one, f"{path}{name}", depth - 1)
+        for name, item in _elements(value):
+            yield from _numbers(item, f"{path}{name}", depth - 1)
 
 
 def _elements(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and type(value).__module__ in ("builtins", "collections"):
-        for key, one in islice(list(value.items()), _MOST):
-            yield f"[{key!r}]", one
+        for key, item in islice(list(value.items()), _MOST):
+            yield f"[{key!r}]", item
     elif isinstance(value, list | tuple | deque):
         start = max(0, len(value) - _MOST)
-        for index, one in enumerate(islice(value, start, None)):
-            yield f"[{start + index}]", one
+        for index, item in enumerate(islice(value, start, None)):
+            yield f"[{start + index}]", item
     elif not isinstance(value, torch.nn.Module | type) and _is_users(type(value)):
-        for name, one in list(getattr(value, "__dict__", {}).items()):
-            yield f".{name}", one
+        for name, item in list(getattr(value, "__dict__", {}).items()):
+            yield f".{name}", item
 
 
 def _is_users(kind: type) -> bool:

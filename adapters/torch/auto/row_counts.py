@@ -64,7 +64,8 @@ def counting(function: Callable[..., Any]) -> Callable[..., Any]:
             operator.index(argument) if isinstance(argument, RowCount) else argument for argument in args
         ]
         named = {
-            key: operator.index(one) if isinstance(one, RowCount) else one for key, one in kwargs.items()
+            key: operator.index(value) if isinstance(value, RowCount) else value
+            for key, value in kwargs.items()
         }
         return function(*numbers, **named)
 

@@ -278,13 +278,13 @@ class Lookout:
             time.sleep(_STEP)
             with self._lock:
                 watched = list(self._watched)
-            for one in watched:
+            for value in watched:
                 try:
-                    one.look()
+                    value.look()
                 except Exception as failure:
-                    one.fail(failure)
+                    value.fail(failure)
             with self._lock:
-                self._watched = {one for one in self._watched if not one.is_idle}
+                self._watched = {value for value in self._watched if not value.is_idle}
                 if not self._watched:
                     self._is_needed.clear()
 

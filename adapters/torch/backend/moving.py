@@ -156,7 +156,7 @@ class Moving(Submission):
                     "ranks"
                 )
         require_alike([*inputs, *outputs])
-        sent, received = [one.numel() for one in inputs], [output.numel() for output in outputs]
+        sent, received = [tensor.numel() for tensor in inputs], [output.numel() for output in outputs]
         source, store = joined(self.order.to_set(inputs)), _assign_parts(self.order.to_set(outputs))
         part = self._exchange(view(source), sent, received, store)
         return self.submit(self.names.collectives, [part], outputs, opts)

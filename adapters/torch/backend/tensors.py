@@ -62,9 +62,9 @@ def require_elements(tensor: Tensor, count: int, like: Tensor, what: str) -> Non
         raise ValueError(f"{what} has {tensor.numel()} elements instead of {count}")
 
 
-def shares_memory(one: Tensor, other: Tensor) -> bool:
+def shares_memory(tensor: Tensor, other: Tensor) -> bool:
     """Returns whether two contiguous tensors overlap."""
-    begin, end = one.data_ptr(), one.data_ptr() + one.numel() * one.element_size()
+    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
     return begin < other.data_ptr() + other.numel() * other.element_size() and other.data_ptr() < end
 
 

@@ -221,7 +221,7 @@ class Completer:
         """Removes handles; returns their operations, each once, in the order of the handles."""
         with self._lock:
             found = [self._pending.pop(handle, None) for handle in handles]
-        return list({id(one): one for one in found if one is not None}.values())
+        return list({id(work): work for work in found if work is not None}.values())
 
     def _run(self, context: Context) -> None:
         ends, idle_slices = Watch(context), 0

@@ -85,8 +85,8 @@ class GatheringMethod(Method):
         is_new = (rows[:, : len(marks)] == _NEW).any(dim=0).tolist()
         self._touched = {at for at, new in zip(slots, is_new, strict=True) if new}
         self._parts = {at: [] for at in slots}
-        for one in rows:
-            for at, part in zip(slots, one[head:].split([*lengths.values()]), strict=True):
+        for item in rows:
+            for at, part in zip(slots, item[head:].split([*lengths.values()]), strict=True):
                 self._parts[at].append(part)
         finite = [
             self.numbers(part, slots[at].values).isfinite().all()

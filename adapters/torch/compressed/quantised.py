@@ -77,7 +77,7 @@ class QuantisedMethod(Method):
             self._round(at, slots[at].values)
         sent = [self._sent[at] for at in self._touched]
         yield self._link.all_reduce_encoded(sent, "(values)", self._format)
-        return all(bool(one.isfinite().all()) for one in sent)
+        return all(bool(tensor.isfinite().all()) for tensor in sent)
 
     def is_touched(self, number: int) -> bool:
         return number in self._touched

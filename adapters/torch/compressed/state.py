@@ -45,8 +45,8 @@ class CompressionState:
         """Forgets all parameters but these."""
         kept = set(parameters)
         for memory in (self.residuals, self.bases):
-            for one in memory.keys() - kept:
-                del memory[one]
+            for tensor in memory.keys() - kept:
+                del memory[tensor]
 
     # ---- Loss scaling ----------------------------------------------------------------------------------
 

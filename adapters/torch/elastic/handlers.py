@@ -126,14 +126,14 @@ class ModelStateHandler(ContentHandler):
 
     def content(self) -> tuple[Any, Any]:
         state = self.value.state_dict(keep_vars=True)
-        parameters = {name: one for name, one in state.items() if isinstance(one, nn.Parameter)}
+        parameters = {name: item for name, item in state.items() if isinstance(item, nn.Parameter)}
         return (
             {
                 name: parameter
                 for name, parameter in parameters.items()
                 if id(parameter) not in self.elsewhere
             },
-            {name: one for name, one in state.items() if name not in parameters},
+            {name: item for name, item in state.items() if name not in parameters},
         )
 
     def load(self, replicas: Any, rest: Any) -> None:
@@ -164,7 +164,7 @@ class ModelStateHandler(ContentHandler):
 
     def entries(self, key: str, names: Names) -> Entries:
         state = self.value.state_dict(keep_vars=True)
-        tensors = {name: one for name, one in state.items() if isinstance(one, Tensor)}
+        tensors = {name: item for name, item in state.items() if isinstance(item, Tensor)}
         return [(f"{key}.{name}", kind_of(tensor)) for name, tensor in tensors.items()]
 
 

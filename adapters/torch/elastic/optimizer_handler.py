@@ -115,7 +115,7 @@ class OptimizerStateHandler(OptimizerHandler):
 
     def _versions_now(self) -> list[int]:
         with without_subclasses():  # parameters in flight stay there: their world may have failed
-            return [one._version for group in self._groups for one in group]
+            return [tensor._version for group in self._groups for tensor in group]
 
     @property
     def exchanges_first(self) -> bool:

@@ -49,9 +49,9 @@ class _Deal:
         """Records that each rank has processed positions `start` to `end` of its share."""
         if start >= end:
             return
-        joined = [one for one in self.done if one[0] <= end and start <= one[1]]
-        apart = [one for one in self.done if one not in joined]
-        whole = (min([start, *(one[0] for one in joined)]), max([end, *(one[1] for one in joined)]))
+        joined = [pair for pair in self.done if pair[0] <= end and start <= pair[1]]
+        apart = [pair for pair in self.done if pair not in joined]
+        whole = (min([start, *(pair[0] for pair in joined)]), max([end, *(pair[1] for pair in joined)]))
         self.done = sorted([*apart, whole])
 
     def record_samples(self, samples: set[int]) -> None:
@@ -171,7 +171,9 @@ class ElasticSampler(TorchSurvivor, Sampler[int]):
             "length": self._length,
             "batch_size": self._batch_size,
             "deals": [
-                (one.size, list(one.done), sorted(one.samples)) for one in deals if one.done or one.samples
+                (deal.size, list(deal.done), sorted(deal.samples))
+                for deal in deals
+                if deal.done or deal.samples
             ],
         }
 
@@ -234,8 +236,8 @@ class ElasticSampler(TorchSurvivor, Sampler[int]):
         if self.shuffle:
             source = torch.Generator().manual_seed(self.seed + self.epoch)
             order = torch.randperm(self._length, generator=source)
-        for one in past:
-            order = order[~one.processed(order)]
+        for deal in past:
+            order = order[~deal.processed(order)]
         self._past = past
         self._remaining = order  # the samples of the current deal, in the order in which they are dealt
         self._deal = _Deal(self._size)

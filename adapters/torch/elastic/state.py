@@ -311,9 +311,9 @@ class TorchState(ObjectState):
     def _description(self, content: Content) -> Description:
         handlers = self._content_handlers
         names = {
-            id(one): f"{key}.{name}"
+            id(item): f"{key}.{name}"
             for key, handler in self._models.items()
-            for name, one in handler.value.named_parameters()
+            for name, item in handler.value.named_parameters()
         }
         entries = [entry for key, handler in handlers.items() for entry in handler.entries(key, names)]
         entries += [(name, "an attribute") for name in self._saved_state]
@@ -331,7 +331,7 @@ class TorchState(ObjectState):
 def _check_samplers(context: Context) -> None:
     """Raises ValueError if a sampler that outlives a change of the ranks is not part of the commit."""
     kept = context.survivors.kept if context.survivors is not None else []
-    if any(isinstance(one, ElasticSampler) and one.is_unsaved for one in kept):
+    if any(isinstance(survivor, ElasticSampler) and survivor.is_unsaved for survivor in kept):
         raise ValueError(
             f"rank {context.rank} has recorded batches of an ElasticSampler that is not part of the state: "
             "after a change of the ranks, each would go on at another place of its epoch. Give it to the "

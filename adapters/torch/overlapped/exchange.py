@@ -56,7 +56,9 @@ class UrgentGradients:
         self._parameters = [entry.parameter for entry in named]
         self._part_bytes = self._context.setting_integer("partition_bytes")
         empty = (torch.empty(0, dtype=parameter.dtype) for parameter in self._parameters)
-        self._samples = [compression.compress(one)[0] for one in empty]  # of the dtypes that are exchanged
+        self._samples = [
+            compression.compress(tensor)[0] for tensor in empty
+        ]  # of the dtypes that are exchanged
         self._parts: list[range] = []  # by parameter, the requests of its parts
         self._elements: list[int] = []  # of a part
         self._requests = PreparedRequests(self._context, self._divide(), device)
@@ -232,14 +234,14 @@ class UrgentGradients:
         del self._submitted[number]
         self._requests.end(self._slots.pop(number), are_in_flight=is_in_flight)
 
-    def _store(self, number: int, one: _Submitted) -> None:
-        restored = self._compression.decompress(one.exchanged, one.undo)
-        if one.gradient is None or shares_elements(one.gradient):
+    def _store(self, number: int, submitted: _Submitted) -> None:
+        restored = self._compression.decompress(submitted.exchanged, submitted.undo)
+        if submitted.gradient is None or shares_elements(submitted.gradient):
             self._parameters[number].grad = restored
-        elif restored.data_ptr() == one.gradient.data_ptr():
-            count_write([one.gradient])
+        elif restored.data_ptr() == submitted.gradient.data_ptr():
+            count_write([submitted.gradient])
         else:
-            one.gradient.copy_(restored)
+            submitted.gradient.copy_(restored)
 
     def discard(self) -> None:
         """Ends a round that has failed."""

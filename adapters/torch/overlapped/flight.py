@@ -215,8 +215,8 @@ def _undisturbed() -> Iterator[Any]:
     autocast = torch.autocast("cpu", enabled=False)
     usual = (without_transforms(), without_modes(), torch.inference_mode(False), autocast, torch.no_grad())
     with ExitStack() as stack:
-        for one in (*usual, without_subclasses()):
-            stack.enter_context(one)
+        for context in (*usual, without_subclasses()):
+            stack.enter_context(context)
         yield
 
 
@@ -355,9 +355,9 @@ class ParameterInFlight(torch.nn.Parameter):
             with without_subclasses():
                 return func(*args, **(kwargs or {}))
         found = [*_in_flight(args), *_in_flight((kwargs or {}).values())]
-        for one in found:
-            land(one)
-        if any(type(one) is ParameterInFlight for one in found):  # would come back here for ever
+        for parameter in found:
+            land(parameter)
+        if any(type(parameter) is ParameterInFlight for parameter in found):  # would come back here for ever
             raise RuntimeError("a parameter is used while its own update is being made")
         return func(*args, **(kwargs or {}))
 

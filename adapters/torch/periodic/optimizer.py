@@ -118,7 +118,7 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
         raise ValueError("the outer optimizer has other parameters than the inner one; give both the same")
     refuse_combinations({"diloco": True, "memory_of_gradients": memory_of_gradients(compression)})
     schedule = Schedule(every, fragments, overlap, format_of(compression))
-    names = _Names(model, {one: name for name, one in model.named_parameters()})
+    names = _Names(model, {parameter: name for name, parameter in model.named_parameters()})
     return _periodic(inner, schedule, OuterStep(outer, alpha), names, process_set)
 
 

@@ -198,12 +198,12 @@ def fragments_of(parameters: Sequence[Tensor], count: int) -> list[Fragment]:
     total = sum(parameter.nbytes for parameter in parameters)
     fragments: list[Fragment] = [Fragment([])]
     done = 0
-    for place, one in enumerate(parameters):
+    for place, tensor in enumerate(parameters):
         is_full = done >= total * len(fragments) / count or len(parameters) - place == count - len(fragments)
         if fragments[-1].parameters and is_full and len(fragments) < count:
             fragments.append(Fragment([]))
-        fragments[-1].parameters.append(one)
-        done += one.nbytes
+        fragments[-1].parameters.append(tensor)
+        done += tensor.nbytes
     return fragments
 
 
@@ -214,7 +214,7 @@ def with_buffers(fragments: Sequence[Fragment], model: torch.nn.Module | None) -
     """
     if model is None:
         return list(fragments)
-    state = {id(one) for one in model.state_dict(keep_vars=True).values()}
+    state = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and id(buffer) in state]
     return [*fragments[:-1], replace(fragments[-1], buffers=buffers)]
 
@@ -285,13 +285,13 @@ class AverageInFlight:
         # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
         self._shares = [1.0 / len(scope.ranks) if tensor.element_size() == 2 else 1.0 for tensor in tensors]
         pairs = zip(tensors, self._shares, strict=True)
-        weighted = [_weighted(one, own.weight * share) for one, share in pairs]
-        small = [self._format.compress(one) for one in weighted[: len(parts.parameters)]]
+        weighted = [_weighted(tensor, own.weight * share) for tensor, share in pairs]
+        small = [self._format.compress(tensor) for tensor in weighted[: len(parts.parameters)]]
         self._undo = [undo for _, undo in small]
-        sent = [one for one, _ in small]
-        self._is_encoded = [self._format.encodes(one) for one in sent]
-        exact = [one for one, is_encoded in zip(sent, self._is_encoded, strict=True) if not is_encoded]
-        encoded = [one for one, is_encoded in zip(sent, self._is_encoded, strict=True) if is_encoded]
+        sent = [tensor for tensor, _ in small]
+        self._is_encoded = [self._format.encodes(tensor) for tensor in sent]
+        exact = [tensor for tensor, is_encoded in zip(sent, self._is_encoded, strict=True) if not is_encoded]
+        encoded = [tensor for tensor, is_encoded in zip(sent, self._is_encoded, strict=True) if is_encoded]
         self._exact = _start(scope, [header, *exact, *weighted[len(sent) :]], Reduction(SUM))
         if encoded:
             assert self._format.wire_format is not None
@@ -320,9 +320,9 @@ class AverageInFlight:
             return Average(None, ended == present)
         others = iter(exact)
         sums = [next(encoded if is_encoded else others) for is_encoded in self._is_encoded]
-        large = [self._format.decompress(one, undo) for one, undo in zip(sums, self._undo, strict=True)]
+        large = [self._format.decompress(tensor, undo) for tensor, undo in zip(sums, self._undo, strict=True)]
         pairs = zip((*large, *others), self._shares, strict=True)
-        averages = [one.div_(weight * share) for one, share in pairs]
+        averages = [tensor.div_(weight * share) for tensor, share in pairs]
         for index, slot in compressed.items():  # in ascending order
             averages.insert(index, slot.values.div_(weight).to(slot.parameter.dtype))
         return Average(averages, ended == present)

@@ -98,8 +98,8 @@ class OuterStep:
         changed = [
             parameter for parameter in parameters if not torch.equal(parameter, self._global[parameter])
         ]
-        for one in changed:  # loaded or broadcast: no change that the ranks' steps have made
-            self._global[one].copy_(one.detach())
+        for tensor in changed:  # loaded or broadcast: no change that the ranks' steps have made
+            self._global[tensor].copy_(tensor.detach())
         return bool(changed)
 
     def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -108,32 +108,32 @@ class OuterStep:
     @torch.no_grad()
     def apply(self, parameters: Sequence[Tensor], averages: Sequence[Tensor] | None, is_last: bool) -> None:
         own = [parameter.clone() for parameter in parameters] if self._alpha and not is_last else None
-        for one in parameters:
-            one.copy_(self._global[one])
+        for tensor in parameters:
+            tensor.copy_(self._global[tensor])
         if averages is not None:
             with self._gradients(parameters, averages):
                 self.outer.step()
-            for one in parameters:
-                self._global[one].copy_(one)
-        for one, local in zip(parameters, own or (), strict=own is not None):
-            one.lerp_(local, self._alpha)
+            for tensor in parameters:
+                self._global[tensor].copy_(tensor)
+        for tensor, local in zip(parameters, own or (), strict=own is not None):
+            tensor.lerp_(local, self._alpha)
 
     @contextmanager
     def _gradients(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[None]:
         """Gives these parameters other gradients for a while, and all others none."""
         before = [parameter.grad for parameter in self._parameters]
-        for one in self._parameters:
-            one.grad = None
-        for one, gradient in zip(parameters, gradients, strict=True):
-            one.grad = gradient
+        for item in self._parameters:
+            item.grad = None
+        for tensor, gradient in zip(parameters, gradients, strict=True):
+            tensor.grad = gradient
         try:
             yield
         finally:
-            for one, gradient in zip(self._parameters, before, strict=True):
-                one.grad = gradient
+            for item, gradient in zip(self._parameters, before, strict=True):
+                item.grad = gradient
 
     def tensors(self) -> dict[str, Tensor]:
-        found = {f"global {place}": one for place, one in enumerate(self._ordered())}
+        found = {f"global {place}": tensor for place, tensor in enumerate(self._ordered())}
         for place, parameter in enumerate(self._parameters):
             for key, value in self.outer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):

@@ -82,8 +82,8 @@ def _norm(gradients: Sequence[Tensor], kind: float) -> Tensor:
     whole = [gradient for gradient in gradients if not isinstance(gradient, ShardedGradient)]
     slices = [gradient for gradient in gradients if isinstance(gradient, ShardedGradient)]
     parts = [_power_sum(whole, kind)]
-    for name, scope in {one.scope.name: one.scope for one in slices}.items():
-        own = [one.own for one in slices if one.scope.name == name]
+    for name, scope in {gradient.scope.name: gradient.scope for gradient in slices}.items():
+        own = [gradient.own for gradient in slices if gradient.scope.name == name]
         parts.append(_over_ranks(_power_sum(own, kind).to(slices[0].device), kind, scope))
     total = torch.stack([part.to(gradients[0].device) for part in parts])
     return total.amax() if kind == float("inf") else total.sum() ** (1.0 / kind)

@@ -160,18 +160,18 @@ class ScatteredGradients(Stage):
 
     def _room(self, at: int, source: Tensor) -> Tensor:
         """Returns memory for this rank's blocks."""
-        one = self._slices[at]
-        blocks = -(-(one.end - one.begin) // BLOCK)
+        slice_ = self._slices[at]
+        blocks = -(-(slice_.end - slice_.begin) // BLOCK)
         return torch.empty(blocks * BLOCK, dtype=source.dtype, device=source.device)
 
     def _store(self, at: int, elements: Tensor, is_new: bool) -> None:
-        parameter, one = self._parameters[at], self._slices[at]
+        parameter, slice_ = self._parameters[at], self._slices[at]
         earlier = self._earlier.pop(at, None)
         if isinstance(parameter.grad, ShardedGradient):
             earlier = parameter.grad.own
         if is_new:
-            count = one.end - one.begin
-            own = one.shaped(elements if elements.numel() == count else elements[:count])
+            count = slice_.end - slice_.begin
+            own = slice_.shaped(elements if elements.numel() == count else elements[:count])
             if earlier is not None:
                 own += earlier
         elif earlier is not None:

@@ -32,7 +32,7 @@ def full_state_dict(optimizer: torch.optim.Optimizer, root_rank: int | None = No
     values = whole_values(scope, optimizer.state, slices)
     state: dict[Tensor, dict[str, Any]] = {}
     is_kept = root_rank is None or scope.context.rank == root_rank
-    for one, whole in zip(slices, values, strict=True):
+    for slice_, whole in zip(slices, values, strict=True):
         if whole and is_kept:
-            state[one.parameter] = whole
+            state[slice_.parameter] = whole
     return optimizer._full_state_dict(state) if is_kept else {}

@@ -37,8 +37,8 @@ class ShardedGradient(Tensor):
     @staticmethod
     def make(parameter: Tensor, scope: CollectiveScope) -> ShardedGradient:
         """Returns a stand-in for the gradient of a parameter. Its `own` is to be set."""
-        one = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
-        made = one.expand(parameter.shape).as_subclass(ShardedGradient)
+        tensor = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        made = tensor.expand(parameter.shape).as_subclass(ShardedGradient)
         made.scope, made.properties = scope, _properties(parameter)
         return made
 
@@ -92,7 +92,7 @@ def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) 
     torch.amp.GradScaler calls it, on all ranks for the same gradients.
     """
     own = [gradient.own if isinstance(gradient, ShardedGradient) else gradient for gradient in gradients]
-    own = [one for one in own if one.numel()]
+    own = [tensor for tensor in own if tensor.numel()]
     if own:
         check_and_unscale(own, found_inf, inv_scale)
     scope = next(gradient.scope for gradient in gradients if isinstance(gradient, ShardedGradient)).derived(

@@ -20,7 +20,7 @@ def _is_one_of(optimizer: torch.optim.Optimizer, names: tuple[str, ...]) -> bool
     """Returns whether the optimizer's step is that of one of torch's classes."""
     step: Any = inspect.unwrap(type(optimizer).step)
     known = [getattr(torch.optim, name) for name in names if hasattr(torch.optim, name)]
-    return any(step is inspect.unwrap(one.step) for one in known)
+    return any(step is inspect.unwrap(kind.step) for kind in known)
 
 
 def needs_whole_parameters(optimizer: torch.optim.Optimizer) -> bool:

@@ -53,12 +53,12 @@ class Sharded(Wrapped):
 
     def _divide_state(self) -> None:
         """Keeps this rank's part of state that belongs to whole parameters."""
-        for one in self._slices():
-            if one.has_other_order:
-                one.cut_again()
-            whole = self.state.pop(one.parameter, None)
-            if whole is not None and not one.is_empty:
-                self.state[one.tensor] = {key: one.part(value) for key, value in whole.items()}
+        for slice_ in self._slices():
+            if slice_.has_other_order:
+                slice_.cut_again()
+            whole = self.state.pop(slice_.parameter, None)
+            if whole is not None and not slice_.is_empty:
+                self.state[slice_.tensor] = {key: slice_.part(value) for key, value in whole.items()}
 
     # ---- A step ----------------------------------------------------------------------------------------
 
@@ -74,21 +74,21 @@ class Sharded(Wrapped):
             [self._partition.slice_of(parameter) for parameter in group["params"]]
             for group in self.param_groups
         ]
-        moved = [one for slices in groups for one in slices if one.has_other_order]
+        moved = [slice_ for slices in groups for slice_ in slices if slice_.has_other_order]
         if moved:  # on all ranks, in the same step
             divide_again(self._sharding_scope.derived("new order"), self.state, moved)
         for slices in groups:
-            for one in slices:
-                one.follow()
-                one.tensor.grad = _own_gradient(one)
-        self._swap_groups([[one.tensor for one in slices] for slices in groups])
+            for slice_ in slices:
+                slice_.follow()
+                slice_.tensor.grad = _own_gradient(slice_)
+        self._swap_groups([[slice_.tensor for slice_ in slices] for slices in groups])
 
     def _end_update(self) -> None:
         """Gathers what the ranks have updated."""
         self._put_parameters_back()
         if len(self._named_slices) != sum(len(group["params"]) for group in self.param_groups):
             named = all_named(self, self._parameter_names)
-            self._named_slices = [(name, self._partition.slice_of(one)) for name, one in named]
+            self._named_slices = [(name, self._partition.slice_of(tensor)) for name, tensor in named]
         self._gathering.run([pair for pair in self._named_slices if _is_trained(pair[1].parameter)])
 
     def _put_parameters_back(self) -> None:
@@ -168,24 +168,24 @@ def _is_trained(parameter: Tensor) -> bool:
     return parameter.requires_grad or parameter.grad is not None
 
 
-def _own_gradient(one: Slice) -> Tensor | None:
-    gradient = one.parameter.grad
+def _own_gradient(slice_: Slice) -> Tensor | None:
+    gradient = slice_.parameter.grad
     if gradient is None:
         return None
     if isinstance(gradient, ShardedGradient):
-        if not gradient.fits(one.parameter):
+        if not gradient.fits(slice_.parameter):
             raise UnsupportedError(
-                f"the dtype or the order of memory of a parameter of shape {list(one.parameter.shape)} has "
-                "changed since its gradient was divided among the ranks: call optimizer.zero_grad() before "
-                "you change it"
+                f"the dtype or the order of memory of a parameter of shape {list(slice_.parameter.shape)} "
+                "has changed since its gradient was divided among the ranks: call optimizer.zero_grad() "
+                "before you change it"
             )
-        return None if one.is_empty else gradient.own
+        return None if slice_.is_empty else gradient.own
     if gradient.layout is not torch.strided:
         raise UnsupportedError(
             "a gradient is sparse, and shard= divides dense ones only: make the layer with sparse=False, or "
             "leave out shard"
         )
-    return None if one.is_empty else one.of(gradient)
+    return None if slice_.is_empty else slice_.of(gradient)
 
 
 # ---- The all-gather of parameters, of which each rank has updated its slice ----------------------------
@@ -212,7 +212,7 @@ class ParameterGathering:
         Raises:
             HorovodInternalError: an exchange failed, or a rank has no slices.
         """
-        parameters = [one.parameter for _, one in named]
+        parameters = [slice_.parameter for _, slice_ in named]
         addresses = list(map(Tensor.data_ptr, parameters))
         if not parameters:
             return
@@ -249,8 +249,8 @@ class ParameterGathering:
 
     def _describe(self, named: Sequence[tuple[str, Slice]]) -> None:
         self._batch, self._copied, self._kept = Batch(len(named)), None, []
-        for index, (name, one) in enumerate(named):
-            own, target = flat(one.parameter)[one.begin : one.end], flat(one.parameter)
+        for index, (name, slice_) in enumerate(named):
+            own, target = flat(slice_.parameter)[slice_.begin : slice_.end], flat(slice_.parameter)
             call = Call(f"{self._name}.{name}", self._set_number)
             describe(self._batch, ALLGATHER, view(own), target.data_ptr(), call, index)
             self._batch.offer_memory(index, target.numel() * target.element_size())

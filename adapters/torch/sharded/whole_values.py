@@ -33,10 +33,12 @@ def whole_values(
 ) -> Iterator[dict[str, Any]]:
     """Gathers the state of each parameter, as the plain optimizer has it. All ranks must exhaust it."""
     known = _known_values(scope, state, slices)
-    for one, values in zip(slices, known, strict=True):
-        own = state.get(one.tensor, {})
+    for slice_, values in zip(slices, known, strict=True):
+        own = state.get(slice_.tensor, {})
         yield {
-            key: _gathered(scope, one, own.get(key), value.dtype) if isinstance(value, _Elements) else value
+            key: _gathered(scope, slice_, own.get(key), value.dtype)
+            if isinstance(value, _Elements)
+            else value
             for key, value in values.items()
         }
 
@@ -46,11 +48,11 @@ def divide_again(
 ) -> None:
     """Cuts slices and their state in the present order of the parameters' memory. All ranks must call it."""
     values = whole_values(scope, state, slices)
-    for one, whole in zip(slices, values, strict=True):
-        own = state.get(one.tensor, {})
-        divided = [key for key, value in own.items() if one.is_part(value)]
-        one.cut_again()
-        own.update({key: one.part(whole[key]) for key in divided})
+    for slice_, whole in zip(slices, values, strict=True):
+        own = state.get(slice_.tensor, {})
+        divided = [key for key, value in own.items() if slice_.is_part(value)]
+        slice_.cut_again()
+        own.update({key: slice_.part(whole[key]) for key in divided})
 
 
 def _known_values(
@@ -59,16 +61,16 @@ def _known_values(
     """Returns the values of each parameter's state, from the first rank that has any."""
     mine = [
         {
-            key: _Elements(value.dtype) if one.is_part(value) else _portable(value)
-            for key, value in state.get(one.tensor, {}).items()
+            key: _Elements(value.dtype) if slice_.is_part(value) else _portable(value)
+            for key, value in state.get(slice_.tensor, {}).items()
         }
-        for one in slices
+        for slice_ in slices
     ]
     of_ranks = gather_objects(scope.context, mine, scope.derived("values").name, scope.process_set)
     known: list[dict[str, Any]] = []
-    for one, of_one in zip(slices, zip(*of_ranks, strict=True), strict=True):
+    for slice_, of_one in zip(slices, zip(*of_ranks, strict=True), strict=True):
         found: dict[str, Any] = next((values for values in of_one if values), {})
-        known.append({key: _placed(value, one.parameter) for key, value in found.items()})
+        known.append({key: _placed(value, slice_.parameter) for key, value in found.items()})
     return known
 
 
@@ -82,23 +84,23 @@ def _placed(value: Any, parameter: Tensor) -> Any:
     return value.tensor.to(parameter.device) if value.is_on_gpu else value.tensor
 
 
-def _gathered(scope: CollectiveScope, one: Slice, value: Any, dtype: torch.dtype) -> Tensor:
+def _gathered(scope: CollectiveScope, slice_: Slice, value: Any, dtype: torch.dtype) -> Tensor:
     """Returns the elements of all ranks, with the shape and the order of the parameter."""
-    own = _own_elements(one, value, dtype)
+    own = _own_elements(slice_, value, dtype)
     operation = COLLECTIVES.single(scope.context, ALLGATHER, own, scope.options())
     elements: Tensor = run(scope.context, operation)
-    if one.has_other_order:
-        return in_order_of(one.parameter, elements.as_strided(one.parameter.shape, one.strides))
-    return elements.as_strided(one.parameter.shape, one.parameter.stride()).clone()
+    if slice_.has_other_order:
+        return in_order_of(slice_.parameter, elements.as_strided(slice_.parameter.shape, slice_.strides))
+    return elements.as_strided(slice_.parameter.shape, slice_.parameter.stride()).clone()
 
 
 @torch.no_grad()
-def _own_elements(one: Slice, value: Any, dtype: torch.dtype) -> Tensor:
+def _own_elements(slice_: Slice, value: Any, dtype: torch.dtype) -> Tensor:
     """Returns a value of a slice's state in the order of memory; no elements if this rank has none."""
-    if value is None or one.is_empty:
-        return torch.empty(0, dtype=dtype, device=one.parameter.device)
-    if one.is_whole:
-        shape, where = one.parameter.shape, one.parameter.device
-        value = torch.empty_strided(shape, one.strides, dtype=dtype, device=where).copy_(value)
+    if value is None or slice_.is_empty:
+        return torch.empty(0, dtype=dtype, device=slice_.parameter.device)
+    if slice_.is_whole:
+        shape, where = slice_.parameter.shape, slice_.parameter.device
+        value = torch.empty_strided(shape, slice_.strides, dtype=dtype, device=where).copy_(value)
         return value.view(-1) if value.is_contiguous() else value.as_strided((value.numel(),), (1,))
     return value.contiguous()

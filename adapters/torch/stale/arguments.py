@@ -52,5 +52,5 @@ def refuse_parameters(named: Iterable[tuple[str, Tensor]]) -> None:
 def _parameters_of_synchronized_layers() -> set[int]:
     kinds = (SyncBatchNorm, torch.nn.SyncBatchNorm)
     # A proxy may run code for `isinstance`.
-    layers: list[Any] = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+    layers: list[Any] = [value for value in gc.get_objects() if issubclass(type(value), kinds)]
     return {id(parameter) for layer in layers for parameter in layer.parameters()}

@@ -245,7 +245,7 @@ class StaleExchange(Rounds):
         total = sum(counts)
         divisor = max(total, size)  # when ranks have ended, a gradient does not weigh more
         gradients = [
-            one.div_(divisor) if is_present else None for one, is_present in zip(sums, present, strict=True)
+            item.div_(divisor) if is_present else None for item, is_present in zip(sums, present, strict=True)
         ]
         with self._changed:
             self._batches.count(total)
@@ -294,9 +294,9 @@ class GradientSum:
     def take(self) -> UpdateContribution:
         """Returns the sums, and begins again with none."""
         tensors = [
-            torch.zeros_like(parameter, memory_format=torch.contiguous_format) if one is None else one
-            for one, parameter in zip(self._sums, self._parameters, strict=True)
+            torch.zeros_like(parameter, memory_format=torch.contiguous_format) if tensor is None else tensor
+            for tensor, parameter in zip(self._sums, self._parameters, strict=True)
         ]
-        taken = UpdateContribution(tensors, [one is not None for one in self._sums], self._count)
+        taken = UpdateContribution(tensors, [tensor is not None for tensor in self._sums], self._count)
         self._sums, self._count = [None] * len(self._parameters), 0
         return taken

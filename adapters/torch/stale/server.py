@@ -149,7 +149,7 @@ def _table_of(
 def _named(params: Any) -> dict[str, Tensor]:
     found = list(params.named_parameters() if isinstance(params, nn.Module) else params)
     named: dict[str, Tensor] = dict(
-        one if isinstance(one, tuple) else (f"parameter {i}", one) for i, one in enumerate(found)
+        entry if isinstance(entry, tuple) else (f"parameter {i}", entry) for i, entry in enumerate(found)
     )
     if (
         not named

@@ -161,11 +161,11 @@ class Table(Rounds):
     def _update(self) -> None:
         with self._changed:
             own = self._gradients.popleft() if self._gradients else [None] * len(self._values)
-        is_present = torch.tensor([one is not None for one in own], dtype=torch.int64)
+        is_present = torch.tensor([tensor is not None for tensor in own], dtype=torch.int64)
         (present,) = self._run_one(ALLREDUCE_IN_PLACE, "present", is_present, Reduction(SUM))
         full = [
-            torch.zeros_like(value) if one is None else one
-            for one, value in zip(own, self._values, strict=True)
+            torch.zeros_like(value) if tensor is None else tensor
+            for tensor, value in zip(own, self._values, strict=True)
         ]
         for number, part in enumerate(self._parts):
             self._collect(part, full, present.tolist(), f"gradients.{number}")
@@ -195,8 +195,8 @@ class Table(Rounds):
         (rows,) = self._run_one(ALLTOALL, name, sent, splits=splits)
         length = part.lengths[self._place]
         total, *others = rows.split(length) if length else [rows]
-        for one in others:
-            total = total + one
+        for other in others:
+            total = total + other
         means = total / self._ranks
         for place in part.places:
             if place in self._served:

@@ -47,7 +47,7 @@ def read_list(path: str) -> list[str]:
 
 def remove_from_list(path: str, name: str) -> None:
     """Makes later spares do without a module. Raises OSError."""
-    _write(path, [one for one in read_list(path) if one != name])
+    _write(path, [module for module in read_list(path) if module != name])
 
 
 def installed_modules(modules: Mapping[str, ModuleType]) -> list[str]:

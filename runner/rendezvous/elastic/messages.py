@@ -196,7 +196,7 @@ def _checked(values: Mapping[str, Any], name: str, wanted: Any) -> Any:
     value = values[name]
     if wanted in (list[int], list[str]):
         item = int if wanted == list[int] else str
-        if type(value) is not list or any(type(one) is not item for one in value):
+        if type(value) is not list or any(type(element) is not item for element in value):
             raise ValueError
     elif type(value) is not wanted:
         raise ValueError

@@ -22,7 +22,7 @@ def is_task(environment: Mapping[str, str]) -> bool:
     """Returns whether this process is a task of a step itself, and not started by a launcher that is one."""
     own = (environment.get(_RANK), environment.get(_SIZE))
     by_mpi = [(environment[rank], environment.get(size)) for rank, size in _BY_MPI if rank in environment]
-    return None not in own and all(one == own for one in by_mpi)
+    return None not in own and all(pair == own for pair in by_mpi)
 
 
 def find(environment: Mapping[str, str]) -> World | None:
