@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import Any
 
-from sirtaki.auto import hooks, native_files, random_states
+from sirtaki.auto import hooks, private_files, random_states
 from sirtaki.auto.file_functions import replace_functions
 from sirtaki.auto.gate import Gate, broadcast
 from sirtaki.auto.private_files import PrivateFiles, private_folder
@@ -73,7 +73,7 @@ class _Rank:
         if self._context.rank:
             files = PrivateFiles(private_folder(self._context.rank), os.getcwd(), self._began, self._gate)
             replace_functions(files)
-            for name, hook in native_files.hooks(files).items():
+            for name, hook in private_files.hooks(files).items():
                 actions.setdefault(name, []).append(hook)
         for name in _PARTS:
             actions[name].append(self._install_part)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from sirtaki.torch import elastic
     from sirtaki.torch.consistency import check_parameters
     from sirtaki.torch.data import DataLoader, DistributedSampler
+    from sirtaki.torch.gradient_memory import empty
     from sirtaki.torch.joining import join
     from sirtaki.torch.one_batch import consistent, mirrored
     from sirtaki.torch.optimizer import DistributedOptimizer
     from sirtaki.torch.periodic import DiLoCo, LocalSGD
     from sirtaki.torch.sharded.clipping import clip_grad_norm_, clip_grad_value_
-    from sirtaki.torch.sharded.full_state import full_state_dict
-    from sirtaki.torch.shared import empty
+    from sirtaki.torch.sharded.optimizer import full_state_dict
     from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
     from sirtaki.torch.stale.server import ParameterServer
     from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
@@ -41,8 +41,8 @@ _LATER = {
     "optimizer": ("DistributedOptimizer",),
     "periodic": ("DiLoCo", "LocalSGD"),
     "sharded.clipping": ("clip_grad_norm_", "clip_grad_value_"),
-    "sharded.full_state": ("full_state_dict",),
-    "shared": ("empty",),
+    "sharded.optimizer": ("full_state_dict",),
+    "gradient_memory": ("empty",),
     "sparse": ("sparse_allreduce", "sparse_allreduce_async"),
     "stale.server": ("ParameterServer",),
     "state": ("broadcast_optimizer_state", "broadcast_parameters"),

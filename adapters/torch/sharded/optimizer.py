@@ -19,7 +19,7 @@ from sirtaki.torch.parameters import all_named
 from sirtaki.torch.sharded.gradient import ShardedGradient
 from sirtaki.torch.sharded.kinds import needs_whole_parameters
 from sirtaki.torch.sharded.slices import Partition, Slice, flat, has_gaps
-from sirtaki.torch.sharded.whole_values import divide_again
+from sirtaki.torch.sharded.whole_values import divide_again, whole_values
 from sirtaki.torch.tensors import count_write, from_output, view
 from sirtaki.torch.wrapping import Optimizer, Wrapped
 
@@ -273,3 +273,33 @@ class ParameterGathering:
                 return False
             flat(parameters[index]).copy_(result)
         return True
+
+
+# ---- The whole state of an optimizer, made of the slices of all ranks ----------------------------------
+
+
+def full_state_dict(optimizer: torch.optim.Optimizer, root_rank: int | None = None) -> dict[str, Any]:
+    """Returns an optimizer's whole state, as the plain optimizer's `state_dict()`. All ranks must call it.
+
+    It loads into the plain optimizer, and with `optimizer.load_state_dict()` into one with shard= on any
+    number of ranks. For an optimizer without shard= it is `optimizer.state_dict()`.
+
+    Args:
+        optimizer: the optimizer.
+        root_rank: the only rank that gets the state, so that the others need no memory for it; they get an
+            empty dictionary. None: all ranks get it.
+
+    Raises:
+        PeerLostError: a rank died.
+    """
+    if not isinstance(optimizer, Sharded):
+        return optimizer.state_dict()
+    scope = optimizer._sharding_scope.derived("full state")
+    slices = optimizer._slices()
+    values = whole_values(scope, optimizer.state, slices)
+    state: dict[Tensor, dict[str, Any]] = {}
+    is_kept = root_rank is None or scope.context.rank == root_rank
+    for slice_, whole in zip(slices, values, strict=True):
+        if whole and is_kept:
+            state[slice_.parameter] = whole
+    return optimizer._full_state_dict(state) if is_kept else {}
