@@ -20,10 +20,10 @@ from torch.autograd.function import Function
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.default_context import current, find
 from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
 from sirtaki.common import requests, semantics
-from sirtaki.common.array_collectives import ArrayCollectives
+from sirtaki.common.collectives import ArrayCollectives
 from sirtaki.common.handles import run
 from sirtaki.common.ops import Reduction
 from sirtaki.common.process_sets import ProcessSet
@@ -31,7 +31,6 @@ from sirtaki.common.requests import COUNTED_ALLTOALL, CollectiveOptions
 from sirtaki.common.shares import refuse_derivative
 from sirtaki.torch import tensors as adapter
 
-COLLECTIVES: ArrayCollectives[Tensor, Tensor] = ArrayCollectives(adapter)
 _SUM = Reduction(core.SUM)
 
 # The backward passes of all-reduced scalars: sirtaki.torch.plain_optimizers looks for averaged losses.
@@ -302,3 +301,49 @@ class _AllToAll(Function):
         if back.shape[0] < ctx.rows:
             back = torch.cat([back, back.new_zeros(ctx.rows - back.shape[0], *back.shape[1:])])
         return None, None, back
+
+
+_NEW_TENSORS = frozenset(requests.BY_KIND.values())
+
+
+class _RecordingCollectives(ArrayCollectives[Tensor, Tensor, Tensor | Sequence[int]]):
+    """The collectives of torch. The forms that wait and return new tensors are recorded for autograd."""
+
+    def run(self, collective: requests.Collective, tensor: Tensor, options: CollectiveOptions) -> Any:
+        context = current()
+        if collective in _NEW_TENSORS and _is_recorded(tensor):
+            return _run_recorded(context, collective, tensor, options)
+        return run(context, self.single(context, collective, tensor, options))
+
+    def run_group(
+        self, collective: requests.Collective, tensors: Sequence[Tensor], options: CollectiveOptions
+    ) -> list[Any]:
+        context = current()
+        if collective in _NEW_TENSORS and any(map(_is_recorded, tensors)):
+            return _differentiable(context, collective, options, is_grouped=True).apply(tensors)
+        return run(context, self.group(context, collective, tensors, options))
+
+
+COLLECTIVES = _RecordingCollectives(adapter, __name__)
+
+
+def _run_recorded(
+    context: Context, collective: requests.Collective, tensor: Tensor, options: CollectiveOptions
+) -> Any:
+    if collective is not requests.ALLTOALL:
+        return _differentiable(context, collective, options).of(tensor)
+    scope = CollectiveScope(context, options.name, options.process_set)
+    result, received = alltoall(scope, options.splits, tensor)
+    return result if options.splits is None else (result, adapter.from_counts(received))
+
+
+def _differentiable(
+    context: Context, collective: requests.Collective, options: CollectiveOptions, is_grouped: bool = False
+) -> Collective:
+    scope = CollectiveScope(context, options.name, options.process_set)
+    if collective is requests.ALLGATHER:
+        return AllGather(scope, is_grouped)
+    if collective is requests.BROADCAST:
+        return Broadcast(scope, is_grouped, options.root)
+    kind = AllReduce if collective is requests.ALLREDUCE else ReduceScatter
+    return kind(scope, is_grouped, options.reduction)

@@ -22,24 +22,15 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.default_context import current
+from sirtaki.common.collectives import asynchronous
 from sirtaki.common.compression import compressed
 from sirtaki.common.deadlines import Deadline
 from sirtaki.common.ops import Average, reduction
 from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.common.requests import CollectiveOptions
-from sirtaki.torch import autograd
-from sirtaki.torch.autograd import (
-    COLLECTIVES,
-    AllGather,
-    AllReduce,
-    Broadcast,
-    Collective,
-    CollectiveScope,
-    ReduceScatter,
-)
+from sirtaki.common.requests import ALLREDUCE, REDUCESCATTER, Collective, CollectiveOptions
+from sirtaki.torch.autograd import COLLECTIVES
 from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.tensors import code_of, from_counts, split_counts
+from sirtaki.torch.tensors import code_of
 
 __all__ = ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_"]
 __all__ += ["grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_"]
@@ -50,22 +41,26 @@ __all__ += ["send", "send_async", "recv", "recv_async"]
 
 allreduce_ = COLLECTIVES.allreduce_
 allreduce_async = COLLECTIVES.allreduce_async
-allreduce_async_ = COLLECTIVES.allreduce_async_
+allreduce_async_ = asynchronous(allreduce_)
 grouped_allreduce_ = COLLECTIVES.grouped_allreduce_
-grouped_allreduce_async = COLLECTIVES.grouped_allreduce_async
-grouped_allreduce_async_ = COLLECTIVES.grouped_allreduce_async_
-reducescatter_async = COLLECTIVES.reducescatter_async
-grouped_reducescatter_async = COLLECTIVES.grouped_reducescatter_async
-allgather_async = COLLECTIVES.allgather_async
-grouped_allgather_async = COLLECTIVES.grouped_allgather_async
-alltoall_async = COLLECTIVES.alltoall_async
+grouped_allreduce_async = asynchronous(COLLECTIVES.grouped_allreduce)
+grouped_allreduce_async_ = asynchronous(grouped_allreduce_)
+reducescatter_async = asynchronous(COLLECTIVES.reducescatter)
+grouped_reducescatter_async = asynchronous(COLLECTIVES.grouped_reducescatter)
+allgather = COLLECTIVES.allgather
+allgather_async = asynchronous(allgather)
+grouped_allgather = COLLECTIVES.grouped_allgather
+grouped_allgather_async = asynchronous(grouped_allgather)
+alltoall = COLLECTIVES.alltoall
+alltoall_async = asynchronous(alltoall)
+broadcast = COLLECTIVES.broadcast
 broadcast_ = COLLECTIVES.broadcast_
-broadcast_async = COLLECTIVES.broadcast_async
-broadcast_async_ = COLLECTIVES.broadcast_async_
-recv = COLLECTIVES.recv
-recv_async = COLLECTIVES.recv_async
+broadcast_async = asynchronous(broadcast)
+broadcast_async_ = asynchronous(broadcast_)
 send = COLLECTIVES.send
 send_async = COLLECTIVES.send_async
+recv = COLLECTIVES.recv
+recv_async = asynchronous(recv)
 
 
 @overload
@@ -139,13 +134,12 @@ def allreduce(
         PeerLostError: a rank died.
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
-    if deadline is not None:
-        if compression is not Compression.none or (tensor.requires_grad and torch.is_grad_enabled()):
-            raise ValueError("an all-reduce with a deadline neither compresses nor is differentiated")
-        options = CollectiveOptions(name, process_set, how)
-        return COLLECTIVES.run_with_deadline(tensor, options, Deadline(deadline, quorum))
-    scope = CollectiveScope(current(), name, process_set)
-    return _compressed(AllReduce(scope, how=how), [tensor], compression)[0]
+    options = CollectiveOptions(name, process_set, how)
+    if deadline is None:
+        return _combined(ALLREDUCE, tensor, options, compression)
+    if compression is not Compression.none or (tensor.requires_grad and torch.is_grad_enabled()):
+        raise ValueError("an all-reduce with a deadline neither compresses nor is differentiated")
+    return COLLECTIVES.run_with_deadline(tensor, options, Deadline(deadline, quorum))
 
 
 def grouped_allreduce(
@@ -160,8 +154,7 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """Works like `allreduce`, for a list of tensors that complete together. Returns a list."""
     how = reduction(op, average, prescale_factor, postscale_factor)
-    scope = CollectiveScope(current(), name, process_set)
-    return _compressed(AllReduce(scope, True, how), tensors, compression)
+    return _combined_group(ALLREDUCE, tensors, CollectiveOptions(name, process_set, how), compression)
 
 
 def reducescatter(
@@ -194,8 +187,7 @@ def reducescatter(
         PeerLostError: a rank died.
     """
     how = reduction(op, None, prescale_factor, postscale_factor)
-    scope = CollectiveScope(current(), name, process_set)
-    return _compressed(ReduceScatter(scope, how=how), [tensor], compression)[0]
+    return _combined(REDUCESCATTER, tensor, CollectiveOptions(name, process_set, how), compression)
 
 
 def grouped_reducescatter(
@@ -209,100 +201,29 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """Works like `reducescatter`, for a list of tensors that complete together. Returns a list."""
     how = reduction(op, None, prescale_factor, postscale_factor)
-    scope = CollectiveScope(current(), name, process_set)
-    return _compressed(ReduceScatter(scope, True, how), tensors, compression)
+    return _combined_group(REDUCESCATTER, tensors, CollectiveOptions(name, process_set, how), compression)
 
 
-def allgather(
-    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+def _combined(
+    collective: Collective, tensor: Tensor, options: CollectiveOptions, compression: type[Compressor]
 ) -> Tensor:
-    """Concatenates the ranks' tensors along dimension 0, in their order. All ranks of the set must call it.
-
-    Args:
-        tensor: a dense tensor with at least one dimension and any dtype in the core's table. Dimension 0
-            may differ between ranks (and be 0), the others may not.
-        name: identifies the operation on all ranks.
-        process_set: the ranks that take part.
-
-    Returns:
-        A new tensor, the same on every rank.
-
-    Raises:
-        ValueError: a tensor without dimensions, or a set that this rank does not belong to.
-        MismatchError: ranks disagree about dtype or the other dimensions.
-        PeerLostError: a rank died.
-    """
-    return AllGather(CollectiveScope(current(), name, process_set)).of(tensor)
-
-
-def grouped_allgather(
-    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Tensor]:
-    """Works like `allgather`, for a list of tensors that complete together. Returns a list."""
-    return AllGather(CollectiveScope(current(), name, process_set), is_grouped=True).apply(tensors)
-
-
-def alltoall(
-    tensor: Tensor,
-    splits: Tensor | Sequence[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Sends each rank of the set its part of the rows, and returns the rows received from all.
-
-    All ranks of the set must call it.
-
-    Args:
-        tensor: a dense tensor with at least one dimension, of any dtype in the core's table; ranks may pass
-            different numbers of rows, but of the same shape.
-        splits: the number of rows for each rank, in their order, as an int32 tensor or a list; remaining rows
-            are not sent. None: equal parts.
-        name: identifies the operation on all ranks.
-        process_set: the ranks that take part.
-
-    Returns:
-        A new tensor with the received rows, in the order of ranks; with splits, a pair of it and an int32
-        tensor of the number of rows from each.
-
-    Raises:
-        ValueError: a tensor without dimensions, rows that cannot be divided evenly, splits that are negative,
-            not int32, too many or too few, or whose sum exceeds the rows.
-        MismatchError: ranks disagree about dtype or the other dimensions.
-        PeerLostError: a rank died.
-    """
-    scope = CollectiveScope(current(), name, process_set)
-    result, received = autograd.alltoall(scope, split_counts(splits), tensor)
-    return result if splits is None else (result, from_counts(received))
-
-
-def broadcast(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Tensor:
-    """Copies rank `root_rank`'s tensor to all ranks of the set. All of them must call it.
-
-    Args:
-        tensor: a dense tensor of any dtype in the core's table, of one shape and dtype on all ranks.
-        root_rank: the rank whose tensor is copied: a rank of the world, also within a process set.
-        name: identifies the operation on all ranks.
-        process_set: the ranks that take part.
-
-    Returns:
-        A new tensor with the root's values.
-
-    Raises:
-        ValueError: rank `root_rank` does not exist, or does not belong to the set.
-        MismatchError: ranks disagree about dtype, shape or root.
-        PeerLostError: a rank died.
-    """
-    return Broadcast(CollectiveScope(current(), name, process_set), root=root_rank).of(tensor)
-
-
-def _compressed(
-    collective: Collective, tensors: Sequence[Tensor], compression: type[Compressor]
-) -> list[Tensor]:
-    """Runs a collective on compressed tensors, recorded for autograd."""
     if compression is Compression.none:
-        return collective.apply(tensors)
+        return COLLECTIVES.run(collective, tensor, options)
+    code_of(tensor, options.name)
+    (result,) = compressed(
+        compression, [tensor], lambda small: [COLLECTIVES.run(collective, small[0], options)]
+    )
+    return result
+
+
+def _combined_group(
+    collective: Collective,
+    tensors: Sequence[Tensor],
+    options: CollectiveOptions,
+    compression: type[Compressor],
+) -> list[Tensor]:
+    if compression is Compression.none:
+        return COLLECTIVES.run_group(collective, tensors, options)
     for tensor in tensors:
-        code_of(tensor, collective.scope.name)
-    return compressed(compression, tensors, collective.apply)
+        code_of(tensor, options.name)
+    return compressed(compression, tensors, lambda small: COLLECTIVES.run_group(collective, small, options))

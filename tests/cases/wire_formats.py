@@ -13,7 +13,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.error_feedback import quantise
 from sirtaki.bindings.errors import MismatchError
 from sirtaki.bindings.library import wire_formats
-from sirtaki.common.array_collectives import ArrayCollectives
+from sirtaki.common.collectives import Collectives
 from sirtaki.common.ops import Reduction
 from sirtaki.common.requests import ALLREDUCE, CollectiveOptions
 from sirtaki.numpy import arrays
@@ -21,7 +21,7 @@ from sirtaki.numpy import arrays
 CODES = {row.name: row.code for row in wire_formats() if row.block}
 BLOCK = 256
 SIZES = (0, 1, 255, 256, 257, 1_000, 70_001)
-COLLECTIVES = ArrayCollectives(arrays)
+COLLECTIVES = Collectives(arrays)
 
 
 def rounded(name: str, values: np.ndarray) -> np.ndarray:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 from importlib import import_module
 from typing import Any
 
@@ -104,3 +106,22 @@ def test_editors_are_shown_public_names_alone(adapter: str) -> None:
     module = import_module(f"sirtaki.{adapter}")
     assert dir(module) == sorted(module.__all__)
     assert all(hasattr(module, name) for name in dir(module))
+
+
+@pytest.mark.parametrize("adapter", ["numpy", "torch"])
+def test_collectives_are_known_by_their_public_names(adapter: str) -> None:
+    """Most are methods of one object. Programs copy and pickle them as functions, inside of models too."""
+    pytest.importorskip(adapter)
+    hvd = import_module(f"sirtaki.{adapter}")
+    names = import_module(f"sirtaki.{adapter}.collectives").__all__
+    for name in names:
+        collective = getattr(hvd, name)
+        assert (collective.__name__, bool(collective.__doc__)) == (name, True)
+        assert copy.deepcopy(collective) == collective
+        if "_async" not in name:
+            assert pickle.loads(pickle.dumps(collective)) == collective
+    for name in (name for name in names if "_async" in name):
+        waiting, handle = getattr(hvd, name.replace("_async", "")), getattr(hvd, name)
+        taken = [*inspect.signature(handle).parameters]
+        assert taken == [key for key in inspect.signature(waiting).parameters if key in taken], name
+        assert inspect.signature(handle).return_annotation.startswith("Handle["), name
