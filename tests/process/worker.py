@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pytest
 from cases import find
 from fake_gpu import tensors_on_gpus
+from gpu.card import name_own_host
 
 import sirtaki.numpy as hvd
 
@@ -36,8 +37,7 @@ def attempt(name: str) -> dict[str, str]:
 def main() -> None:
     control = socket.socket(socket.AF_UNIX)
     control.connect(sys.argv[1])
-    if os.environ.get("NCCL_HOST_PER_RANK"):
-        os.environ["NCCL_HOSTID"] = f"rank{os.environ['SIRTAKI_RANK']}"  # lets ranks share a GPU
+    name_own_host()
     with tensors_on_gpus(), control.makefile("rw") as stream:
         for line in stream:
             answer = {"rank": os.environ["SIRTAKI_RANK"], **attempt(json.loads(line))}
