@@ -77,7 +77,7 @@ def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
 
 def show(results: Results) -> None:
     show_latency(results["rows"], results["ranks"])
-    show_rows(f"Training step, {results['ranks']} ranks, each with a GPU", STEP_COLUMNS, results["steps"])
+    show_rows(f"Training step, {results['ranks']} ranks, one GPU each", STEP_COLUMNS, results["steps"])
 
 
 OPTIONS = [

@@ -57,7 +57,7 @@ def duration(card: Card, call: Callable[[], Any]) -> float:
         call()
         card.synchronize()
         times.append(milliseconds_since(start))
-    return median(times[WARM_UP:])
+    return round(median(times[WARM_UP:]), 3)
 
 
 def measure_memory(card: Card) -> None:

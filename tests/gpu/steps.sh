@@ -35,7 +35,7 @@ step() {
   shift 2
   [ "$DRY_RUN" ] && limit=600
   echo "$name: at most $limit s"
-  timeout -k 3 "$limit" "$@" >"$OUT/$name.log" 2>&1 </dev/null
+  timeout -k 2 "$limit" "$@" >"$OUT/$name.log" 2>&1 </dev/null
   code=$?
   echo "$name $code $started $EPOCHREALTIME" >>"$OUT/steps"
 }
