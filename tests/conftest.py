@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+import process_world
 import pytest
 from hypothesis import settings
 from process_world import LatestWorld
@@ -24,6 +25,7 @@ settings.register_profile("without a deadline", deadline=None)
 settings.load_profile("without a deadline")
 
 RunCase = Callable[[int, str], None]
+latest_world = process_world.latest_world  # a fixture
 # Network namespaces have fixed names: all tests with one of these fixtures run in one process of pytest.
 ON_HOSTS = {"network", "fragile"}
 ENGINES = {"spark", "ray_cluster"}  # each needs a GB of memory: one session of each at a time
@@ -92,12 +94,6 @@ def group(items: list[pytest.Item]) -> None:
         elif "latest_world" in fixtures:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
-
-
-@pytest.fixture(scope="module")
-def latest_world() -> Iterator[LatestWorld]:
-    with LatestWorld() as latest:
-        yield latest
 
 
 @pytest.fixture

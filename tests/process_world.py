@@ -10,14 +10,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 WORKER = Path(__file__).with_name("process") / "worker.py"
-PATIENCE = 300.0  # seconds: far longer than any correct run, even on a busy machine
+# Seconds: by default far longer than any correct run, even on a busy machine. A lent GPU has to fail sooner.
+PATIENCE = float(os.environ.get("SIRTAKI_TEST_PATIENCE", "300"))
 
 
 def hvdrun(ranks: int, *command: str | Path, **environment: str) -> list[str]:
@@ -149,3 +150,10 @@ class LatestWorld:
         world, self._world = self._world, None
         if world is not None:
             world.close()
+
+
+@pytest.fixture(scope="module")
+def latest_world() -> Iterator[LatestWorld]:
+    """The world of a module's tests, for the conftest.py of a folder."""
+    with LatestWorld() as latest:
+        yield latest

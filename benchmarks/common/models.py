@@ -86,6 +86,52 @@ def vgg() -> Step:
     return Step(make, torch.randn(32, 3, 32, 32))
 
 
+class Bottleneck(nn.Module):
+    """A block of ResNet-50: three convolutions, the second of which is wider, beside a shortcut."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        after = 4 * width
+        self.body = nn.Sequential(
+            *(nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.Conv2d(width, after, 1, bias=False), nn.BatchNorm2d(after)),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if before != after:
+            convolution = nn.Conv2d(before, after, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet_50() -> Step:
+    """Returns the model of He and others, arXiv 1512.03385: 25.6 M parameters in 161 tensors."""
+
+    def make() -> nn.Module:
+        layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+        layers.append(nn.MaxPool2d(3, 2, 1))
+        before = 64
+        for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+            for block in range(blocks):
+                layers.append(Bottleneck(before, width, 1 if block else stride))
+                before = 4 * width
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 1000))
+
+    return Step(make, torch.randn(64, 3, 224, 224))
+
+
+def large_transformer() -> Step:
+    """Returns an encoder of BERT-base's size, without its embeddings: 85 M parameters in 144 tensors."""
+
+    def make() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(768, 12, dim_feedforward=3072, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+
+    return Step(make, torch.randn(16, 256, 768))
+
+
 class _Wait(torch.autograd.Function):
     """The passes of a layer that is computed elsewhere: this process waits until its results are there."""
 
@@ -152,6 +198,8 @@ MODELS: dict[str, Callable[[], Step]] = {
     "6 × Linear(2048), batch 16": large_linear,
     "TransformerEncoder 12 × 256, batch 4 × 64": transformer,
     "200 × Linear(64), batch 16": small_linear,
+    "ResNet-50, batch 64": resnet_50,
+    "TransformerEncoder 12 × 768, batch 16 × 256": large_transformer,
 }
 
 

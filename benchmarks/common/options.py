@@ -46,8 +46,8 @@ def sizes(default: Sequence[int]) -> Option:
     return Option("--sizes", type=parse_size, nargs="+", default=default, help=text)
 
 
-def number(name: str, default: int, text: str) -> Option:
-    return Option(name, type=int, default=default, help=f"{text} ({default})")
+def number(name: str, default: int, text: str, **settings: Any) -> Option:
+    return Option(name, type=int, default=default, help=f"{text} ({default})", **settings)
 
 
 def choice(name: str, choices: Sequence[str], text: str) -> Option:

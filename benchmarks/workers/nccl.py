@@ -1,6 +1,6 @@
 """A rank of benchmarks/nccl.py: one GPU, and each operation through sirtaki and through plain NCCL.
 
-Usage: python -m workers.nccl SOCKET
+Usage: python -m workers.nccl SOCKET cuda|cpu
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class Rank:
         self._models: list[nn.Module] = []
 
     def versions(self) -> dict[str, str]:
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
-        return {"torch": torch.__version__, "nccl": f"{nccl} of torch", "GPU": torch.cuda.get_device_name()}
+        versions = {"torch": torch.__version__}
+        if self._device.type == "cuda":
+            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) + " of torch"
+            versions["GPU"] = torch.cuda.get_device_name()
+        return versions
 
     def prepare(self, collective: str, size: int) -> list[str]:
         """Makes each peer's call on `size` bytes, and checks its result. Returns the peers."""
@@ -57,7 +60,7 @@ class Rank:
 
     def block(self, who: str, calls: int) -> list[float]:
         """Returns the duration of each call until the GPU has finished it, in microseconds."""
-        return _timed(self._calls[who], calls, 1e6)
+        return self._timed(self._calls[who], calls, 1e6)
 
     def prepare_steps(self, model: str) -> list[str]:
         """Makes two copies of the model, one for each kind of exchange. Returns the kinds."""
@@ -71,7 +74,8 @@ class Rank:
             torch.manual_seed(0)
             copy = step.make_model().to(self._device)
             if who == "ddp":
-                copy = nn.parallel.DistributedDataParallel(copy, device_ids=[self._device.index])
+                gpus = None if self._device.index is None else [self._device.index]
+                copy = nn.parallel.DistributedDataParallel(copy, device_ids=gpus)
             optimizer: Any = torch.optim.SGD(copy.parameters(), lr=LEARNING_RATE)
             if who == "sirtaki":
                 optimizer = hvd.DistributedOptimizer(optimizer, copy.named_parameters())
@@ -82,10 +86,27 @@ class Rank:
 
     def steps(self, who: str, count: int) -> list[float]:
         """Returns the duration of each step, in milliseconds."""
-        return _timed(self._steps[who], count, 1e3)
+        return self._timed(self._steps[who], count, 1e3)
 
     def deviation(self) -> float:
         return deviation(self._models)
+
+    def _timed(self, call: Call, calls: int, unit: float) -> list[float]:
+        synchronize = torch.cuda.synchronize if self._device.type == "cuda" else _nothing
+        times = []
+        for _ in range(calls):
+            synchronize()
+            dist.barrier()
+            synchronize()
+            start = time.perf_counter()
+            call()
+            synchronize()
+            times.append((time.perf_counter() - start) * unit)
+        return times
+
+
+def _nothing() -> None:
+    """Waits for nothing: the CPU has finished an operation when it returns."""
 
 
 def _warm_up(calls: dict[str, Call]) -> None:
@@ -94,28 +115,17 @@ def _warm_up(calls: dict[str, Call]) -> None:
             call()
 
 
-def _timed(call: Call, calls: int, unit: float) -> list[float]:
-    times = []
-    for _ in range(calls):
-        torch.cuda.synchronize()
-        dist.barrier()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * unit)
-    return times
-
-
 def main() -> None:
-    path = sys.argv[1]
+    path, kind = sys.argv[1:]
     hvd.init()
-    device = torch.device("cuda", hvd.local_rank())
-    torch.cuda.set_device(device)
+    device, backend = torch.device("cpu"), "gloo"
+    if kind == "cuda":
+        device, backend = torch.device("cuda", hvd.local_rank()), "nccl"
+        torch.cuda.set_device(device)
     rank, size = hvd.rank(), hvd.size()
     peers: dict[str, Peer] = {
         "sirtaki": Sirtaki("torch", rank, size, str(device)),
-        "nccl": TorchDistributed("nccl", rank, size, Path(path).parent, str(device)),
+        backend: TorchDistributed(backend, rank, size, Path(path).parent, str(device)),
     }
     gc.disable()
     serve(path, rank, Rank(peers, device))

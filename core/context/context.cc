@@ -111,10 +111,11 @@ Status Context::enqueue(const srt_request* requests, int32_t count, Ticket* out,
     SIRTAKI_TRY(open_all(submission, {rank_, size_, *state}));
     hint = intake_->queue(out, count, *state);
   }
-  // The engine's thread calls hooks; a world of one rank starts it only now.
-  const bool has_hook = std::any_of(requests, requests + count,
-                                    [](const srt_request& request) { return request.on_complete != nullptr; });
-  if (has_hook) std::call_once(thread_started_, [this] { loop_->start_thread(); });
+  // The engine's thread calls hooks, and launches operations on GPUs; a world of one rank starts it only now.
+  const bool needs_thread = std::any_of(requests, requests + count, [](const srt_request& request) {
+    return request.on_complete != nullptr || request.device >= 0;
+  });
+  if (needs_thread) std::call_once(thread_started_, [this] { loop_->start_thread(); });
   if (wait_mode == WaitMode::leave) intake_->deliver_hint(hint);
   return Status::ok();
 }

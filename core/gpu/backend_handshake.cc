@@ -32,13 +32,17 @@ bool is_set(const char* variable) {
   return value && std::strcmp(value, "1") == 0;
 }
 
+// Returns a pair of ranks that work on one GPU, in a sentence; "": none. As for NCCL, ranks with different NCCL_HOSTID
+// are on different hosts, and so do not share a GPU.
 std::string shared_gpu(const std::vector<GpuFacts>& facts, const RankNames& names) {
-  std::map<std::string, size_t> user_of;  // by UUID, and by host and bus id
+  std::map<std::string, size_t> user_of;  // by NCCL_HOSTID and UUID, and by host and bus id
   for (size_t member = 0; member < facts.size(); ++member) {
     const GpuFacts& own = facts[member];
+    const std::string host_id = get(own.host_id);
+    const int32_t host = host_id.empty() ? own.host : -1;
     size_t user = member;
-    for (const std::string& gpu :
-         {std::string(own.uuid.bytes, sizeof own.uuid.bytes), format("%d %s", own.host, get(own.bus_id).c_str())})
+    for (const std::string& gpu : {host_id + std::string(own.uuid.bytes, sizeof own.uuid.bytes),
+                                   format("%s %d %s", host_id.c_str(), host, get(own.bus_id).c_str())})
       user = std::min(user, user_of.try_emplace(gpu, member).first->second);
     if (user == member) continue;
     return format(
@@ -72,6 +76,7 @@ GpuFacts gather_facts(const Gpu* gpu, int32_t host, const CreatedId* created) {
   const GpuLibraries& libraries = gpu->device().libraries();
   put(gpu->device().bus_id(), facts.bus_id);
   facts.uuid = gpu->device().uuid();
+  if (const char* host_id = std::getenv("NCCL_HOSTID")) put(host_id, facts.host_id);
   facts.shares_gpus = is_set("NCCL_MULTI_RANK_GPU_ENABLE");
   if (!libraries.has_nccl()) {
     put(libraries.found_nccl().text, facts.obstacle);

@@ -18,6 +18,7 @@ struct GpuFacts {
   int32_t nccl_version = 0;      // 0: it cannot use NCCL
   int32_t shares_gpus = 0;       // 1: NCCL_MULTI_RANK_GPU_ENABLE is set
   NcclUniqueId id = {};          // created by the first member
+  char host_id[256] = {};        // NCCL_HOSTID, which NCCL takes for its host if it is set
   char bus_id[32] = {};          // the PCI bus id of its GPU, the same for all parts of the GPU
   CudaUuid uuid = {};            // the same for two containers that share a GPU, and so seem to be two hosts
   char obstacle[400] = {};       // why it cannot use NCCL

@@ -69,7 +69,7 @@ Status GpuBackend::decide(const Transfer& transfer, const std::vector<GpuFacts>&
   if (!group.uses_nccl && wish_ == "nccl") return {SRT_DEVICE, "the setting gpu_backend is nccl, but " + obstacle};
   if (transfer.own != 0) return Status::ok();
   if (group.uses_nccl) {
-    parts_.log.line(format("GPUs of %zu ranks: %s", facts.size(),
+    parts_.log.line(format("GPUs of %zu rank%s: %s", facts.size(), facts.size() > 1 ? "s" : "",
                            parts_.choice.gpu()->device().libraries().found_nccl().text.c_str()));
     if (makes_nccl_block())
       parts_.log.line(

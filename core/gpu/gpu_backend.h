@@ -57,7 +57,9 @@ class GpuBackend final : public Backend {
 
  private:
   const GpuGroup* find(const Transfer& transfer) const;
-  bool is_alone(const Transfer& transfer) const { return transfer.members.size() == 1; }
+  // Returns whether a transfer needs no other rank, and so neither NCCL nor an agreement. Where NCCL is asked for, a
+  // single member has a communicator, too: it shows that NCCL works.
+  bool is_alone(const Transfer& transfer) const { return transfer.members.size() == 1 && wish_ != "nccl"; }
   void abort_in_threads() const;
 
   GpuParts parts_;

@@ -47,10 +47,10 @@ Status GpuOperation::begin(Progress& progress) {
     return Status::ok();
   }
   bool is_connected = true;
-  if (transfer_->members.size() > 1) SIRTAKI_TRY(connect(is_connected));
+  if (group_.uses_nccl) SIRTAKI_TRY(connect(is_connected));
   if (!is_connected) progress = Progress::blocked;
   if (!is_connected) return Status::ok();
-  const NcclReduction reduction = nccl_reduction(*transfer_).value_or(NcclReduction());  // a single member only copies
+  const NcclReduction reduction = nccl_reduction(*transfer_).value_or(NcclReduction());  // empty for copies alone
   running_ =
       std::make_unique<NcclOperation>(*gpu_, group_.communicator.get(), backend_.parts().kernels, transfer_, reduction);
   is_at_work_ = true;

@@ -16,7 +16,10 @@ enum Role : unsigned { gives = 1, gets = 2 };
 
 class CallListBuilder {
  public:
-  CallListBuilder(const Transfer& transfer, uintptr_t scratch) : transfer_(transfer), next_(scratch) { run(); }
+  CallListBuilder(const Transfer& transfer, bool calls_nccl, uintptr_t scratch)
+      : transfer_(transfer), calls_nccl_(calls_nccl), next_(scratch) {
+    run();
+  }
 
   NcclCallList made;
   uintptr_t scratch_end() const { return next_; }
@@ -38,7 +41,7 @@ class CallListBuilder {
   bool is_own(size_t member) const { return member == transfer_.own; }
 
   void add_calls(const ScatterList& list, unsigned role, size_t member) {
-    if (transfer_.members.size() == 1) return copy_own(list);
+    if (!calls_nccl_) return copy_own(list);
     for (const Segment& segment : cut(list, role))
       made.calls.push_back({segment.input, segment.output, segment.bytes, member});
   }
@@ -103,16 +106,19 @@ class CallListBuilder {
   static uint8_t* at(uintptr_t address) { return reinterpret_cast<uint8_t*>(address); }
 
   const Transfer& transfer_;
+  const bool calls_nccl_;
   uintptr_t next_;  // scratch memory from here on is free
 };
 
 }  // namespace
 
 // Builds the list at address 0, because the size does not depend on the scratch memory's address.
-size_t scratch_needed(const Transfer& transfer) { return CallListBuilder(transfer, 0).scratch_end(); }
+size_t scratch_needed(const Transfer& transfer, bool calls_nccl) {
+  return CallListBuilder(transfer, calls_nccl, 0).scratch_end();
+}
 
-NcclCallList make_call_list(const Transfer& transfer, uint8_t* scratch) {
-  return std::move(CallListBuilder(transfer, reinterpret_cast<uintptr_t>(scratch)).made);
+NcclCallList make_call_list(const Transfer& transfer, bool calls_nccl, uint8_t* scratch) {
+  return std::move(CallListBuilder(transfer, calls_nccl, reinterpret_cast<uintptr_t>(scratch)).made);
 }
 
 }  // namespace sirtaki

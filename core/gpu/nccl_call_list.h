@@ -30,8 +30,9 @@ struct NcclCallList {
 
 constexpr int64_t large_piece = 64 << 10;  // bytes from which a separate call costs less than two copies
 
-// Returns the bytes of scratch memory that a transfer's calls need.
-size_t scratch_needed(const Transfer& transfer);
-NcclCallList make_call_list(const Transfer& transfer, uint8_t* scratch);
+// Returns the bytes of scratch memory that a transfer's calls need. `calls_nccl` is false for a single member that only
+// copies.
+size_t scratch_needed(const Transfer& transfer, bool calls_nccl);
+NcclCallList make_call_list(const Transfer& transfer, bool calls_nccl, uint8_t* scratch);
 
 }  // namespace sirtaki

@@ -36,8 +36,9 @@ Status NcclOperation::take_step() {
 }
 
 Status NcclOperation::prepare() {
-  if (const size_t needed = scratch_needed(*transfer_)) SIRTAKI_TRY(gpu_.memory().take(needed, scratch_));
-  calls_ = make_call_list(*transfer_, scratch_.data());
+  const bool calls_nccl = communicator_ != nullptr;
+  if (const size_t needed = scratch_needed(*transfer_, calls_nccl)) SIRTAKI_TRY(gpu_.memory().take(needed, scratch_));
+  calls_ = make_call_list(*transfer_, calls_nccl, scratch_.data());
   for (const NcclCallList::Copy& one : calls_.before) SIRTAKI_TRY(copy(one));
   return reduction_.has_factor && communicator_ ? make_operator() : Status::ok();
 }

@@ -11,7 +11,7 @@ namespace sirtaki {
 
 class NcclOperation final : public Operation {
  public:
-  // `communicator`: nullptr for a single member, which only copies.
+  // `communicator`: nullptr for a single member that only copies.
   NcclOperation(Gpu& gpu, Communicator* communicator, const Kernels& kernels, TransferPtr transfer,
                 const NcclReduction& reduction)
       : gpu_(gpu), communicator_(communicator), kernels_(kernels), transfer_(std::move(transfer)),

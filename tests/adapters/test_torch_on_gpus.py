@@ -9,8 +9,9 @@ from fake_gpu import needs_fake
 
 pytest.importorskip("torch")
 
-from cases import GPU_MODULES, TORCH_MODULES, Case  # imports torch
+from cases import GPU_MODULES, TORCH_MODULES, Case, cases_for  # imports torch
 from fake_gpu.tensors import FakeTensors
+from process_world import LatestWorld
 from tiers import in_worlds, with_kinds
 from world import world
 
@@ -39,3 +40,10 @@ def test_as_threads(size: int, backend: str, case: Case) -> None:
 @pytest.mark.parametrize(("size", "kind", "case"), with_kinds(CASES, "processes"))
 def test_as_processes(size: int, kind: str, case: Case, run_case_on_gpus: Callable[[int, str], None]) -> None:
     run_case_on_gpus(size, case.name)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases_for(2, GPU_MODULES)])
+def test_two_ranks_that_name_two_hosts_on_one_gpu(case: Case, latest_world: LatestWorld) -> None:
+    """NCCL tells ranks with different NCCL_HOSTID apart, although they use the same GPU."""
+    environment = {"TORCH_TENSORS_ON_GPUS": "1", "SIRTAKI_GPU_BACKEND": "nccl", "NCCL_HOST_PER_RANK": "1"}
+    latest_world.run(2, case.name, **environment)

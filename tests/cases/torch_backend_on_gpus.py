@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from cases import case
@@ -110,3 +111,16 @@ def training_does_what_one_process_does_on_the_cpu() -> None:
     model = DistributedDataParallel(make_model().to(own_device()), bucket_cap_mb=0.005)
     train(model, sgd(model), of_ranks[dist.get_rank()])
     assert_equal_parameters(model, alone)
+
+
+@case()
+@in_group
+def fully_sharded_training_does_what_one_process_does_on_the_cpu() -> None:
+    alone, of_ranks = make_model(), [batches(rank, 4) for rank in range(dist.get_world_size())]
+    train(alone, torch.optim.Adam(alone.parameters(), lr=0.01), joined(of_ranks))
+    model = make_model().to(own_device())
+    for module in (model[0], model[2], model):
+        fully_shard(module)
+    train(model, torch.optim.Adam(model.parameters(), lr=0.01), of_ranks[dist.get_rank()])
+    found = [parameter.full_tensor().detach().cpu() for parameter in model.parameters()]  # type: ignore[attr-defined]
+    torch.testing.assert_close(found, [one.detach() for one in alone.parameters()], rtol=1e-8, atol=1e-10)

@@ -132,6 +132,23 @@ def a_stream_of_its_own() -> None:
     same(result * 2, of_all(count).sum(0) * 2)
 
 
+@case(least=2)
+def process_sets() -> None:
+    """Operations of a set of one rank and of all ranks take turns, with a communicator for each."""
+    device, rank = own_device(), hvd.rank()
+    sets = [hvd.add_process_set([other]) for other in range(hvd.size())]
+    for count in SIZES:
+        mine = pattern(count, rank).to(device)
+        handles = [
+            hvd.allreduce_async(mine, op=hvd.Sum, prescale_factor=2.0, process_set=sets[rank]),
+            hvd.allreduce_async(mine, op=hvd.Sum),
+        ]
+        same(hvd.synchronize(handles[0]), pattern(count, rank) * 2)
+        same(hvd.synchronize(handles[1]), of_all(count).sum(0))
+    for each in sets:
+        hvd.remove_process_set(each)
+
+
 def make_model() -> nn.Module:
     """Returns a model that is equal on all ranks, independent of other uses of random numbers."""
     generator = torch.Generator().manual_seed(0)
@@ -223,4 +240,4 @@ def a_rank_without_data_takes_part(begins: str) -> None:
                 torch.ones(count, device=device), op=hvd.Sum, name=f"without rank 0, {count}"
             )
             same(result, torch.full((count,), hvd.size() - 1.0))
-    hvd.join(hvd.rank() if device.index is None else device.index)
+    hvd.join(hvd.rank() % torch.cuda.device_count() if device.index is None else device.index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -10,6 +11,16 @@ import pytest
 
 TESTS = Path(__file__).parents[2] / "build" / "core"
 FOLDER = Path(os.environ.get("CORE_TESTS", TESTS)) / "fake_gpu"
+
+
+def tensors_on_gpus() -> contextlib.AbstractContextManager[object]:
+    """Places torch's tensors on as many GPUs of the fakes as TORCH_TENSORS_ON_GPUS says, or on none."""
+    gpus = int(os.environ.get("TORCH_TENSORS_ON_GPUS", "0"))
+    if not gpus:
+        return contextlib.nullcontext()
+    from fake_gpu.tensors import FakeTensors
+
+    return FakeTensors(gpus)
 
 
 needs_fake = pytest.mark.skipif(

@@ -108,15 +108,21 @@ void submit_launches(NcclCommunicator communicator) {
   communicator->launches.clear();
 }
 
+// Returns the host for which NCCL takes this process: NCCL_HOSTID, or that on which it runs, as 0.
+uint64_t own_host() {
+  const char* host_id = std::getenv("NCCL_HOSTID");
+  return host_id ? std::hash<std::string>()(host_id) : 0;
+}
+
 // Returns whether the ranks can work together, once all have joined.
 NcclResult check_seats(NcclCommunicator communicator) {
   fake::Room& room = *communicator->room;
   const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   const bool may_share = fake::setting("nccl_version") >= shares_gpus && enabled && std::strcmp(enabled, "1") == 0;
-  std::set<int> devices;
+  std::set<std::pair<uint64_t, int>> devices;  // by host
   for (int rank = 0; rank < room.size(); ++rank) {
     if (room.seat(rank).version != room.seat(0).version) return refuse("mismatched versions of NCCL", invalid_usage);
-    if (!devices.insert(room.seat(rank).device).second && !may_share)
+    if (!devices.emplace(room.seat(rank).host, room.seat(rank).device).second && !may_share)
       return refuse("Duplicate GPU detected", invalid_usage);
   }
   return nccl_success;
@@ -268,6 +274,7 @@ int ncclCommInitRankConfig(NcclCommunicator* out, int size, NcclUniqueId id, int
   fake::Room::Seat& seat = (*out)->room->seat(rank);
   seat.device = device;
   seat.version = fake::setting("nccl_version");
+  seat.host = own_host();
   if (seat.is_taken.exchange(true)) (*out)->error = misuse(__func__, "the rank is there already");
   return start(*out, Stage::joining, lock);
 }

@@ -28,6 +28,7 @@ class Room {
   struct Seat {
     std::atomic<bool> is_taken, is_leaving;
     int device, version;
+    uint64_t host;
   };
 
   static bool make_id(sirtaki::NcclUniqueId& out);

@@ -1,7 +1,8 @@
-"""Skips tests that need a real GPU where there is none."""
+"""Skips tests that need a real GPU where there is none, unless TORCH_TENSORS_ON_GPUS asks for the fakes'."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from process_world import LatestWorld
 def gpus() -> int:
     """How many GPUs there are."""
     torch = pytest.importorskip("torch")
-    count = torch.cuda.device_count()
+    count = int(os.environ.get("TORCH_TENSORS_ON_GPUS", "0")) or torch.cuda.device_count()
     if not count:
         pytest.skip("no GPU here")
     return count

@@ -1,8 +1,11 @@
-"""Runs the cases that use GPUs on real ones: through NCCL, staged, and with two ranks on one GPU."""
+"""Runs the cases that use GPUs on real ones: through NCCL, staged, and with two ranks on one GPU.
+
+first_minute.sh runs them one way after the other, and in a dry run on the fakes.
+"""
 
 from __future__ import annotations
 
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +17,25 @@ import pytest
 pytest.importorskip("torch")
 
 from cases import GPU_MODULES, TORCH_BACKEND_GPU_MODULES, Case, cases_for  # they import torch
+from gpu.card import report
 from process_world import PATIENCE, hvdrun
 
 import sirtaki.torch as hvd
 
 SHARES_A_GPU = 23003  # the first NCCL with several ranks on one
 MOST_RANKS = 4
+STAGED = {"SIRTAKI_GPU_BACKEND": "staged", "CUDA_VISIBLE_DEVICES": "0"}
+# NCCL takes two ranks with different NCCL_HOSTID to be on two hosts, and connects them over sockets. With few
+# thread blocks, the kernels of both fit on the GPU.
+TWO_HOSTS = {
+    "SIRTAKI_GPU_BACKEND": "nccl",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "NCCL_HOST_PER_RANK": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NET": "Socket",
+    "NCCL_MAX_CTAS": "2",
+}
 LOST_RANK = Path(__file__).with_name("lost_rank.py")
 
 ALL = cases_for(2, GPU_MODULES + TORCH_BACKEND_GPU_MODULES)
@@ -51,17 +67,24 @@ def test_two_ranks_on_one_gpu(case: Case, gpus: int, run_on_gpus: Run) -> None:
 
 @cases
 def test_two_ranks_on_one_gpu_staged(case: Case, gpus: int, run_on_gpus: Run) -> None:
-    run_on_gpus(2, case.name, SIRTAKI_GPU_BACKEND="staged", CUDA_VISIBLE_DEVICES="0")
+    run_on_gpus(2, case.name, **STAGED)
 
 
-def test_a_killed_rank_ends_the_others(gpus: int) -> None:
+@cases
+def test_two_hosts_on_one_gpu(case: Case, gpus: int, run_on_gpus: Run) -> None:
+    run_on_gpus(2, case.name, **TWO_HOSTS)
+
+
+@pytest.mark.parametrize("environment", [TWO_HOSTS, STAGED], ids=["nccl", "staged"])
+def test_a_killed_rank_ends_the_others(environment: dict[str, str], gpus: int) -> None:
     done = subprocess.run(
-        hvdrun(2, sys.executable, LOST_RANK),
+        hvdrun(2, sys.executable, LOST_RANK, **environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=PATIENCE,
         text=True,
-        env={**os.environ, "SIRTAKI_GPU_BACKEND": "auto"},
     )
     assert done.returncode == 128 + signal.SIGKILL, done.stdout
     assert "rank 0 has lost rank 1" in done.stdout
+    killed, lost = (float(seconds) for seconds in re.findall(r"at second ([\d.]+)", done.stdout))
+    report(**{f"error_after_kill_{environment['SIRTAKI_GPU_BACKEND']}_ms": round((lost - killed) * 1e3, 3)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -14,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pytest
 from cases import find
+from fake_gpu import tensors_on_gpus
+from gpu.card import name_own_host
 
 import sirtaki.numpy as hvd
 
@@ -33,20 +34,11 @@ def attempt(name: str) -> dict[str, str]:
     return {"error": "", "skipped": ""}
 
 
-def tensors() -> contextlib.AbstractContextManager[object]:
-    """Places torch's tensors on GPUs of the fake libcuda, if a test asks for that."""
-    gpus = int(os.environ.get("TORCH_TENSORS_ON_GPUS", "0"))
-    if not gpus:
-        return contextlib.nullcontext()
-    from fake_gpu.tensors import FakeTensors
-
-    return FakeTensors(gpus)
-
-
 def main() -> None:
     control = socket.socket(socket.AF_UNIX)
     control.connect(sys.argv[1])
-    with tensors(), control.makefile("rw") as stream:
+    name_own_host()
+    with tensors_on_gpus(), control.makefile("rw") as stream:
         for line in stream:
             answer = {"rank": os.environ["SIRTAKI_RANK"], **attempt(json.loads(line))}
             stream.write(json.dumps(answer) + "\n")

@@ -228,3 +228,27 @@ TEST(ranks_share_a_gpu_only_where_nccl_lets_them) {
   CHECK_EQUAL(state_with(23003), nccl_success);
   ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
 }
+
+TEST(ranks_that_name_two_hosts_share_a_gpu) {
+  Fakes fakes;
+  const TestGpu gpu(fakes, 0);
+  const NcclFunctions& nccl = fakes.nccl();
+  const auto state_with = [&](const std::array<const char*, 2>& host_ids) {
+    NcclUniqueId id;
+    OK(nccl.unique_id(&id));
+    NcclCommunicator communicators[2] = {};
+    for (int rank = 0; rank < 2; ++rank) {
+      ::setenv("NCCL_HOSTID", host_ids[static_cast<size_t>(rank)], 1);
+      NcclConfig config;
+      CHECK_EQUAL(nccl.init(&communicators[rank], 2, id, rank, &config), nccl_in_progress);
+    }
+    ::unsetenv("NCCL_HOSTID");
+    NcclResult state = nccl_in_progress;
+    while (nccl.async_error(communicators[0], &state) == nccl_success && state == nccl_in_progress)
+      std::this_thread::yield();
+    for (NcclCommunicator communicator : communicators) OK(nccl.abort(communicator));
+    return state;
+  };
+  CHECK_EQUAL(state_with({"one", "one"}), invalid_usage);
+  CHECK_EQUAL(state_with({"one", "two"}), nccl_success);
+}

@@ -83,6 +83,26 @@ TEST(a_stream_waits_for_what_comes) {
   });
 }
 
+TEST(an_operation_of_a_single_rank_is_launched_although_nobody_waits) {
+  Fake fake;
+  World ranks(1, on_gpus({{"gpu_backend", "nccl"}}));
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 1000;
+    OnGpu data(fake, rank, floats(count, 1));
+    UserStream stream(fake, rank);
+    stream.hold(true);
+    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+    Ticket handle;
+    expect_ok(context.enqueue(&request, 1, &handle));
+    stream.hold(false);
+    const Nanoseconds end = now() + patience;
+    while (fake.calls("ncclKernel") == 0 && now() < end) std::this_thread::yield();
+    CHECK_EQUAL(fake.calls("ncclKernel"), 1);
+    expect_ok(context.wait(&handle, 1, patience));
+    context.release(&handle, 1);
+  });
+}
+
 // A capture forbids queries and allocations to the engine's thread, too, unless that thread says otherwise.
 TEST(a_graph_that_the_program_captures_is_not_disturbed) {
   on_each_backend(2, [](Fake& fake, int rank, Context& context) {

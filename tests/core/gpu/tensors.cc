@@ -8,7 +8,10 @@ using namespace world;
 
 namespace {
 
-const std::vector<const char*> backends{"auto", "staged"};
+// Returns the settings that take different ways. A single rank calls NCCL only if it is asked to.
+std::vector<const char*> backends_of(int size) {
+  return size > 1 ? std::vector<const char*>{"auto", "staged"} : std::vector<const char*>{"auto", "nccl", "staged"};
+}
 
 // Returns small integers, which every dtype holds exactly.
 std::vector<uint8_t> values(DType dtype, int64_t elements, int rank) {
@@ -91,7 +94,7 @@ const std::vector<int64_t> row_counts{5, 9001};
 void in_turns(Fake& fake, const std::vector<int>& sizes,
               const std::function<void(int rank, int size, int turn, Context&)>& body) {
   for (int size : check::is_sanitized ? std::vector<int>{sizes.back()} : sizes)
-    for (const char* backend : backends) {
+    for (const char* backend : backends_of(size)) {
       int turn = size;
       for (Options options : everywhere(size, {{"gpu_backend", backend}, {"gpu_libraries", fake_folder}})) {
         fake.set("seed", size);
@@ -237,6 +240,23 @@ TEST(only_what_nccl_cannot_do_goes_through_the_host) {
     CHECK_EQUAL(operations_by(context, "nccl"), "all-reduce 4 broadcast 1 ");
     CHECK_EQUAL(operations_by(context, "staged"), "all-reduce 2 ");
   });
+}
+
+TEST(a_single_rank_calls_nccl_only_if_it_is_asked_to) {
+  for (const std::string backend : {"auto", "nccl"}) {
+    Fake fake;
+    World ranks(1, on_gpus({{"gpu_backend", backend}}));
+    ranks.run([&](int rank, Context& context) {
+      CHECK_EQUAL(std::string(step(fake, context, rank).text()), "");
+      CHECK_EQUAL(operations_by(context, backend == "nccl" ? "nccl" : "single rank"), "all-reduce 2 all-gather 1 ");
+    });
+    const int times = backend == "nccl";
+    CHECK_EQUAL(fake.calls("ncclCommInitRankConfig"), times);
+    CHECK_EQUAL(fake.calls("ncclCommDestroy"), times);
+    CHECK_EQUAL(fake.calls("ncclRedOpCreatePreMulSum"), times);
+    CHECK_EQUAL(fake.calls("ncclAllReduce"), 2 * times);
+    CHECK_EQUAL(fake.calls("ncclBroadcast"), times);
+  }
 }
 
 TEST(adasum_goes_through_the_host) {

@@ -1,0 +1,29 @@
+#!/bin/bash
+# Shows on a machine with one GPU what works there, in less than nine minutes, without a network, with the torch of
+# `python`. Prints a table; logs, and all figures in results.json, are in $OUT (by default a new folder).
+#
+# Prepare, on a machine with a network:
+#   make wheel
+#   pip download --only-binary :all: --python-version 3.12 --dest dist cffi pycparser rich   # what `python` lacks there
+# Run, with this repository and its folder dist copied to the machine with the GPU:
+#   OUT=results tests/gpu/first_minute.sh --wheels dist
+# Try the script itself, without a GPU, after `make test`:
+#   tests/gpu/first_minute.sh --dry-run
+#
+# `python` needs torch with CUDA, numpy, pytest, psutil, pyyaml, xxhash and cloudpickle; with JAX for CUDA, its step runs.
+. "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
+
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} XLA_PYTHON_CLIENT_PREALLOCATE=false
+nccl="env SIRTAKI_GPU_BACKEND=nccl" staged="env SIRTAKI_GPU_BACKEND=staged"
+
+step 0-facts 40 python "$HERE/facts.py"
+step 1-one-rank 80 env NCCL_DEBUG=INFO "NCCL_DEBUG_FILE=$OUT/nccl.%p.log" $CASES "one_rank and torch_gpu"
+step 2-staged 80 $CASES "staged and torch_gpu"
+step 3-two-hosts 80 $CASES two_hosts
+step 4-killed 50 $CASES killed
+step 5-jax-one-rank 30 $nccl $(ranks 1) python "$HERE/jax_collectives.py"
+step 5-jax-staged 35 $staged $(ranks 2) python "$HERE/jax_collectives.py"
+step 6-capture 20 $nccl $(ranks 1) python "$HERE/capture.py"
+step 7-figures 40 $nccl $(ranks 1) python "$HERE/figures.py"
+step 8-torch-backend 60 $CASES "(one_rank or staged) and torch_backend"
+finish

@@ -1,0 +1,103 @@
+"""The scripts for machines with GPUs, tried without one: on the fakes, where a program can run on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_gpu import FOLDER, needs_fake
+
+pytest.importorskip("torch")
+
+HERE = Path(__file__).parent
+PATIENCE = 1800.0  # seconds: far longer than a correct run, even on a busy machine
+ALL_REDUCE_PERF = """#!/bin/sh
+echo '#  size count type redop root time algbw busbw wrong time algbw busbw wrong'
+echo "   $2 1 float sum -1 25.1 5.6 8.25 0 24.9 6.1 9.50 0"
+"""
+
+
+def dry_run(script: str, out: Path, **environment: str) -> dict[str, dict[str, Any]]:
+    """Returns the results of a script's steps, by their names; asserts that none has failed."""
+    path = os.pathsep.join([str(out), str(Path(sys.executable).parent), os.environ["PATH"]])
+    given = {**os.environ, "OUT": str(out), "CORE_TESTS": str(FOLDER.parent), "PATH": path, **environment}
+    done = subprocess.run(
+        ["bash", HERE / script, "--dry-run"], env=given, capture_output=True, text=True, timeout=PATIENCE
+    )
+    steps = {step["name"]: step for step in json.loads((out / "results.json").read_text())}
+    logs = "\n".join((out / f"{name}.log").read_text() for name, step in steps.items() if not is_well(step))
+    assert not logs, f"{done.stdout}\n{logs}"
+    assert done.returncode == 0, done.stderr
+    for name, step in steps.items():
+        assert f"{name:20} {step['outcome']}" in done.stdout
+    return steps
+
+
+def is_well(step: dict[str, Any]) -> bool:
+    return step["outcome"] != "failed"
+
+
+@needs_fake
+def test_the_first_minute_on_one_gpu(tmp_path: Path) -> None:
+    steps = dry_run("first_minute.sh", tmp_path)
+    skipped = {name: step["note"] for name, step in steps.items() if step["outcome"] == "skipped"}
+    assert set(skipped) <= {"5-jax-one-rank", "5-jax-staged"}
+    assert all("ran on the CPU" in note for note in skipped.values())
+    assert list(steps) == [
+        *("0-facts", "1-one-rank", "2-staged", "3-two-hosts", "4-killed", "5-jax-one-rank", "5-jax-staged"),
+        *("6-capture", "7-figures", "8-torch-backend"),
+    ]
+    assert steps["0-facts"]["figures"]["nccl_of_sirtaki"] == 22803
+    assert set(steps["4-killed"]["figures"]) == {"error_after_kill_nccl_ms", "error_after_kill_staged_ms"}
+    figures = steps["7-figures"]["figures"]
+    assert figures["host_blocked_behind_100_ms_kernel_ms"] > 0
+    assert figures["allreduce_of_400_tensors_of_4_KiB_ms"] > 0
+    assert figures["most_memory_with_sirtaki_MiB"] is None  # the fakes do not count torch's memory
+
+
+@needs_fake
+def test_several_gpus(tmp_path: Path) -> None:
+    program = tmp_path / "all_reduce_perf"
+    program.write_text(ALL_REDUCE_PERF)
+    program.chmod(0o755)
+    steps = dry_run("several_cards.sh", tmp_path, GPUS="2")
+    assert {step["outcome"] for step in steps.values()} == {"passed"}
+    assert list(steps) == ["0-facts", "1-each-gpu", "2-beside-nccl", "3-nccl-tests"]
+    (first, _) = steps["3-nccl-tests"]["figures"].values()
+    assert "nccl-tests 9.50 GB/s" in first
+
+
+def test_a_step_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
+    script = tmp_path / "script.sh"
+    script.write_text(
+        f"set -- --dry-run\n. {HERE}/steps.sh\n"
+        "step good 5 echo 'FIGURE {\"speed\": 7}'\nstep bad 5 sh -c 'echo why; exit 3'\n"
+        "step absent 5 echo 'SKIPPED: no card'\nstep late 5 sh -c 'exit 124'\nfinish\n"
+    )
+    out = tmp_path / "out"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", script], env={**os.environ, "OUT": str(out), "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    results = [tuple(step.values()) for step in json.loads((out / "results.json").read_text())]
+    assert [(name, outcome, note) for name, outcome, _, note, _ in results] == [
+        ("good", "passed", ""),
+        ("bad", "failed", "exit code 3: why"),
+        ("absent", "skipped", "no card"),
+        ("late", "failed", "over its limit"),
+    ]
+    assert results[0][-1] == {"speed": 7}
+
+
+def test_resnet_50_has_the_tensors_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE.parents[1] / "benchmarks"))
+    from common.models import resnet_50
+
+    parameters = list(resnet_50().make_model().parameters())
+    assert (len(parameters), sum(parameter.numel() for parameter in parameters)) == (161, 25_557_032)
