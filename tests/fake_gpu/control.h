@@ -42,7 +42,10 @@
   /* Declares that memory of the test is on a GPU, and that it no longer is. */                                \
   X(lend, fake_gpu_lend, void, (void* address, size_t bytes, int device))                                      \
   X(take_back, fake_gpu_take_back, void, (void* address))                                                      \
-  /* Returns the first misuse: a use that CUDA or NCCL forbid; "": none. */                                    \
+  /* Adds a read of this memory to a stream, for a read that the host makes in its place. */                   \
+  X(read, fake_gpu_read, void, (sirtaki::CudaStream, const void* address, size_t bytes))                       \
+  /* Returns the first misuse: a use that CUDA or NCCL forbid; "": none. Two tasks of which one writes memory  \
+     that the other uses, without an order between them, are one, whenever they really run. */                 \
   X(misuse, fake_gpu_misuse, const char*, ())                                                                  \
   /* Returns the number of streams, events, pieces of memory and communicators created and not destroyed, and  \
      of retained contexts. */                                                                                  \

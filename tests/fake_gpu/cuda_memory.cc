@@ -55,13 +55,14 @@ int cuMemcpyAsync(CudaMemory to, CudaMemory from, size_t bytes, CudaStream strea
   FAKE_GPU_ENTER();
   void* target = reinterpret_cast<void*>(to);
   const void* source = reinterpret_cast<const void*>(from);
-  return enqueue(__func__, stream, {{{target, bytes}, {source, bytes}}, [=] { std::memmove(target, source, bytes); }});
+  return enqueue(stream,
+                 {__func__, {{target, bytes, true}, {source, bytes}}, [=] { std::memmove(target, source, bytes); }});
 }
 
 int cuMemsetD8Async(CudaMemory memory, unsigned char value, size_t count, CudaStream stream) {
   FAKE_GPU_ENTER();
   void* target = reinterpret_cast<void*>(memory);
-  return enqueue(__func__, stream, {{{target, count}}, [=] { std::memset(target, value, count); }});
+  return enqueue(stream, {__func__, {{target, count, true}}, [=] { std::memset(target, value, count); }});
 }
 
 }  // namespace sirtaki

@@ -27,18 +27,22 @@ struct CudaContextTag {
   int device = 0;
   int retained = 0;
   CudaStream default_stream = nullptr;
+  fake::Clock host;  // of the tasks whose end the host has seen
 };
 
 struct CudaStreamTag {
   CudaContext context;
-  std::deque<fake::Task> tasks;  // the first one is running
+  int number;
+  std::deque<fake::Task> tasks = {};  // the first one is running
+  fake::Clock clock = {};  // of all its tasks
   bool is_held = false, is_closed = false;
-  std::condition_variable changed;  // for its thread alone: there may be hundreds of streams
+  std::condition_variable changed = {};  // for its thread alone: there may be hundreds of streams
 };
 
 struct CudaEventTag {
   CudaContext context;
   std::shared_ptr<bool> has_fired;  // of the last record; null: never recorded
+  fake::Clock clock = {};  // of the last record
 };
 
 }  // namespace sirtaki
@@ -57,6 +61,7 @@ struct Block {
   size_t bytes;
   int device;  // -1: pinned memory of the host
   bool is_owned;  // not lent by a test
+  Accesses accesses = {};
 };
 
 struct Gpus {
@@ -70,7 +75,7 @@ struct Gpus {
   std::set<CudaStream> streams;
   std::set<CudaEvent> events;
   std::map<uintptr_t, Block> blocks;
-  int alive = 0;
+  int alive = 0, streams_made = 0;
 };
 
 // Returns the GPUs. They are never destroyed: threads of streams live on while the process ends.
@@ -81,8 +86,7 @@ std::vector<CudaContext>& contexts_of_thread();  // the last one is current
 int& capture_mode();  // of this thread; 0: global
 
 // The lock of the GPUs is held in the functions that follow, but for free_block() and enqueue(), which take it.
-const Block* block_of(Range range);  // nullptr: the fake does not know this memory
-bool is_in_use(uintptr_t begin, uintptr_t end);
+Block* block_of(Range range);  // nullptr: the fake does not know this memory
 CudaStream make_stream(CudaContext context);
 
 // Returns the stream, or nullptr if there is no such stream; `stream` nullptr means the context's default stream.
@@ -95,6 +99,6 @@ void* allocate(size_t bytes, int device);
 CudaResult free_block(const char* function, void* address, bool is_host);
 
 // Enqueues a task that works on memory, after checking that CUDA may use this memory.
-CudaResult enqueue(const char* function, CudaStream stream, Task task);
+CudaResult enqueue(CudaStream stream, Task task);
 
 }  // namespace fake

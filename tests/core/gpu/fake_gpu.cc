@@ -75,6 +75,58 @@ TEST(a_stream_waits_for_the_event_of_another) {
   OK(gpu.cuda.stream_destroy(other));
 }
 
+TEST(accesses_without_an_order_are_noticed_whenever_they_run) {
+  Fakes fakes;
+  fakes.control.set("delay", 0);
+  const TestGpu gpu(fakes, 0);
+  CudaStream other = nullptr;
+  OK(gpu.cuda.stream_create(&other, cuda_stream_non_blocking, -5));
+  const DeviceArray<int> source(gpu, {7, 8}), memory(gpu, {0, 0}), copied(gpu, {0, 0});
+  const CudaMemory second = memory.memory + 4;
+  const auto end = [&](CudaStream stream) {
+    CudaEvent event = nullptr;
+    OK(gpu.cuda.event_create(&event, cuda_event_disable_timing));
+    OK(gpu.cuda.event_record(event, stream));
+    gpu.wait(event);
+  };
+  const auto is_race = [&](CudaMemory to, CudaMemory from) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the task before this one has really ended
+    OK(gpu.cuda.copy(to, from, 4, other));
+    const std::string found = fakes.take_misuse();
+    fakes.control.set("delay", 0);
+    end(other);
+    end(gpu.stream);
+    return found;
+  };
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  const std::string found = is_race(copied.memory, memory.memory);  // read after write
+  const std::string from = "of stream ", both = "reads: the same memory, in no order with it: cuMemcpyAsync (task ";
+  CHECK(found.starts_with("cuMemcpyAsync (task ") && found.find(from) < found.find(both));
+  CHECK(found.ends_with("writes"));
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  CHECK(is_race(memory.memory, source.memory) != "");  // write after write
+  OK(gpu.cuda.copy(copied.memory, memory.memory, 4, gpu.stream));
+  CHECK(is_race(memory.memory, source.memory) != "");  // write after read
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  CHECK_EQUAL(is_race(copied.memory, source.memory), "");  // read after read
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  CHECK_EQUAL(is_race(second, source.memory), "");  // beside it
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  end(gpu.stream);  // which the host sees
+  CHECK_EQUAL(is_race(copied.memory, memory.memory), "");
+  CudaEvent event = gpu.record();
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  OK(gpu.cuda.stream_wait_event(other, event, 0));  // recorded too early
+  CHECK(is_race(copied.memory, memory.memory) != "");
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  OK(gpu.cuda.event_record(event, gpu.stream));
+  OK(gpu.cuda.stream_wait_event(other, event, 0));
+  OK(gpu.cuda.event_record(event, gpu.stream));  // a later record changes no wait
+  CHECK_EQUAL(is_race(copied.memory, memory.memory), "");
+  OK(gpu.cuda.event_destroy(event));
+  OK(gpu.cuda.stream_destroy(other));
+}
+
 TEST(what_cuda_forbids_is_noticed) {
   Fakes fakes;
   const CudaFunctions& cuda = fakes.cuda();
@@ -97,7 +149,8 @@ TEST(what_cuda_forbids_is_noticed) {
     fakes.control.hold(gpu.stream, 1);
     OK(cuda.fill(array.memory, 0, 4, gpu.stream));
     CHECK(cuda.memory_free(array.memory) != cuda_success);
-    CHECK_EQUAL(fakes.take_misuse(), "cuMemFree_v2: a stream still uses this memory");
+    const std::string used = fakes.take_misuse();
+    CHECK(used.starts_with("cuMemFree_v2: a stream still uses this memory: cuMemsetD8Async (task "));
     fakes.control.hold(gpu.stream, 0);
     gpu.wait(gpu.record());
   }
