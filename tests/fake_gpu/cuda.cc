@@ -15,6 +15,7 @@ const std::map<CudaResult, const char*> texts = {
     {cuda_success, "no error"},
     {invalid_value, "invalid argument"},
     {cuda_out_of_memory, "out of memory"},
+    {3, "initialization error"},
     {no_device, "no CUDA-capable device is detected"},
     {invalid_device, "invalid device ordinal"},
     {invalid_context, "invalid device context"},
@@ -238,6 +239,14 @@ void fake_gpu_read(CudaStream stream, const void* address, size_t bytes) {
   const std::lock_guard lock(gpus().mutex);
   const CudaStream found = find_stream(stream, stream ? stream->context : current_context());
   if (found && block_of({address, bytes})) append(found, {__func__, {{address, bytes}}, [] {}});
+}
+
+const char* fake_gpu_pushed() {
+  thread_local std::string devices;
+  devices.clear();
+  for (const CudaContext context : contexts_of_thread())
+    devices += (devices.empty() ? "" : " ") + std::to_string(context->device);
+  return devices.c_str();
 }
 
 int fake_gpu_alive() {

@@ -100,6 +100,13 @@ CudaResult free_block(const char* function, void* address, bool is_host) {
   return cuda_success;
 }
 
+size_t allocated_on(int device) {
+  size_t bytes = 0;
+  for (const auto& [address, block] : gpus().blocks)
+    if (block.device == device && block.is_owned) bytes += block.bytes;
+  return bytes;
+}
+
 void* allocate(size_t bytes, int device) {
   void* address = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   std::memset(address, 0xa5, bytes);

@@ -96,6 +96,7 @@ void append(CudaStream stream, Task task);
 
 // Allocates memory that holds garbage, so that no caller can rely on zeros.
 void* allocate(size_t bytes, int device);
+size_t allocated_on(int device);  // bytes
 CudaResult free_block(const char* function, void* address, bool is_host);
 
 // Enqueues a task that works on memory, after checking that CUDA may use this memory.

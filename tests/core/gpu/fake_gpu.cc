@@ -36,6 +36,51 @@ TEST(ranks_may_be_processes) {
   ::close(ids[1]);
 }
 
+TEST(a_forked_process_has_none_of_its_parent_s_gpus) {
+  Fakes fakes;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int count = 0;
+    const bool all_fail = fakes.cuda().init(0) == 3 && fakes.cuda().device_count(&count) == 3;
+    ::_exit(all_fail ? 0 : 1);
+  }
+  int ended = 0;
+  CHECK(::waitpid(child, &ended, 0) == child);
+  CHECK_EQUAL(ended, 0);
+  OK(fakes.cuda().init(0));
+}
+
+TEST(memory_may_be_finite) {
+  Fakes fakes;
+  fakes.control.set("memory", 1000);
+  const TestGpu gpu(fakes, 0);
+  CudaMemory first = 0, second = 0;
+  OK(gpu.cuda.memory_allocate(&first, 600));
+  CHECK_EQUAL(gpu.cuda.memory_allocate(&second, 401), cuda_out_of_memory);
+  const TestGpu other(fakes, 1);
+  OK(gpu.cuda.memory_allocate(&second, 401));  // on the other GPU
+  OK(gpu.cuda.memory_free(first));
+  OK(gpu.cuda.memory_free(second));
+}
+
+TEST(frees_and_pinned_allocations_may_wait_for_the_gpu) {
+  Fakes fakes;
+  fakes.control.set("implicit_waits", 1);
+  const TestGpu gpu(fakes, 0);
+  const DeviceArray<int> array(gpu, {1}), unused(gpu, {1});
+  void* pinned = nullptr;
+  OK(gpu.cuda.fill(array.memory, 0, 4, gpu.stream));
+  OK(gpu.cuda.host_allocate(&pinned, 8, 0));
+  CHECK_EQUAL(array.get(), std::vector<int>({0}));
+  fakes.control.hold(gpu.stream, 1);
+  OK(gpu.cuda.fill(array.memory, 1, 4, gpu.stream));
+  fakes.control.set("free_limit", 10);
+  OK(gpu.cuda.host_free(pinned));
+  CHECK_EQUAL(fakes.take_misuse(), "cuMemFreeHost: it waits for a task on the GPU, which does not end");
+  fakes.control.hold(gpu.stream, 0);
+  gpu.wait(gpu.record());
+}
+
 TEST(a_stream_does_its_tasks_in_order_and_later) {
   Fakes fakes;
   const TestGpu gpu(fakes, 0);

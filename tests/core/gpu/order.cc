@@ -299,6 +299,55 @@ TEST(a_join_comes_after_what_is_not_ready_yet) {
   });
 }
 
+TEST(a_call_leaves_the_context_and_the_capture_mode_of_its_thread) {
+  on_each_backend(2, [](Fake& fake, int rank, Context& context) {
+    const UserStream other(fake, 3), own(fake, rank);
+    const int64_t count = 1000;
+    OnGpu data(fake, rank, floats(count, 1)), input(fake, rank, floats(count, 1));
+    const GpuDevice::Scope is_current(&other.device());
+    const auto is_as_before = [&](const Status& status) {
+      expect_ok(status);
+      int mode = cuda_capture_relaxed;
+      CHECK_EQUAL(std::string(fake.pushed()), "3");
+      CHECK_EQUAL(other.device().cuda().exchange_capture_mode(&mode), cuda_success);
+      CHECK_EQUAL(mode, cuda_capture_relaxed);  // that of the scope above
+    };
+    srt_request requests[] = {in_place(SRT_ALLREDUCE, "x", data, count, rank, own.number()),
+                              on_gpu(request(SRT_ALLGATHER, "g", &count, 1), rank, own.number())};
+    requests[1].input = input.address();
+    Ticket handles[2], reported = 0;
+    int32_t gpu = -1, reports = 0;
+    srt_tensor output{};
+    is_as_before(context.gpu_of(data.address(), gpu));
+    is_as_before(context.enqueue(requests, 2, handles));
+    is_as_before(context.watch(handles, 2));
+    is_as_before(context.wait_watched(&reported, 1, reports, patience));
+    is_as_before(context.wait_on_stream(handles, 2, own.number(), patience));
+    std::ignore = context.poll(handles[0]);
+    is_as_before(context.output(handles[1], output));
+    is_as_before(context.wait(handles, 2, patience));
+    context.release(handles, 2);
+    context.flush();
+    is_as_before(context.poll(handles[0]).code() == SRT_INVALID_ARGUMENT ? Status::ok() : Status(SRT_INTERNAL, "kept"));
+  });
+}
+
+TEST(a_full_gpu_frees_what_the_core_keeps_for_later) {
+  Fake fake;
+  fake.set("memory", 3 << 20);
+  const GpuLibraries libraries(Fake::config());
+  std::unique_ptr<Gpu> gpu;
+  CHECK(Gpu::open(libraries, 0, gpu).is_ok());
+  MemoryBlock first, second, large;
+  expect_ok(gpu->memory().take(1 << 20, first));
+  expect_ok(gpu->memory().take(1 << 20, second));
+  CHECK_EQUAL(gpu->memory().take(2 << 20, large).code(), SRT_OUT_OF_MEMORY);
+  first = MemoryBlock();
+  second = MemoryBlock();
+  expect_ok(gpu->memory().take(2 << 20, large));
+  CHECK_EQUAL(fake.calls("cuMemFree_v2"), 2);
+}
+
 TEST(one_rank_works_on_one_gpu) {
   Fake fake;
   World ranks(1, on_gpus());
