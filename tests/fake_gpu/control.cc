@@ -12,6 +12,7 @@
 #include <set>
 
 #include "fake_gpu/fake.h"
+#include "fake_gpu/pinned.h"
 
 namespace {
 
@@ -150,11 +151,13 @@ int fake_gpu_calls(const char* function) {
 }
 
 const char* fake_gpu_misuse() {
+  fake::report_early_access();
   const std::lock_guard lock(control().mutex);
   return control().misuse.c_str();
 }
 
 void fake_gpu_reset() {
+  fake::report_early_access();
   const std::lock_guard lock(control().mutex);
   control().reset();
 }

@@ -202,7 +202,7 @@ int cuEventQuery(CudaEvent event) {
   const std::lock_guard lock(gpus().mutex);
   FAKE_GPU_REQUIRE(is_event(event, current_context()), "this is no event of the current context", invalid_handle);
   if (event->has_fired && !*event->has_fired) return cuda_not_ready;
-  current_context()->host.join(event->clock);
+  host_has_seen(current_context(), event->clock);
   return cuda_success;
 }
 
@@ -230,8 +230,8 @@ void fake_gpu_take_back(void* address) {
   const auto found = gpus().blocks.find(begin);
   if (found == gpus().blocks.end()) return;
   const Block& block = found->second;
-  const std::string task = block.accesses.first_after(gpus().contexts[block.device].host);
-  if (!task.empty()) misuse(__func__, "a stream still uses this memory: " + task, 0);
+  if (const Access* use = block.accesses.first_after(gpus().contexts[block.device].host))
+    misuse(__func__, "a stream still uses this memory: " + use->text(), 0);
   gpus().blocks.erase(found);
 }
 

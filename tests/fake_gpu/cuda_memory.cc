@@ -78,14 +78,15 @@ int cuMemcpyAsync(CudaMemory to, CudaMemory from, size_t bytes, CudaStream strea
   FAKE_GPU_ENTER();
   void* target = reinterpret_cast<void*>(to);
   const void* source = reinterpret_cast<const void*>(from);
-  return enqueue(stream,
-                 {__func__, {{target, bytes, true}, {source, bytes}}, [=] { std::memmove(target, source, bytes); }});
+  const auto work = [to = for_tasks(target), from = for_tasks(source), bytes] { std::memmove(to, from, bytes); };
+  return enqueue(stream, {__func__, {{target, bytes, true}, {source, bytes}}, work});
 }
 
 int cuMemsetD8Async(CudaMemory memory, unsigned char value, size_t count, CudaStream stream) {
   FAKE_GPU_ENTER();
   void* target = reinterpret_cast<void*>(memory);
-  return enqueue(stream, {__func__, {{target, count, true}}, [=] { std::memset(target, value, count); }});
+  const auto work = [to = for_tasks(target), value, count] { std::memset(to, value, count); };
+  return enqueue(stream, {__func__, {{target, count, true}}, work});
 }
 
 }  // namespace sirtaki

@@ -71,6 +71,19 @@ CudaStream find_stream(CudaStream stream, CudaContext context) {
 
 bool is_event(CudaEvent event, CudaContext context) { return gpus().events.count(event) && event->context == context; }
 
+// Lets the host use the pinned memory of tasks whose end it has seen, as seen from a GPU that may have used it.
+static void protect(uintptr_t address, const Block& block, const Clock& host) {
+  const Access* use = block.accesses.first_after(host);
+  const HostMay may = !use ? HostMay::write : use->range.is_written ? HostMay::nothing : HostMay::read;
+  protect_pinned(reinterpret_cast<void*>(address), may, use ? use->text() : "");
+}
+
+void host_has_seen(CudaContext context, const Clock& clock) {
+  context->host.join(clock);
+  for (const auto& [address, block] : gpus().blocks)
+    if (block.device < 0 && block.context == context) protect(address, block, context->host);
+}
+
 // Adds a task, which must come after all tasks in conflict with it.
 void append(CudaStream stream, Task task) {
   const Clock& host = stream->context->host;
@@ -79,7 +92,9 @@ void append(CudaStream stream, Task task) {
   for (const Range& range : task.ranges) {
     if (range.bytes == 0) continue;
     const Access access{range, stream->number, number, task.function};
-    const std::string other = block_of(range)->accesses.add(access, stream->clock, host);
+    Block& block = *block_of(range);
+    const std::string other = block.accesses.add(access, stream->clock, host);
+    if (block.device < 0) protect(block.address, block, host);
     if (!other.empty()) misuse(access.text().c_str(), "the same memory, in no order with it: " + other, 0);
   }
   stream->tasks.push_back(std::move(task));
@@ -92,9 +107,10 @@ CudaResult free_block(const char* function, void* address, bool is_host) {
   if (found == gpus().blocks.end() || !found->second.is_owned || (found->second.device < 0) != is_host)
     return misuse(function, "this memory was not allocated so", invalid_value);
   const CudaContext context = current_context();
-  if (const std::string task = found->second.accesses.first_after(context->host); !task.empty())
-    return misuse(function, "a stream still uses this memory: " + task, invalid_value);
-  std::free(address);
+  if (const Access* use = found->second.accesses.first_after(context->host))
+    return misuse(function, "a stream still uses this memory: " + use->text(), invalid_value);
+  if (is_host) free_pinned(address);
+  else std::free(address);
   gpus().blocks.erase(found);
   --gpus().alive;
   return cuda_success;
@@ -108,9 +124,10 @@ size_t allocated_on(int device) {
 }
 
 void* allocate(size_t bytes, int device) {
-  void* address = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  void* address = device < 0 ? allocate_pinned(bytes) : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   std::memset(address, 0xa5, bytes);
-  gpus().blocks[reinterpret_cast<uintptr_t>(address)] = {bytes, device, true};
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  gpus().blocks[begin] = {bytes, device, true, current_context(), begin};
   ++gpus().alive;
   return address;
 }

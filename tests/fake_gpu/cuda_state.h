@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fake_gpu/fake.h"
+#include "fake_gpu/pinned.h"
 
 // Opens each function: counts the call, and returns the failure that a test asked for.
 #define FAKE_GPU_ENTER() \
@@ -61,6 +62,8 @@ struct Block {
   size_t bytes;
   int device;  // -1: pinned memory of the host
   bool is_owned;  // not lent by a test
+  CudaContext context = nullptr;  // of the GPU for which it was allocated
+  uintptr_t address = 0;
   Accesses accesses = {};
 };
 
@@ -93,6 +96,7 @@ CudaStream make_stream(CudaContext context);
 CudaStream find_stream(CudaStream stream, CudaContext context);
 bool is_event(CudaEvent event, CudaContext context);
 void append(CudaStream stream, Task task);
+void host_has_seen(CudaContext context, const Clock& clock);
 
 // Allocates memory that holds garbage, so that no caller can rely on zeros.
 void* allocate(size_t bytes, int device);

@@ -42,9 +42,11 @@ std::string Accesses::add(const Access& access, const Clock& clock, const Clock&
   return conflict;
 }
 
-std::string Accesses::first_after(const Clock& host) const {
-  const auto found = std::find_if(all_.begin(), all_.end(), [&](const Access& one) { return !one.is_before(host); });
-  return found == all_.end() ? "" : found->text();
+const Access* Accesses::first_after(const Clock& host) const {
+  const Access* found = nullptr;
+  for (const Access& one : all_)
+    if (!one.is_before(host) && (!found || one.range.is_written > found->range.is_written)) found = &one;
+  return found;
 }
 
 }  // namespace fake

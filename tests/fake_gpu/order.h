@@ -49,8 +49,8 @@ class Accesses {
   // "": there is none.
   std::string add(const Access& access, const Clock& clock, const Clock& host);
 
-  // Returns an access that the host does not know to have ended; "": there is none.
-  std::string first_after(const Clock& host) const;
+  // Returns an access that the host does not know to have ended, a write if there is one; nullptr: there is none.
+  const Access* first_after(const Clock& host) const;
 
  private:
   std::vector<Access> all_;

@@ -172,6 +172,35 @@ TEST(accesses_without_an_order_are_noticed_whenever_they_run) {
   OK(gpu.cuda.stream_destroy(other));
 }
 
+TEST(the_host_uses_pinned_memory_when_it_knows_that_a_task_has_ended) {
+  Fakes fakes;
+  fakes.control.set("delay", 0);
+  const TestGpu gpu(fakes, 0);
+  const DeviceArray<int> array(gpu, {7});
+  void* pinned = nullptr;
+  OK(gpu.cuda.host_allocate(&pinned, 4, 0));
+  int* number = static_cast<int*>(pinned);
+  const auto address = reinterpret_cast<CudaMemory>(pinned);
+  const auto end = [&] { gpu.wait(gpu.record()); };
+  *number = 1;
+  OK(gpu.cuda.copy(array.memory, address, 4, gpu.stream));
+  CHECK_EQUAL(*number, 1);  // as the task does
+  CHECK_EQUAL(std::string(fakes.control.misuse()), "");
+  *number = 2;
+  const std::string written = fakes.take_misuse();
+  CHECK(written.starts_with("the host: it uses pinned memory in no order with a task: cuMemcpyAsync (task "));
+  CHECK(written.ends_with("reads"));
+  end();
+  OK(gpu.cuda.fill(address, 3, 4, gpu.stream));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it has really ended
+  CHECK_EQUAL(*number, 0x3030303);
+  CHECK(fakes.take_misuse().ends_with("writes"));
+  OK(gpu.cuda.fill(address, 4, 4, gpu.stream));
+  end();
+  CHECK_EQUAL(*number, 0x4040404);
+  OK(gpu.cuda.host_free(pinned));
+}
+
 TEST(what_cuda_forbids_is_noticed) {
   Fakes fakes;
   const CudaFunctions& cuda = fakes.cuda();
