@@ -69,6 +69,11 @@ class Driver:
         self._made.append((gpu, made.value or 0))
         return made.value or 0
 
+    def finish(self) -> None:
+        """Waits for the work that is in all streams now."""
+        for gpu, stream in self._made:
+            self.wait_for(gpu, stream)
+
     def close(self) -> None:
         """Destroys the streams; each has a thread."""
         for gpu, stream in self._made:
@@ -149,6 +154,7 @@ class FakeTensors:
 
     def __exit__(self, *_: object) -> None:
         self._patch.undo()
+        self.driver.finish()
         for address in self._lent:
             self.fake.take_back(address)
         self.driver.close()
