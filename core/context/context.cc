@@ -327,6 +327,7 @@ void Context::shutdown(Nanoseconds timeout) {
   const bool in_good_order = failure_->notice().status.code() == SRT_SHUT_DOWN;
   if (gpu_backend_ && in_good_order) gpu_backend_->finish(std::min(deadline, now() + longest_close));
   else if (gpu_backend_) gpu_backend_->abort();
+  if (gpu_backend_) gpu_backend_->await_abort();
   timeline_.stop();
 }
 

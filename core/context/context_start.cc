@@ -144,7 +144,7 @@ Status Context::start() {
 void Context::start_engine() {
   const OwnRank own{rank_, names_, local_peers_.get()};
   intake_ = std::make_unique<Intake>(state_, signals_, *event_waiter_, negotiation_->negotiator(),
-                                     execution_->late_results(), settings_);
+                                     execution_->late_results(), settings_, gpu_backend_);
   failure_ =
       std::make_unique<EngineFailure>(EngineFailureParts{own, state_, *negotiation_, *execution_, *failure_report_});
   pending_abort_ = std::make_unique<PendingAbort>(own, *negotiation_, *failure_);

@@ -34,9 +34,10 @@ void put_missing(JsonWriter& json, int32_t rank, const RankLocation& location, c
   json.end_object();
 }
 
-// NCCL searches the host's network devices and connects every pair of GPUs: minutes in a large job. In units of
-// progress_deadline.
-constexpr int connecting_factor = 10;
+// For what this rank cannot see, in units of progress_deadline. NCCL searches the host's network devices and connects
+// every pair of GPUs: minutes in a large job. A launched operation waits for the GPUs of other members to compute their
+// inputs.
+constexpr int remote_device_factor = 10;
 
 long long whole_seconds(Nanoseconds time) { return static_cast<long long>(time / seconds(1)); }
 
@@ -123,10 +124,18 @@ std::optional<AbortNotice> DeadlineMonitor::check(Nanoseconds now, const Executi
   return check_coordinator(now, negotiation, oldest_waiting);
 }
 
+// Returns the longest time without progress. The own program's kernels may run for as long as it needs.
+Nanoseconds DeadlineMonitor::deadline_of_progress(DeviceWait wait) const {
+  switch (wait) {
+    case DeviceWait::none: return progress_deadline_;
+    case DeviceWait::input: return never;
+    default: return remote_device_factor * progress_deadline_;
+  }
+}
+
 std::optional<AbortNotice> DeadlineMonitor::check_progress(Nanoseconds now, const Execution& execution,
                                                            const Executor& executor) {
-  std::vector<int32_t> late;
-  const Transfer* stuck = executor.stuck(late);
+  const auto [stuck, late, wait] = executor.stuck();
   const bool waits_for_gpu = late.empty() && executor.must_be_polled();
   if (!stuck || (late.empty() && !waits_for_gpu)) return std::nullopt;
   const Nanoseconds silent = now - executor.last_moved();
@@ -134,25 +143,28 @@ std::optional<AbortNotice> DeadlineMonitor::check_progress(Nanoseconds now, cons
     stuck_plan_ = stuck->plan;
     next_progress_line_ = stall_report_;
   }
-  const Nanoseconds deadline = executor.is_connecting() ? connecting_factor * progress_deadline_ : progress_deadline_;
+  const Nanoseconds deadline = deadline_of_progress(wait);
   if (silent < std::min(next_progress_line_, deadline)) return std::nullopt;
-  const std::string text =
-      describe_stuck(*stuck, late, execution.tensor_of(stuck->plan), executor.is_connecting(), silent);
+  const std::string text = describe_stuck(*stuck, late, execution.tensor_of(stuck->plan), wait, silent);
   if (silent >= deadline) return AbortNotice{{SRT_TIMEOUT, text}, late.empty() ? parts_.rank : late.front()};
-  if (logs_for_host(late)) parts_.log.line(with_end(text, "progress_deadline", deadline, whole_seconds(silent)));
+  if (wait == DeviceWait::input) parts_.log.line(text);
+  else if (logs_for_host(late)) parts_.log.line(with_end(text, "progress_deadline", deadline, whole_seconds(silent)));
   next_progress_line_ = 2 * std::max(silent, stall_report_);
   return std::nullopt;
 }
 
 std::string DeadlineMonitor::describe_stuck(const Transfer& stuck, const std::vector<int32_t>& late,
-                                            const std::string& tensor, bool is_connecting, Nanoseconds silent) const {
+                                            const std::string& tensor, DeviceWait wait, Nanoseconds silent) const {
   if (!late.empty())
     return format(
         "no byte of '%s' has moved for %lld s: %s has not sent its part. Is that process stopped, or its machine "
         "overloaded?",
         tensor.c_str(), whole_seconds(silent), name_all(late).c_str());
+  if (wait == DeviceWait::input)
+    return format("the GPU of %s has been computing the input of '%s' for %lld s; other ranks may be waiting for it",
+                  name_all({parts_.rank}).c_str(), tensor.c_str(), whole_seconds(silent));
   const std::string members = name_all(stuck.members);
-  if (is_connecting)
+  if (wait == DeviceWait::connection)
     return format(
         "NCCL has been connecting the GPUs of %s for %lld s, for '%s'. Can their hosts reach each other through the "
         "network interface that NCCL has chosen (NCCL_SOCKET_IFNAME)? NCCL_DEBUG=INFO logs its choice",

@@ -49,10 +49,11 @@ class DeadlineMonitor {
  private:
   bool logs_for_host(const std::vector<int32_t>& late) const;
   std::string name_all(const std::vector<int32_t>& ranks) const;
+  Nanoseconds deadline_of_progress(DeviceWait wait) const;
   std::optional<AbortNotice> check_progress(Nanoseconds now, const Execution& execution, const Executor& executor);
   // Describes the oldest unfinished transfer, which waits for the bytes of ranks or, if there are none, for GPUs.
   std::string describe_stuck(const Transfer& stuck, const std::vector<int32_t>& late, const std::string& tensor,
-                             bool is_connecting, Nanoseconds silent) const;
+                             DeviceWait wait, Nanoseconds silent) const;
   std::optional<AbortNotice> check_coordinator(Nanoseconds now, const Negotiation& negotiation,
                                                const std::function<std::string()>& oldest_waiting);
   void log_end_of_silence(Nanoseconds heard);

@@ -38,6 +38,7 @@ void EngineFailure::fail(const AbortNotice& notice, AbortScope scope, Nanosecond
   notify(first, scope, now);
   parts_.execution.executor().cancel();
   if (parts_.report.is_wanted() && first.status.code() != SRT_SHUT_DOWN) parts_.report.write(first);
+  end_unstarted();
   end_all_when_quiet();
 }
 
@@ -65,6 +66,12 @@ void EngineFailure::fail_without_memory(Nanoseconds now) {
     has_happened_.store(true, std::memory_order_release);
     parts_.execution.executor().cancel();
   }
+}
+
+// Ends the operations that use no memory yet, before those that a GPU may use for as long as it computes their inputs.
+void EngineFailure::end_unstarted() const {
+  const Access state(parts_.state);
+  state->end_unplanned(notice_.status);
 }
 
 void EngineFailure::end_all_when_quiet() {

@@ -50,6 +50,7 @@ class EngineFailure {
   AbortNotice blame(const Status& status) const;
   AbortNotice agree_with_host(const AbortNotice& notice) const;
   void notify(const AbortNotice& notice, AbortScope scope, Nanoseconds now) REQUIRES(driving);
+  void end_unstarted() const;
 
   EngineFailureParts parts_;
   const AbortNotice no_memory_;  // allocated in advance, for failures without free memory

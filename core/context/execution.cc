@@ -86,8 +86,8 @@ Status Execution::make_transfer(const Plan& plan, Transfer& transfer) {
     Status status;
     TensorShare share{tensor, take_entry(tensor, status)};
     if (!plan.absentees.empty() && status.is_ok()) status = leave_out(plan, share);
-    if (status.is_ok() && share.entry) transfer.device = share.entry->signature->device;  // numbered by each rank
     if (!status.is_ok()) return status;
+    if (share.entry) add_input(*share.entry, transfer);
     const KindTraits& kind = traits(plan.kind);
     if (kind.is_of_a_pair) add_sent(share, transfer);
     else if (kind.output == Output::rows) add_scattered(share, transfer);
@@ -105,6 +105,12 @@ Status Execution::leave_out(const Plan& plan, TensorShare& share) {
   share.is_late = std::binary_search(plan.absentees.begin(), plan.absentees.end(), parts_.rank);
   if (!share.tensor.is_kept) return Status::ok();
   return late_results_.keep(share.tensor.signature, contributors_of(plan), share.kept);
+}
+
+void Execution::add_input(const HandleEntry& entry, Transfer& transfer) {
+  transfer.device = entry.signature->device;  // numbered by each rank
+  if (entry.ready && std::find(transfer.inputs.begin(), transfer.inputs.end(), entry.ready) == transfer.inputs.end())
+    transfer.inputs.push_back(entry.ready);
 }
 
 HandleEntry* Execution::take_entry(const PlannedTensor& tensor, Status& status) {

@@ -78,6 +78,7 @@ class Execution {
   void note_contributors(const Plan& plan, Record& record) const;
   Status leave_out(const Plan& plan, TensorShare& share);
   HandleEntry* take_entry(const PlannedTensor& tensor, Status& status);
+  static void add_input(const HandleEntry& entry, Transfer& transfer);
   void add_whole(const TensorShare& share, Transfer& transfer);
   void add_scattered(const TensorShare& share, Transfer& transfer);
   void add_sent(const TensorShare& share, Transfer& transfer);

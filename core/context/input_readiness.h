@@ -1,26 +1,37 @@
-// Requests whose input a GPU is still computing. They are reported once the input is ready, so that agreed operations
-// can begin at once: operations that wait for one another on the GPUs could deadlock.
+// The choice of what waits for the inputs that a GPU is still computing. Where an operation is launched on the GPU
+// behind its inputs (NCCL), the GPU does: it is reported at once. The host does for the others, and reports them only
+// when their inputs are ready, because they hold resources of the host while they run: staged operations, those whose
+// members have not agreed on a transport yet, and joins, after which a rank has nothing left to do for the others.
 #pragma once
 
 #include <vector>
 
-#include "gpu/events.h"
-#include "plan/request.h"
+#include "context/caller_state.h"
+#include "control/negotiator.h"
+#include "gpu/gpu_backend.h"
 
 namespace sirtaki {
 
-// A caller's request, and the event after which it may be reported.
+// A caller's request, and the events after which it may be reported.
 struct QueuedRequest {
   Request request;
-  GpuEventPtr ready;  // nullptr: it may be reported at once
+  std::vector<GpuEventPtr> inputs;
 };
 
 class InputReadiness {
  public:
+  // `backend`: nullptr without GPUs.
+  InputReadiness(const GpuBackend* backend, const Negotiator& negotiator)
+      : backend_(backend), negotiator_(negotiator) {}
+
+  // Returns the events for which the host waits before it reports a request: for a join, those of all operations in
+  // flight.
+  std::vector<GpuEventPtr> awaited_by_host(const HandleEntry& entry, HandleTable& handles) const;
+
   // Returns whether a submission has to wait. A change of a process set, or a join, never overtakes other
   // submissions.
   bool must_wait(const QueuedRequest& submission) const {
-    return submission.ready || (!is_empty() && comes_last(submission));
+    return !submission.inputs.empty() || (!is_empty() && comes_last(*submission.request.signature));
   }
 
   void add(QueuedRequest submission) { waiting_.push_back({std::move(submission), false}); }
@@ -41,9 +52,11 @@ class InputReadiness {
     bool wants_flush;
   };
 
-  static bool comes_last(const QueuedRequest& submission);
-  static Status look(const QueuedRequest& submission, std::vector<CudaStream>& busy, bool& is_ready);
+  static bool comes_last(const Signature& signature);
+  static Status look(const QueuedRequest& submission, std::vector<CudaStream>& busy, bool& are_ready);
 
+  const GpuBackend* backend_;
+  const Negotiator& negotiator_;
   std::vector<Waiting> waiting_;
 };
 

@@ -5,9 +5,9 @@
 namespace sirtaki {
 
 Intake::Intake(SharedCallerState& state, HandleSignals& signals, EventWaiter& event_waiter, Negotiator& negotiator,
-               LateResults& late_results, const LiveSettings& settings)
+               LateResults& late_results, const LiveSettings& settings, const GpuBackend* gpus)
     : state_(state), signals_(signals), event_waiter_(event_waiter), negotiator_(negotiator),
-      late_results_(late_results), settings_(settings) {}
+      late_results_(late_results), settings_(settings), input_readiness_(gpus, negotiator) {}
 
 Intake::WakeHint Intake::queue(const Ticket* handles, int32_t count, CallerState& state) {
   const bool is_first = state.submitted.empty();
@@ -71,7 +71,8 @@ std::vector<QueuedRequest> Intake::take_submitted() {
   for (Ticket next : state->handles.take_turns()) taken_.push_back(next);
   for (Ticket handle : taken_)
     if (const HandleEntry* entry = state->handles.open_entry(handle))
-      submissions.push_back({{entry->signature, handle, entry->is_absent}, entry->ready});
+      submissions.push_back(
+          {{entry->signature, handle, entry->is_absent}, input_readiness_.awaited_by_host(*entry, state->handles)});
   return submissions;
 }
 

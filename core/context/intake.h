@@ -17,7 +17,7 @@ namespace sirtaki {
 class Intake {
  public:
   Intake(SharedCallerState& state, HandleSignals& signals, EventWaiter& event_waiter, Negotiator& negotiator,
-         LateResults& late_results, const LiveSettings& settings);
+         LateResults& late_results, const LiveSettings& settings, const GpuBackend* gpus);
 
   // Functions for callers, on any thread.
 
@@ -38,7 +38,7 @@ class Intake {
   // Takes the requests that callers have submitted; discards them if the context is dead. Returns whether there were
   // any.
   bool take(Nanoseconds now, bool is_dead) REQUIRES(driving);
-  // Submits requests whose input a GPU has completed meanwhile. Fails if a GPU has failed.
+  // Submits requests that have waited for inputs on a GPU, which are ready now. Fails if a GPU has failed.
   Status take_ready(Nanoseconds now, bool is_dead, bool& moved) REQUIRES(driving);
   bool awaits_inputs() const REQUIRES(driving) { return !input_readiness_.is_empty(); }
   // Rejects all operations that are not part of a plan, now and later.

@@ -39,10 +39,10 @@ void PeerMonitor::check_deadlines(Nanoseconds now) {
 // have arrived once the goodbye is seen, so the awaited ranks are determined once more.
 int32_t PeerMonitor::finished_but_awaited() const {
   const Executor& executor = parts_.execution.executor();
-  std::vector<int32_t> late, still_late;
-  if (!executor.stuck(late)) return -1;
+  std::vector<int32_t> late = executor.stuck().waits_for;
   std::erase_if(late, [&](int32_t rank) { return !parts_.negotiation.has_finished(rank); });
-  if (late.empty() || !executor.stuck(still_late)) return -1;
+  if (late.empty()) return -1;
+  const std::vector<int32_t> still_late = executor.stuck().waits_for;
   for (int32_t rank : late)
     if (std::find(still_late.begin(), still_late.end(), rank) != still_late.end()) return rank;
   return -1;

@@ -67,10 +67,16 @@ bool Executor::must_be_polled() const {
   return std::any_of(active_.begin(), active_.end(), [](const Active& a) { return a.operation->must_be_polled(); });
 }
 
-const Transfer* Executor::stuck(std::vector<int32_t>& waits_for) const {
-  if (active_.empty()) return nullptr;
-  waits_for = active_.front().operation->waits_for();
-  return active_.front().transfer.get();
+Executor::Stuck Executor::stuck() const {
+  if (active_.empty()) return {};
+  const auto describe = [](const Active& active) {
+    return Stuck{active.transfer.get(), active.operation->waits_for(), active.operation->device_wait()};
+  };
+  const Stuck oldest = describe(active_.front());
+  if (oldest.device_wait != DeviceWait::input) return oldest;
+  const auto found =
+      std::find_if(active_.begin(), active_.end(), [](const Active& a) { return !a.operation->waits_for().empty(); });
+  return found == active_.end() ? oldest : describe(*found);
 }
 
 void Executor::cancel() {

@@ -49,9 +49,14 @@ class Executor {
   Nanoseconds last_moved() const { return last_moved_; }
   bool must_be_polled() const;  // whether an operation waits for a device
 
-  // Returns the oldest unfinished plan and the ranks it waits for; nullptr if there is none.
-  const Transfer* stuck(std::vector<int32_t>& waits_for) const;
-  bool is_connecting() const { return !active_.empty() && active_.front().operation->is_connecting(); }  // that plan's
+  // The oldest unfinished plan, and what it waits for. If that is its own input on a device, the oldest plan that waits
+  // for bytes of ranks takes its place, where there is one.
+  struct Stuck {
+    const Transfer* transfer = nullptr;  // nullptr: there is no plan
+    std::vector<int32_t> waits_for = {};
+    DeviceWait device_wait = DeviceWait::none;
+  };
+  Stuck stuck() const;
 
   // Cancels all operations, which are kept until they are quiet.
   void cancel();

@@ -18,6 +18,8 @@
 
 namespace sirtaki {
 
+class GpuEvent;  // of core/gpu
+
 // The first value of a plan's sums that is an infinity or a NaN.
 struct NotFinite {
   bool is_there = false, is_nan = false;
@@ -53,6 +55,7 @@ struct Transfer {
                                       // part has the input too
   std::vector<int64_t> flows;  // all-to-all: bytes from member i to member j, at i * members + j
   std::vector<int64_t> tensor_bytes;  // Adasum: the sizes of the tensors in the buffer
+  std::vector<std::shared_ptr<GpuEvent>> inputs;  // on a GPU: events behind which the inputs are ready, each once
 
   int64_t flow(size_t from, size_t to) const { return flows[from * members.size() + to]; }
   size_t element_bytes() const { return dtype_bytes(dtype); }
@@ -70,7 +73,13 @@ enum Needs : unsigned {
   needs_launches = 4  // the order in which work is launched on the GPU
 };
 
-class GpuEvent;  // of core/gpu
+// Reasons for which an operation on a device waits, beside its own copies; the deadline of progress depends on them.
+enum class DeviceWait {
+  none,
+  connection,  // of the members, which may take far longer than bytes
+  input,  // of this rank: another stream of its device still computes it, for as long as the program needs
+  peers  // whose devices may still compute their inputs
+};
 
 constexpr int steps_a_call = 8;  // of an operation, then the negotiation has its turn
 
@@ -91,8 +100,7 @@ class Operation {
   // Returns whether the operation waits for a device, which rings no doorbell and must be polled.
   virtual bool must_be_polled() const { return false; }
 
-  // Returns whether the members are still connecting, for which they may need far longer than for the bytes.
-  virtual bool is_connecting() const { return false; }
+  virtual DeviceWait device_wait() const { return DeviceWait::none; }
 
   // Returns the part of `needed_at_start` that the operation still needs; it only shrinks.
   virtual unsigned still_needs(unsigned needed_at_start) const { return needed_at_start; }

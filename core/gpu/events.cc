@@ -24,6 +24,23 @@ Status GpuEvent::hold_back(CudaStream stream) {
   return pool_.device_.check(pool_.device_.cuda().stream_wait_event(stream, event_, 0), "cuStreamWaitEvent");
 }
 
+Status GpuInputs::hold_back(CudaStream stream) const {
+  for (const GpuEventPtr& event : events_) SIRTAKI_TRY(event->hold_back(stream));
+  return Status::ok();
+}
+
+Status GpuInputs::look(bool& have_come) {
+  have_come = false;
+  while (!events_.empty()) {
+    bool has_fired = false;
+    SIRTAKI_TRY(events_.back()->look(has_fired));
+    if (!has_fired) return Status::ok();
+    events_.pop_back();
+    have_come = events_.empty();
+  }
+  return Status::ok();
+}
+
 EventPool::~EventPool() {
   const GpuDevice::Scope scope(&device_);
   if (!scope.status().is_ok()) return;

@@ -36,6 +36,21 @@ class GpuEvent {
 };
 using GpuEventPtr = std::shared_ptr<GpuEvent>;
 
+// The inputs of an operation, which other streams may still be computing.
+class GpuInputs {
+ public:
+  explicit GpuInputs(std::vector<GpuEventPtr> events) : events_(std::move(events)) {}
+
+  // Makes all work that is added to the stream from now on wait for the inputs on the GPU.
+  Status hold_back(CudaStream stream) const;
+  // Returns whether the last inputs have become ready since the last call. Fails if the GPU has failed.
+  Status look(bool& have_come);
+  bool are_ready() const { return events_.empty(); }  // when look() was called last
+
+ private:
+  std::vector<GpuEventPtr> events_;  // that have not fired
+};
+
 class EventPool {
  public:
   explicit EventPool(const GpuDevice& device) : device_(device) {}

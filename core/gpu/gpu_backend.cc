@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <system_error>
-#include <thread>
 
 #include "gpu/gpu_operation.h"
 #include "gpu/reduction.h"
@@ -46,6 +45,26 @@ bool GpuBackend::goes_through_nccl(const GpuGroup& group, const Transfer& transf
   return group.uses_nccl && nccl_reduction(transfer).has_value();
 }
 
+bool GpuBackend::launches_behind_inputs(const Signature& signature, const std::vector<int32_t>& members) const {
+  const GpuGroup unknown;
+  Transfer transfer;  // only the fields that decide
+  const bool is_of_a_pair = traits(signature.kind).is_of_a_pair;
+  transfer.kind = is_of_a_pair ? Kind::alltoall : signature.kind;
+  transfer.dtype = signature.dtype;
+  transfer.reduce_op = signature.reduce_op;
+  transfer.prescale.factor = signature.prescale;
+  transfer.postscale.factor = signature.postscale;
+  transfer.members = members;
+  if (is_of_a_pair) {
+    const auto [first, second] = std::minmax(signature.root, signature.destination);
+    transfer.members = {first, second};
+  }
+  if (signature.reduce_op == ReduceOp::average)
+    transfer.postscale.divisor = static_cast<int64_t>(transfer.members.size());
+  const GpuGroup* group = find(transfer);
+  return goes_through_nccl(group ? *group : unknown, transfer);
+}
+
 Backend* GpuBackend::backend_on_cpu(const Transfer& transfer) const {
   Transfer there;  // only the fields that backends read
   there.kind = transfer.kind;
@@ -82,32 +101,41 @@ Status GpuBackend::decide(const Transfer& transfer, const std::vector<GpuFacts>&
 }
 
 // Aborts all communicators together: in one NCCL group, or, where NCCL aborts one by one, in a thread for each. An
-// abort frees memory, which waits for all kernels on the GPU: also for those of a communicator whose own abort would
-// come later.
+// abort frees memory, which waits for all kernels on the GPU: for those of a communicator whose own abort would come
+// later, and for those that still compute an input. The latter may take long, so that no abort is in this thread.
 void GpuBackend::abort() {
-  const Gpu* gpu = parts_.choice.gpu();
-  if (std::none_of(groups_.begin(), groups_.end(), [](const auto& one) { return one.second->is_open(); })) return;
-  const GpuLibraries& libraries = gpu->device().libraries();
-  if (libraries.found_nccl().version < groups_aborts_from) return abort_in_threads();
-  const GpuDevice::Scope scope(&gpu->device());
-  const bool is_grouped = libraries.nccl().group_start() == nccl_success;
-  for (const auto& [members, group] : groups_)
-    if (group->is_open()) group->communicator->abort();
-  if (is_grouped) std::ignore = libraries.nccl().group_end();
-}
-
-void GpuBackend::abort_in_threads() const {
-  std::vector<std::thread> threads;
+  std::vector<Communicator*> open;
   for (const auto& [members, group] : groups_) {
     if (!group->is_open()) continue;
-    Communicator& communicator = *group->communicator;
-    try {
-      threads.emplace_back([&communicator] { communicator.abort(); });
-    } catch (const std::system_error&) {  // the limit of threads is reached
-      communicator.abort();
-    }
+    group->is_aborted = true;
+    open.push_back(group->communicator.get());
   }
-  for (std::thread& thread : threads) thread.join();
+  if (open.empty()) return;
+  const GpuDevice& device = parts_.choice.gpu()->device();
+  if (device.libraries().found_nccl().version < groups_aborts_from) {
+    for (Communicator* communicator : open) start_abort([communicator] { communicator->abort(); });
+    return;
+  }
+  start_abort([open, &device] {
+    const GpuDevice::Scope scope(&device);
+    const NcclFunctions& nccl = device.libraries().nccl();
+    const bool is_grouped = nccl.group_start() == nccl_success;
+    for (Communicator* communicator : open) communicator->abort();
+    if (is_grouped) std::ignore = nccl.group_end();
+  });
+}
+
+void GpuBackend::start_abort(std::function<void()> abort) {
+  try {
+    aborts_.emplace_back(abort);
+  } catch (const std::system_error&) {  // the limit of threads is reached
+    abort();
+  }
+}
+
+void GpuBackend::await_abort() {
+  for (std::thread& thread : aborts_) thread.join();
+  aborts_.clear();
 }
 
 void GpuBackend::finish(Nanoseconds deadline) {

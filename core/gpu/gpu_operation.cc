@@ -68,6 +68,8 @@ Status GpuOperation::connect(bool& is_connected) {
 void GpuOperation::cancel() {
   const GpuDevice::Scope scope(gpu_ ? &gpu_->device() : nullptr);
   backend_.abort();
+  // Kernels that NCCL is still launching are not on the stream yet.
+  if (is_at_work_ && !running_->launched()) backend_.await_abort();
   if (running_) running_->cancel();
 }
 

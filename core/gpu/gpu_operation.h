@@ -15,7 +15,7 @@ class GpuOperation final : public Operation {
   bool is_quiet() const override { return !running_ || running_->is_quiet(); }
   std::vector<int32_t> waits_for() const override;
   bool must_be_polled() const override { return !running_ || running_->must_be_polled(); }
-  bool is_connecting() const override { return !is_at_work_ || running_->is_connecting(); }
+  DeviceWait device_wait() const override { return is_at_work_ ? running_->device_wait() : DeviceWait::connection; }
   unsigned still_needs(unsigned needed_at_start) const override;
   std::shared_ptr<GpuEvent> launched() const override { return is_at_work_ ? running_->launched() : nullptr; }
 

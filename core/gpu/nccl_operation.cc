@@ -21,10 +21,23 @@ Status NcclOperation::advance(Nanoseconds, Progress& progress) {
     progress = Progress::moved;
     SIRTAKI_TRY(take_step());
   }
+  if (!inputs_.are_ready()) {
+    bool have_come = false;
+    SIRTAKI_TRY(inputs_.look(have_come));
+    if (have_come) progress = Progress::moved;
+    return Status::ok();
+  }
   bool is_over = false;
   SIRTAKI_TRY(launched_->look(is_over));
   if (is_over) progress = Progress::done;
   return Status::ok();
+}
+
+// NCCL may connect its members only when it launches their first operation of a kind.
+DeviceWait NcclOperation::device_wait() const {
+  if (!launched_) return communicator_ ? DeviceWait::connection : DeviceWait::none;
+  if (!inputs_.are_ready()) return DeviceWait::input;
+  return communicator_ ? DeviceWait::peers : DeviceWait::none;
 }
 
 Status NcclOperation::take_step() {
@@ -37,6 +50,7 @@ Status NcclOperation::take_step() {
 
 Status NcclOperation::prepare() {
   const bool calls_nccl = communicator_ != nullptr;
+  SIRTAKI_TRY(inputs_.hold_back(gpu_.launches()));
   if (const size_t needed = scratch_needed(*transfer_, calls_nccl)) SIRTAKI_TRY(gpu_.memory().take(needed, scratch_));
   calls_ = make_call_list(*transfer_, calls_nccl, scratch_.data());
   for (const NcclCallList::Copy& one : calls_.before) SIRTAKI_TRY(copy(one));

@@ -15,15 +15,14 @@ class NcclOperation final : public Operation {
   NcclOperation(Gpu& gpu, Communicator* communicator, const Kernels& kernels, TransferPtr transfer,
                 const NcclReduction& reduction)
       : gpu_(gpu), communicator_(communicator), kernels_(kernels), transfer_(std::move(transfer)),
-        reduction_(reduction) {}
+        reduction_(reduction), inputs_(transfer_->inputs) {}
   ~NcclOperation() override;
 
   Status advance(Nanoseconds now, Progress& progress) override;
   void cancel() override;
   bool is_quiet() const override;
   bool must_be_polled() const override { return true; }
-  // NCCL may connect its members only when it launches their first operation of a kind.
-  bool is_connecting() const override { return communicator_ && !launched_; }
+  DeviceWait device_wait() const override;
   unsigned still_needs(unsigned) const override { return launched_ ? needs_nothing : needs_launches; }
   GpuEventPtr launched() const override { return launched_; }
 
@@ -45,6 +44,7 @@ class NcclOperation final : public Operation {
   const Kernels& kernels_;
   TransferPtr transfer_;
   NcclReduction reduction_;
+  GpuInputs inputs_;
   Step step_ = Step::prepare;
   bool has_operator_ = false;
   NcclCallList calls_;

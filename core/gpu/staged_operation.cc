@@ -19,7 +19,7 @@ int64_t bytes_on_host(const ScatterList& list) {
 }  // namespace
 
 StagedOperation::StagedOperation(Gpu* gpu, Backend& backend, const Transfer& on_gpu, int32_t phase)
-    : gpu_(gpu), backend_(backend), transfer_(std::make_shared<Transfer>(on_gpu)) {
+    : gpu_(gpu), backend_(backend), transfer_(std::make_shared<Transfer>(on_gpu)), inputs_(on_gpu.inputs) {
   transfer_->device = -1;
   transfer_->phase = phase;
 }
@@ -33,7 +33,14 @@ Status StagedOperation::advance(Nanoseconds now, Progress& progress) {
   if (step_ == Step::start) {
     step_ = Step::copying_in;
     SIRTAKI_TRY(mirror());
+    SIRTAKI_TRY(inputs_.hold_back(gpu_ ? gpu_->copies() : nullptr));
     return copy(in_);
+  }
+  if (!inputs_.are_ready()) {
+    bool have_come = false;
+    SIRTAKI_TRY(inputs_.look(have_come));
+    if (!have_come) progress = Progress::blocked;
+    return Status::ok();
   }
   if (step_ == Step::copying_in || step_ == Step::copying_out) {
     bool is_over = false;

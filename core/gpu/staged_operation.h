@@ -21,6 +21,7 @@ class StagedOperation final : public Operation {
   bool is_quiet() const override;
   std::vector<int32_t> waits_for() const override;
   bool must_be_polled() const override { return !inner_; }
+  DeviceWait device_wait() const override { return inputs_.are_ready() ? DeviceWait::none : DeviceWait::input; }
   unsigned still_needs(unsigned needed_at_start) const override;
   GpuEventPtr launched() const override { return step_ == Step::copying_out ? copied_ : nullptr; }
 
@@ -41,6 +42,7 @@ class StagedOperation final : public Operation {
   Gpu* gpu_;
   Backend& backend_;
   std::shared_ptr<Transfer> transfer_;  // over the GPU's memory, then over the host's
+  GpuInputs inputs_;  // ready in most cases, because such operations are reported only then
   std::vector<Copy> in_, out_;
   std::map<std::pair<const uint8_t*, int64_t>, uint8_t*> mirrored_;  // inputs, which may be in several lists
   MemoryBlock memory_;

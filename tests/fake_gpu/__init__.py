@@ -54,6 +54,9 @@ class FakeGpu:
     def take_back(self, address: int) -> None:
         self._library.fake_gpu_take_back(ctypes.c_void_p(address))
 
+    def read(self, stream: int, address: int, size: int) -> None:
+        self._library.fake_gpu_read(ctypes.c_void_p(stream), ctypes.c_void_p(address), ctypes.c_size_t(size))
+
     def misuse(self) -> str:
         return str(self._library.fake_gpu_misuse().decode())
 

@@ -1,4 +1,6 @@
 // Settings, failures that tests ask for, and the record of misuse.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <chrono>
@@ -10,6 +12,7 @@
 #include <set>
 
 #include "fake_gpu/fake.h"
+#include "fake_gpu/pinned.h"
 
 namespace {
 
@@ -24,6 +27,8 @@ const std::map<std::string, int> defaults = {{"devices", 2},
                                              {"hang", 0},
                                              {"init_hang", 0},
                                              {"capturing", 0},
+                                             {"memory", 0},
+                                             {"implicit_waits", 0},
                                              {"free_limit", 20'000}};
 
 struct Failure {
@@ -66,6 +71,7 @@ struct Control {
   std::string misuse;
   std::mt19937 random;
   int broken = 0;  // the result of every CUDA function from now on
+  pid_t process = 0;  // that has initialised CUDA
 };
 
 // Returns the controls. They are never destroyed: threads of streams live on while the process ends.
@@ -73,6 +79,8 @@ Control& control() {
   static Control* all = new Control;
   return *all;
 }
+
+constexpr int not_initialized = 3;
 
 bool breaks_the_context(int result) { return result >= 700 && result < 720; }
 
@@ -98,6 +106,9 @@ int enter(const char* function) {
     control().misuse = std::string(function) + ": it was held for too long";
   const bool is_cuda = std::string_view(function).starts_with("cu");
   if (is_cuda && control().broken) return control().broken;
+  const pid_t process = ::getpid();
+  if (is_cuda && control().process && control().process != process) return not_initialized;
+  if (std::string_view(function) == "cuInit") control().process = process;
   for (Failure& failure : control().failures)
     if (failure.function == function && --failure.calls_until == 0) {
       if (is_cuda && breaks_the_context(failure.result)) control().broken = failure.result;
@@ -140,11 +151,13 @@ int fake_gpu_calls(const char* function) {
 }
 
 const char* fake_gpu_misuse() {
+  fake::report_early_access();
   const std::lock_guard lock(control().mutex);
   return control().misuse.c_str();
 }
 
 void fake_gpu_reset() {
+  fake::report_early_access();
   const std::lock_guard lock(control().mutex);
   control().reset();
 }

@@ -14,8 +14,13 @@
 //   init_hang (0)         1: communicators that are not ready yet do not become so
 //   capturing (0)         1: the program captures a stream in mode global, which forbids queries, allocations and frees
 //                         to each thread whose own mode is not relaxed: a misuse
-//   free_limit (20000)    milliseconds; an abort waits, as cudaFree does, for all kernels of the process on its GPU.
-//                         Longer is a misuse, because on a real GPU it would wait for ever
+//   memory (0)            bytes that can be allocated on each GPU; 0: any number
+//   implicit_waits (0)    1: frees of memory, and allocations of pinned memory, wait for all tasks on the GPU
+//   free_limit (20000)    milliseconds; such a wait may take so long, and so may an abort's, which waits, as cudaFree
+//   does, for
+//                         all kernels of the process on its GPU. Longer is a misuse, because on a real GPU it would
+//                         wait for ever
+// In a process that was forked after cuInit, every CUDA function fails.
 // SIRTAKI_FAKE_FAIL=function:nth:result in the environment calls `fail` at the start.
 #pragma once
 
@@ -42,8 +47,13 @@
   /* Declares that memory of the test is on a GPU, and that it no longer is. */                                \
   X(lend, fake_gpu_lend, void, (void* address, size_t bytes, int device))                                      \
   X(take_back, fake_gpu_take_back, void, (void* address))                                                      \
-  /* Returns the first misuse: a use that CUDA or NCCL forbid; "": none. */                                    \
+  /* Adds a read of this memory to a stream, for a read that the host makes in its place. */                   \
+  X(read, fake_gpu_read, void, (sirtaki::CudaStream, const void* address, size_t bytes))                       \
+  /* Returns the first misuse: a use that CUDA or NCCL forbid; "": none. Two tasks of which one writes memory  \
+     that the other uses, without an order between them, are one, whenever they really run. */                 \
   X(misuse, fake_gpu_misuse, const char*, ())                                                                  \
+  /* Returns the GPUs of the contexts that the calling thread has pushed, as "0 1"; the last is current. */    \
+  X(pushed, fake_gpu_pushed, const char*, ())                                                                  \
   /* Returns the number of streams, events, pieces of memory and communicators created and not destroyed, and  \
      of retained contexts. */                                                                                  \
   X(alive, fake_gpu_alive, int, ())                                                                            \

@@ -15,6 +15,7 @@ const std::map<CudaResult, const char*> texts = {
     {cuda_success, "no error"},
     {invalid_value, "invalid argument"},
     {cuda_out_of_memory, "out of memory"},
+    {3, "initialization error"},
     {no_device, "no CUDA-capable device is detected"},
     {invalid_device, "invalid device ordinal"},
     {invalid_context, "invalid device context"},
@@ -150,11 +151,13 @@ int cuStreamWaitEvent(CudaStream stream, CudaEvent event, unsigned) {
   const CudaStream found = find_stream(stream, current_context());
   FAKE_GPU_REQUIRE(found && is_event(event, current_context()), "no stream or event of the current context",
                    invalid_handle);
-  if (event->has_fired)
-    append(found, {{}, [fired = event->has_fired] {
+  if (event->has_fired) {
+    found->clock.join(event->clock);
+    append(found, {__func__, {}, [fired = event->has_fired] {
       std::unique_lock waiting(gpus().mutex);
       gpus().task_done.wait(waiting, [&] { return *fired; });
     }});
+  }
   return cuda_success;
 }
 
@@ -185,10 +188,11 @@ int cuEventRecord(CudaEvent event, CudaStream stream) {
   FAKE_GPU_REQUIRE(found && is_event(event, current_context()), "no stream or event of the current context",
                    invalid_handle);
   event->has_fired = std::make_shared<bool>(false);
-  append(found, {{}, [fired = event->has_fired] {
+  append(found, {__func__, {}, [fired = event->has_fired] {
     const std::lock_guard firing(gpus().mutex);
     *fired = true;
   }});
+  event->clock = found->clock;
   return cuda_success;
 }
 
@@ -197,7 +201,9 @@ int cuEventQuery(CudaEvent event) {
   FAKE_GPU_UNSAFE_IN_CAPTURE();
   const std::lock_guard lock(gpus().mutex);
   FAKE_GPU_REQUIRE(is_event(event, current_context()), "this is no event of the current context", invalid_handle);
-  return !event->has_fired || *event->has_fired ? cuda_success : cuda_not_ready;
+  if (event->has_fired && !*event->has_fired) return cuda_not_ready;
+  host_has_seen(current_context(), event->clock);
+  return cuda_success;
 }
 
 }  // namespace sirtaki
@@ -214,7 +220,8 @@ void fake_gpu_hold(CudaStream stream, int held) {
 
 void fake_gpu_lend(void* address, size_t bytes, int device) {
   const std::lock_guard lock(gpus().mutex);
-  gpus().blocks[reinterpret_cast<uintptr_t>(address)] = {bytes, device, false};
+  Block& block = gpus().blocks[reinterpret_cast<uintptr_t>(address)];
+  if (block.bytes != bytes || block.device != device || block.is_owned) block = {bytes, device, false};
 }
 
 void fake_gpu_take_back(void* address) {
@@ -222,8 +229,24 @@ void fake_gpu_take_back(void* address) {
   const auto begin = reinterpret_cast<uintptr_t>(address);
   const auto found = gpus().blocks.find(begin);
   if (found == gpus().blocks.end()) return;
-  if (is_in_use(begin, begin + found->second.bytes)) misuse(__func__, "a stream still uses this memory", 0);
+  const Block& block = found->second;
+  if (const Access* use = block.accesses.first_after(gpus().contexts[block.device].host))
+    misuse(__func__, "a stream still uses this memory: " + use->text(), 0);
   gpus().blocks.erase(found);
+}
+
+void fake_gpu_read(CudaStream stream, const void* address, size_t bytes) {
+  const std::lock_guard lock(gpus().mutex);
+  const CudaStream found = find_stream(stream, stream ? stream->context : current_context());
+  if (found && block_of({address, bytes})) append(found, {__func__, {{address, bytes}}, [] {}});
+}
+
+const char* fake_gpu_pushed() {
+  thread_local std::string devices;
+  devices.clear();
+  for (const CudaContext context : contexts_of_thread())
+    devices += (devices.empty() ? "" : " ") + std::to_string(context->device);
+  return devices.c_str();
 }
 
 int fake_gpu_alive() {

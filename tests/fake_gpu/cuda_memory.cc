@@ -1,9 +1,27 @@
 // The functions of the fake libcuda.so.1 that allocate, free and write memory.
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "fake_gpu/cuda_state.h"
 
 using namespace fake;
+
+namespace {
+
+// Waits, where a test wants that, for all that the current GPU has to do.
+void wait_for_tasks(const char* function) {
+  if (!setting("implicit_waits")) return;
+  const CudaContext context = current_context();
+  std::unique_lock lock(gpus().mutex);
+  const bool has_ended = gpus().task_done.wait_for(lock, std::chrono::milliseconds(setting("free_limit")), [&] {
+    return std::none_of(gpus().streams.begin(), gpus().streams.end(),
+                        [&](const CudaStream stream) { return stream->context == context && !stream->tasks.empty(); });
+  });
+  if (!has_ended) misuse(function, "it waits for a task on the GPU, which does not end", 0);
+}
+
+}  // namespace
 
 namespace sirtaki {
 
@@ -22,7 +40,9 @@ int cuMemAlloc_v2(CudaMemory* out, size_t bytes) {
   FAKE_GPU_UNSAFE_IN_CAPTURE();
   FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
   FAKE_GPU_REQUIRE(bytes > 0, "no bytes", invalid_value);
+  const auto limit = static_cast<size_t>(setting("memory"));
   const std::lock_guard lock(gpus().mutex);
+  if (limit && allocated_on(current_context()->device) + bytes > limit) return cuda_out_of_memory;
   *out = reinterpret_cast<uintptr_t>(allocate(bytes, current_context()->device));
   return cuda_success;
 }
@@ -31,6 +51,7 @@ int cuMemFree_v2(CudaMemory memory) {
   FAKE_GPU_ENTER();
   FAKE_GPU_UNSAFE_IN_CAPTURE();
   FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
+  wait_for_tasks(__func__);
   return free_block(__func__, reinterpret_cast<void*>(memory), false);
 }
 
@@ -39,6 +60,7 @@ int cuMemHostAlloc(void** out, size_t bytes, unsigned) {
   FAKE_GPU_UNSAFE_IN_CAPTURE();
   FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
   FAKE_GPU_REQUIRE(bytes > 0, "no bytes", invalid_value);
+  wait_for_tasks(__func__);
   const std::lock_guard lock(gpus().mutex);
   *out = allocate(bytes, -1);
   return cuda_success;
@@ -48,6 +70,7 @@ int cuMemFreeHost(void* address) {
   FAKE_GPU_ENTER();
   FAKE_GPU_UNSAFE_IN_CAPTURE();
   FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
+  wait_for_tasks(__func__);
   return free_block(__func__, address, true);
 }
 
@@ -55,13 +78,15 @@ int cuMemcpyAsync(CudaMemory to, CudaMemory from, size_t bytes, CudaStream strea
   FAKE_GPU_ENTER();
   void* target = reinterpret_cast<void*>(to);
   const void* source = reinterpret_cast<const void*>(from);
-  return enqueue(__func__, stream, {{{target, bytes}, {source, bytes}}, [=] { std::memmove(target, source, bytes); }});
+  const auto work = [to = for_tasks(target), from = for_tasks(source), bytes] { std::memmove(to, from, bytes); };
+  return enqueue(stream, {__func__, {{target, bytes, true}, {source, bytes}}, work});
 }
 
 int cuMemsetD8Async(CudaMemory memory, unsigned char value, size_t count, CudaStream stream) {
   FAKE_GPU_ENTER();
   void* target = reinterpret_cast<void*>(memory);
-  return enqueue(__func__, stream, {{{target, count}}, [=] { std::memset(target, value, count); }});
+  const auto work = [to = for_tasks(target), value, count] { std::memset(to, value, count); };
+  return enqueue(stream, {__func__, {{target, count, true}}, work});
 }
 
 }  // namespace sirtaki

@@ -26,22 +26,12 @@ int& capture_mode() {
 
 CudaContext current_context() { return contexts_of_thread().empty() ? nullptr : contexts_of_thread().back(); }
 
-const Block* block_of(Range range) {
+Block* block_of(Range range) {
   const auto address = reinterpret_cast<uintptr_t>(range.address);
   auto found = gpus().blocks.upper_bound(address);
   if (found == gpus().blocks.begin()) return nullptr;
   --found;
   return address + range.bytes <= found->first + found->second.bytes ? &found->second : nullptr;
-}
-
-bool is_in_use(uintptr_t begin, uintptr_t end) {
-  for (CudaStream stream : gpus().streams)
-    for (const Task& task : stream->tasks)
-      for (const Range& range : task.ranges) {
-        const auto first = reinterpret_cast<uintptr_t>(range.address);
-        if (first < end && begin < first + range.bytes) return true;
-      }
-  return false;
 }
 
 // Runs the thread of a stream.
@@ -64,7 +54,7 @@ static void serve(CudaStream stream) {
 }
 
 CudaStream make_stream(CudaContext context) {
-  const CudaStream stream = new sirtaki::CudaStreamTag{context, {}};
+  const CudaStream stream = new sirtaki::CudaStreamTag{context, ++gpus().streams_made};
   gpus().streams.insert(stream);
   std::thread(serve, stream).detach();
   return stream;
@@ -81,7 +71,32 @@ CudaStream find_stream(CudaStream stream, CudaContext context) {
 
 bool is_event(CudaEvent event, CudaContext context) { return gpus().events.count(event) && event->context == context; }
 
+// Lets the host use the pinned memory of tasks whose end it has seen, as seen from a GPU that may have used it.
+static void protect(uintptr_t address, const Block& block, const Clock& host) {
+  const Access* use = block.accesses.first_after(host);
+  const HostMay may = !use ? HostMay::write : use->range.is_written ? HostMay::nothing : HostMay::read;
+  protect_pinned(reinterpret_cast<void*>(address), may, use ? use->text() : "");
+}
+
+void host_has_seen(CudaContext context, const Clock& clock) {
+  context->host.join(clock);
+  for (const auto& [address, block] : gpus().blocks)
+    if (block.device < 0 && block.context == context) protect(address, block, context->host);
+}
+
+// Adds a task, which must come after all tasks in conflict with it.
 void append(CudaStream stream, Task task) {
+  const Clock& host = stream->context->host;
+  stream->clock.join(host);
+  const uint64_t number = stream->clock.count(stream->number);
+  for (const Range& range : task.ranges) {
+    if (range.bytes == 0) continue;
+    const Access access{range, stream->number, number, task.function};
+    Block& block = *block_of(range);
+    const std::string other = block.accesses.add(access, stream->clock, host);
+    if (block.device < 0) protect(block.address, block, host);
+    if (!other.empty()) misuse(access.text().c_str(), "the same memory, in no order with it: " + other, 0);
+  }
   stream->tasks.push_back(std::move(task));
   stream->changed.notify_one();
 }
@@ -91,23 +106,34 @@ CudaResult free_block(const char* function, void* address, bool is_host) {
   const auto found = gpus().blocks.find(reinterpret_cast<uintptr_t>(address));
   if (found == gpus().blocks.end() || !found->second.is_owned || (found->second.device < 0) != is_host)
     return misuse(function, "this memory was not allocated so", invalid_value);
-  if (is_in_use(found->first, found->first + found->second.bytes))
-    return misuse(function, "a stream still uses this memory", invalid_value);
-  std::free(address);
+  const CudaContext context = current_context();
+  if (const Access* use = found->second.accesses.first_after(context->host))
+    return misuse(function, "a stream still uses this memory: " + use->text(), invalid_value);
+  if (is_host) free_pinned(address);
+  else std::free(address);
   gpus().blocks.erase(found);
   --gpus().alive;
   return cuda_success;
 }
 
+size_t allocated_on(int device) {
+  size_t bytes = 0;
+  for (const auto& [address, block] : gpus().blocks)
+    if (block.device == device && block.is_owned) bytes += block.bytes;
+  return bytes;
+}
+
 void* allocate(size_t bytes, int device) {
-  void* address = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  void* address = device < 0 ? allocate_pinned(bytes) : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   std::memset(address, 0xa5, bytes);
-  gpus().blocks[reinterpret_cast<uintptr_t>(address)] = {bytes, device, true};
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  gpus().blocks[begin] = {bytes, device, true, current_context(), begin};
   ++gpus().alive;
   return address;
 }
 
-CudaResult enqueue(const char* function, CudaStream stream, Task task) {
+CudaResult enqueue(CudaStream stream, Task task) {
+  const char* function = task.function.c_str();
   const std::lock_guard lock(gpus().mutex);
   const CudaContext context = current_context();
   const CudaStream found = find_stream(stream, context);

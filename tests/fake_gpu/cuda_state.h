@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fake_gpu/fake.h"
+#include "fake_gpu/pinned.h"
 
 // Opens each function: counts the call, and returns the failure that a test asked for.
 #define FAKE_GPU_ENTER() \
@@ -27,18 +28,22 @@ struct CudaContextTag {
   int device = 0;
   int retained = 0;
   CudaStream default_stream = nullptr;
+  fake::Clock host;  // of the tasks whose end the host has seen
 };
 
 struct CudaStreamTag {
   CudaContext context;
-  std::deque<fake::Task> tasks;  // the first one is running
+  int number;
+  std::deque<fake::Task> tasks = {};  // the first one is running
+  fake::Clock clock = {};  // of all its tasks
   bool is_held = false, is_closed = false;
-  std::condition_variable changed;  // for its thread alone: there may be hundreds of streams
+  std::condition_variable changed = {};  // for its thread alone: there may be hundreds of streams
 };
 
 struct CudaEventTag {
   CudaContext context;
   std::shared_ptr<bool> has_fired;  // of the last record; null: never recorded
+  fake::Clock clock = {};  // of the last record
 };
 
 }  // namespace sirtaki
@@ -57,6 +62,9 @@ struct Block {
   size_t bytes;
   int device;  // -1: pinned memory of the host
   bool is_owned;  // not lent by a test
+  CudaContext context = nullptr;  // of the GPU for which it was allocated
+  uintptr_t address = 0;
+  Accesses accesses = {};
 };
 
 struct Gpus {
@@ -70,7 +78,7 @@ struct Gpus {
   std::set<CudaStream> streams;
   std::set<CudaEvent> events;
   std::map<uintptr_t, Block> blocks;
-  int alive = 0;
+  int alive = 0, streams_made = 0;
 };
 
 // Returns the GPUs. They are never destroyed: threads of streams live on while the process ends.
@@ -81,20 +89,21 @@ std::vector<CudaContext>& contexts_of_thread();  // the last one is current
 int& capture_mode();  // of this thread; 0: global
 
 // The lock of the GPUs is held in the functions that follow, but for free_block() and enqueue(), which take it.
-const Block* block_of(Range range);  // nullptr: the fake does not know this memory
-bool is_in_use(uintptr_t begin, uintptr_t end);
+Block* block_of(Range range);  // nullptr: the fake does not know this memory
 CudaStream make_stream(CudaContext context);
 
 // Returns the stream, or nullptr if there is no such stream; `stream` nullptr means the context's default stream.
 CudaStream find_stream(CudaStream stream, CudaContext context);
 bool is_event(CudaEvent event, CudaContext context);
 void append(CudaStream stream, Task task);
+void host_has_seen(CudaContext context, const Clock& clock);
 
 // Allocates memory that holds garbage, so that no caller can rely on zeros.
 void* allocate(size_t bytes, int device);
+size_t allocated_on(int device);  // bytes
 CudaResult free_block(const char* function, void* address, bool is_host);
 
 // Enqueues a task that works on memory, after checking that CUDA may use this memory.
-CudaResult enqueue(const char* function, CudaStream stream, Task task);
+CudaResult enqueue(CudaStream stream, Task task);
 
 }  // namespace fake

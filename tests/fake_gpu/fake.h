@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fake_gpu/control.h"
+#include "fake_gpu/order.h"
 #include "gpu/cuda.h"
 #include "gpu/nccl.h"
 
@@ -34,13 +35,9 @@ int enter(const char* function) FAKE_GPU_EXPORTED;
 // Records a use that the real library forbids, and returns the result that the real one would return.
 int misuse(const char* function, const std::string& what, int result) FAKE_GPU_EXPORTED;
 
-struct Range {
-  const void* address;
-  size_t bytes;
-};
-
 // A task of a stream; it may use its memory until it has ended.
 struct Task {
+  std::string function;  // that has added it
   std::vector<Range> ranges;
   std::function<void()> work;
 };

@@ -129,7 +129,7 @@ std::vector<Range> ranges_of(const std::vector<Call>& calls) {
   for (const Call& call : calls) {
     const size_t bytes = call.count * size_of(call.type);
     if (call.input) ranges.push_back({call.input, bytes});
-    if (call.output) ranges.push_back({call.output, bytes});
+    if (call.output) ranges.push_back({call.output, bytes, true});
   }
   return ranges;
 }

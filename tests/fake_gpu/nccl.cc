@@ -91,11 +91,18 @@ void take_polls(NcclCommunicator communicator) {
   communicator->polls_left = fake::random_up_to(fake::setting("polls"));
 }
 
+std::string name_of(Kind kind) {
+  static const char* const names[] = {"ncclAllReduce", "ncclBroadcast", "ncclReduce", "ncclSend", "ncclRecv"};
+  return names[static_cast<int>(kind)];
+}
+
 void submit_launches(NcclCommunicator communicator) {
   for (auto& launch : communicator->launches) {
     std::atomic<int>& kernels = nccl().kernels[communicator->device];
     ++communicator->fate->running;
     ++kernels;
+    const std::string others = launch.calls.size() > 1 ? " and others of its group" : "";
+    std::string name = name_of(launch.calls.front().kind) + others;
     auto ranges = fake::ranges_of(launch.calls);
     auto work = [room = communicator->room, rank = communicator->rank, fate = communicator->fate, &kernels,
                  calls = std::move(launch.calls)] {
@@ -103,7 +110,7 @@ void submit_launches(NcclCommunicator communicator) {
       --fate->running;
       --kernels;
     };
-    fake::submit(launch.stream, communicator->device, {std::move(ranges), std::move(work)});
+    fake::submit(launch.stream, communicator->device, {std::move(name), std::move(ranges), std::move(work)});
   }
   communicator->launches.clear();
 }

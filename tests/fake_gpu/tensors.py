@@ -1,7 +1,8 @@
 """torch's CPU tensors that pose as tensors on GPUs of the fake libcuda, whose memory is the host's.
 
 The host executes torch's operations on them at once, where a stream of a GPU would do so later. So the host
-waits wherever the real stream would.
+waits wherever the real stream would. For the fake's check of the order, a stream reads a request's
+tensors where it is submitted, and where the stream has waited for it.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ class Driver:
         self._made.append((gpu, made.value or 0))
         return made.value or 0
 
+    def finish(self) -> None:
+        """Waits for the work that is in all streams now."""
+        for gpu, stream in self._made:
+            self.wait_for(gpu, stream)
+
     def close(self) -> None:
         """Destroys the streams; each has a thread."""
         for gpu, stream in self._made:
@@ -122,10 +128,14 @@ class FakeTensors:
 
         def lend_first(context: Context, batch: Batch, start: int = 0, count: int | None = None) -> None:
             self.lend(batch.keepalive, self._gpu_of(context))
+            for index in range(start, batch.count if count is None else start + count):
+                self.read(batch.keepalive[index], batch.requests[index].stream)
             enqueue(context, batch, start, count)
 
-        def wait_there(context: Context, batch: Batch, stream: int, *which: Any) -> None:
+        def wait_there(context: Context, batch: Batch, stream: int, *which: int) -> None:
             wait_in_stream(context, batch, stream, *which)
+            start, count = which or (0, batch.count)
+            self.read(batch.keepalive[start : start + count], stream)
             self.driver.wait_for(batch.gpu, stream)
 
         self._patch.setattr(Context, "enqueue", lend_first)
@@ -135,6 +145,7 @@ class FakeTensors:
         def wait_for_launch(context: Context, batch: Batch, stream: int, seconds: float) -> bool:
             found = launched(context, batch, stream, seconds)
             if found:
+                self.read(batch.keepalive, stream)
                 self.driver.wait_for(self._gpu_of(context), stream)
             return found
 
@@ -143,6 +154,7 @@ class FakeTensors:
 
     def __exit__(self, *_: object) -> None:
         self._patch.undo()
+        self.driver.finish()
         for address in self._lent:
             self.fake.take_back(address)
         self.driver.close()
@@ -158,6 +170,15 @@ class FakeTensors:
         elif isinstance(keepalive, tuple | list):
             for one in keepalive:
                 self.lend(one, gpu)
+
+    def read(self, keepalive: Any, stream: int) -> None:
+        """Adds a read of these tensors to a stream."""
+        if isinstance(keepalive, Tensor):
+            if stream and keepalive.nbytes and keepalive.is_contiguous():
+                self.fake.read(stream, keepalive.data_ptr(), keepalive.nbytes)
+        elif isinstance(keepalive, tuple | list):
+            for one in keepalive:
+                self.read(one, stream)
 
     def ordinal(self, tensor: Tensor) -> int:
         context = find()
@@ -190,4 +211,5 @@ class FakeTensors:
         return nullcontext
 
     def copy_of(self, output: DeviceOutput, gpu: int) -> Tensor:
+        self.fake.read(self.current_stream(gpu), output.address, output.bytes)
         return torch.tensor(bytearray(ctypes.string_at(output.address, output.bytes)), dtype=torch.uint8)

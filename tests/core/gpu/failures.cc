@@ -139,6 +139,64 @@ TEST(a_kernel_that_never_ends_meets_the_deadline) {
   ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
 }
 
+TEST(an_input_may_take_longer_than_bytes_may) {
+  for (const bool all_are_late : {true, false}) {
+    Fake fake;
+    const Said said;
+    World ranks(2, saying(said, {{"progress_deadline", all_are_late ? "0.05" : "0.3"}, {"stall_report", "0.1"}}));
+    std::barrier waited(2);
+    ranks.run([&](int rank, Context& context) {
+      CHECK(step(fake, context, rank).is_ok());
+      const int64_t count = 100;
+      OnGpu data(fake, rank, floats(count, 1));
+      UserStream stream(fake, rank);
+      stream.hold(all_are_late || rank == 1);
+      const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+      Ticket handle;
+      CHECK(context.enqueue(&request, 1, &handle).is_ok());
+      CHECK_EQUAL(context.wait(&handle, 1, seconds(1)).code(),
+                  SRT_IN_PROGRESS);  // 20 times, or three times the deadline
+      waited.arrive_and_wait();
+      stream.hold(false);
+      CHECK_EQUAL(std::string(context.wait(&handle, 1, patience).text()), "");
+      context.release(&handle, 1);
+    });
+    CHECK(said.times("the GPU of rank 1 (pid 101 on here) has been computing the input of 'x'") > 0);
+  }
+}
+
+TEST(a_rank_that_is_lost_ends_what_waits_while_an_input_is_computed) {
+  for (const int version : {22803, 22105}) {
+    Fake fake;
+    fake.set("nccl_version", version);
+    fake.is_to_break();  // the lost rank frees nothing
+    Options options = on_gpus({}, Over::sockets);
+    options.shut_down = false;
+    World ranks(2, options);
+    std::barrier launched(2);
+    ranks.run([&](int rank, Context& context) {
+      CHECK(step(fake, context, rank).is_ok());
+      const int64_t count = 100;
+      OnGpu data(fake, rank, floats(count, 1)), more(fake, rank, floats(count, 1));
+      UserStream stream(fake, rank);
+      if (rank == 0) stream.hold(true);
+      srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+      Ticket handle, next;
+      CHECK(context.enqueue(&request, 1, &handle).is_ok());
+      CHECK(context.wait_on_stream(&handle, 1, stream.number(), patience).is_ok());
+      launched.arrive_and_wait();
+      if (rank == 1) return ranks.lose(rank);
+      request = in_place(SRT_ALLREDUCE, "next", more, count, rank, stream.number());
+      const Status submitted = context.enqueue(&request, 1, &next);
+      const Status ending = submitted.is_ok() ? context.wait(&next, 1, patience) : submitted;
+      CHECK_EQUAL(ending.code(), SRT_PEER_LOST);  // while the input is not there
+      CHECK_EQUAL(context.poll(handle).code(), SRT_IN_PROGRESS);
+      stream.hold(false);
+      CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_PEER_LOST);
+    });
+  }
+}
+
 TEST(nccl_may_connect_for_longer_than_bytes_may_take) {
   Fake fake;
   fake.set("init_hang", 1);

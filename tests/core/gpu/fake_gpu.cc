@@ -36,6 +36,51 @@ TEST(ranks_may_be_processes) {
   ::close(ids[1]);
 }
 
+TEST(a_forked_process_has_none_of_its_parent_s_gpus) {
+  Fakes fakes;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int count = 0;
+    const bool all_fail = fakes.cuda().init(0) == 3 && fakes.cuda().device_count(&count) == 3;
+    ::_exit(all_fail ? 0 : 1);
+  }
+  int ended = 0;
+  CHECK(::waitpid(child, &ended, 0) == child);
+  CHECK_EQUAL(ended, 0);
+  OK(fakes.cuda().init(0));
+}
+
+TEST(memory_may_be_finite) {
+  Fakes fakes;
+  fakes.control.set("memory", 1000);
+  const TestGpu gpu(fakes, 0);
+  CudaMemory first = 0, second = 0;
+  OK(gpu.cuda.memory_allocate(&first, 600));
+  CHECK_EQUAL(gpu.cuda.memory_allocate(&second, 401), cuda_out_of_memory);
+  const TestGpu other(fakes, 1);
+  OK(gpu.cuda.memory_allocate(&second, 401));  // on the other GPU
+  OK(gpu.cuda.memory_free(first));
+  OK(gpu.cuda.memory_free(second));
+}
+
+TEST(frees_and_pinned_allocations_may_wait_for_the_gpu) {
+  Fakes fakes;
+  fakes.control.set("implicit_waits", 1);
+  const TestGpu gpu(fakes, 0);
+  const DeviceArray<int> array(gpu, {1}), unused(gpu, {1});
+  void* pinned = nullptr;
+  OK(gpu.cuda.fill(array.memory, 0, 4, gpu.stream));
+  OK(gpu.cuda.host_allocate(&pinned, 8, 0));
+  CHECK_EQUAL(array.get(), std::vector<int>({0}));
+  fakes.control.hold(gpu.stream, 1);
+  OK(gpu.cuda.fill(array.memory, 1, 4, gpu.stream));
+  fakes.control.set("free_limit", 10);
+  OK(gpu.cuda.host_free(pinned));
+  CHECK_EQUAL(fakes.take_misuse(), "cuMemFreeHost: it waits for a task on the GPU, which does not end");
+  fakes.control.hold(gpu.stream, 0);
+  gpu.wait(gpu.record());
+}
+
 TEST(a_stream_does_its_tasks_in_order_and_later) {
   Fakes fakes;
   const TestGpu gpu(fakes, 0);
@@ -75,6 +120,87 @@ TEST(a_stream_waits_for_the_event_of_another) {
   OK(gpu.cuda.stream_destroy(other));
 }
 
+TEST(accesses_without_an_order_are_noticed_whenever_they_run) {
+  Fakes fakes;
+  fakes.control.set("delay", 0);
+  const TestGpu gpu(fakes, 0);
+  CudaStream other = nullptr;
+  OK(gpu.cuda.stream_create(&other, cuda_stream_non_blocking, -5));
+  const DeviceArray<int> source(gpu, {7, 8}), memory(gpu, {0, 0}), copied(gpu, {0, 0});
+  const CudaMemory second = memory.memory + 4;
+  const auto end = [&](CudaStream stream) {
+    CudaEvent event = nullptr;
+    OK(gpu.cuda.event_create(&event, cuda_event_disable_timing));
+    OK(gpu.cuda.event_record(event, stream));
+    gpu.wait(event);
+  };
+  const auto is_race = [&](CudaMemory to, CudaMemory from) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the task before this one has really ended
+    OK(gpu.cuda.copy(to, from, 4, other));
+    const std::string found = fakes.take_misuse();
+    fakes.control.set("delay", 0);
+    end(other);
+    end(gpu.stream);
+    return found;
+  };
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  const std::string found = is_race(copied.memory, memory.memory);  // read after write
+  const std::string from = "of stream ", both = "reads: the same memory, in no order with it: cuMemcpyAsync (task ";
+  CHECK(found.starts_with("cuMemcpyAsync (task ") && found.find(from) < found.find(both));
+  CHECK(found.ends_with("writes"));
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  CHECK(is_race(memory.memory, source.memory) != "");  // write after write
+  OK(gpu.cuda.copy(copied.memory, memory.memory, 4, gpu.stream));
+  CHECK(is_race(memory.memory, source.memory) != "");  // write after read
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  CHECK_EQUAL(is_race(copied.memory, source.memory), "");  // read after read
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  CHECK_EQUAL(is_race(second, source.memory), "");  // beside it
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  end(gpu.stream);  // which the host sees
+  CHECK_EQUAL(is_race(copied.memory, memory.memory), "");
+  CudaEvent event = gpu.record();
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  OK(gpu.cuda.stream_wait_event(other, event, 0));  // recorded too early
+  CHECK(is_race(copied.memory, memory.memory) != "");
+  OK(gpu.cuda.copy(memory.memory, source.memory, 4, gpu.stream));
+  OK(gpu.cuda.event_record(event, gpu.stream));
+  OK(gpu.cuda.stream_wait_event(other, event, 0));
+  OK(gpu.cuda.event_record(event, gpu.stream));  // a later record changes no wait
+  CHECK_EQUAL(is_race(copied.memory, memory.memory), "");
+  OK(gpu.cuda.event_destroy(event));
+  OK(gpu.cuda.stream_destroy(other));
+}
+
+TEST(the_host_uses_pinned_memory_when_it_knows_that_a_task_has_ended) {
+  Fakes fakes;
+  fakes.control.set("delay", 0);
+  const TestGpu gpu(fakes, 0);
+  const DeviceArray<int> array(gpu, {7});
+  void* pinned = nullptr;
+  OK(gpu.cuda.host_allocate(&pinned, 4, 0));
+  int* number = static_cast<int*>(pinned);
+  const auto address = reinterpret_cast<CudaMemory>(pinned);
+  const auto end = [&] { gpu.wait(gpu.record()); };
+  *number = 1;
+  OK(gpu.cuda.copy(array.memory, address, 4, gpu.stream));
+  CHECK_EQUAL(*number, 1);  // as the task does
+  CHECK_EQUAL(std::string(fakes.control.misuse()), "");
+  *number = 2;
+  const std::string written = fakes.take_misuse();
+  CHECK(written.starts_with("the host: it uses pinned memory in no order with a task: cuMemcpyAsync (task "));
+  CHECK(written.ends_with("reads"));
+  end();
+  OK(gpu.cuda.fill(address, 3, 4, gpu.stream));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it has really ended
+  CHECK_EQUAL(*number, 0x3030303);
+  CHECK(fakes.take_misuse().ends_with("writes"));
+  OK(gpu.cuda.fill(address, 4, 4, gpu.stream));
+  end();
+  CHECK_EQUAL(*number, 0x4040404);
+  OK(gpu.cuda.host_free(pinned));
+}
+
 TEST(what_cuda_forbids_is_noticed) {
   Fakes fakes;
   const CudaFunctions& cuda = fakes.cuda();
@@ -97,7 +223,8 @@ TEST(what_cuda_forbids_is_noticed) {
     fakes.control.hold(gpu.stream, 1);
     OK(cuda.fill(array.memory, 0, 4, gpu.stream));
     CHECK(cuda.memory_free(array.memory) != cuda_success);
-    CHECK_EQUAL(fakes.take_misuse(), "cuMemFree_v2: a stream still uses this memory");
+    const std::string used = fakes.take_misuse();
+    CHECK(used.starts_with("cuMemFree_v2: a stream still uses this memory: cuMemsetD8Async (task "));
     fakes.control.hold(gpu.stream, 0);
     gpu.wait(gpu.record());
   }

@@ -132,6 +132,51 @@ TEST(an_abort_waits_for_the_kernels_of_other_communicators_unless_they_are_abort
   }
 }
 
+TEST(a_kernel_comes_after_the_tasks_that_make_its_inputs_and_before_those_that_use_its_outputs) {
+  Fakes fakes;
+  run_ranks(fakes, 1, [&](int, TestGpu& gpu, TestCommunicator& communicator) {
+    CudaStream launches = nullptr;
+    OK(gpu.cuda.stream_create(&launches, cuda_stream_non_blocking, 0));
+    const DeviceArray<float> source(gpu, {1}), input(gpu, {0}), output(gpu, {0});
+    const auto reduce = [&] {
+      communicator.nccl.allreduce(input.data(), output.data(), 1, float32, sum, communicator.handle, launches);
+      OK(communicator.settle());
+    };
+    const auto wait_in = [&](CudaStream stream, CudaEvent event) {
+      OK(gpu.cuda.stream_wait_event(stream, event, 0));
+      OK(gpu.cuda.event_destroy(event));
+    };
+    const auto after_launches = [&] {
+      CudaEvent event = nullptr;
+      OK(gpu.cuda.event_create(&event, cuda_event_disable_timing));
+      OK(gpu.cuda.event_record(event, launches));
+      return event;
+    };
+    OK(gpu.cuda.copy(input.memory, source.memory, 4, gpu.stream));
+    wait_in(launches, gpu.record());
+    const CudaEvent early = after_launches();
+    reduce();
+    wait_in(gpu.stream, after_launches());
+    OK(gpu.cuda.copy(source.memory, output.memory, 4, gpu.stream));
+    CHECK_EQUAL(std::string(fakes.control.misuse()), "");
+    OK(gpu.cuda.copy(input.memory, source.memory, 4, gpu.stream));
+    reduce();
+    std::string found = fakes.take_misuse();
+    CHECK(found.starts_with("ncclAllReduce (task ") && found.ends_with("writes"));
+    CHECK(found.find("reads: the same memory, in no order with it: cuMemcpyAsync (task ") != std::string::npos);
+    gpu.wait(after_launches());
+    gpu.wait(gpu.record());
+    reduce();
+    wait_in(gpu.stream, early);  // recorded before the launch
+    OK(gpu.cuda.copy(source.memory, output.memory, 4, gpu.stream));
+    found = fakes.take_misuse();
+    CHECK(found.find("reads: the same memory, in no order with it: ncclAllReduce (task ") != std::string::npos);
+    gpu.wait(after_launches());
+    gpu.wait(gpu.record());
+    OK(gpu.cuda.stream_destroy(launches));
+  });
+}
+
 TEST(an_id_serves_for_one_communicator) {
   Fakes fakes;
   NcclUniqueId id;

@@ -14,24 +14,34 @@ int64_t wrong_in(std::vector<uint8_t>& bytes, float expected) {
   return std::count_if(values.begin(), values.end(), [&](float value) { return value != expected; });
 }
 
-void on_each_backend(int size, const std::function<void(Fake&, int, Context&)>& body) {
-  for (const char* backend : {"auto", "staged"}) {
-    Fake fake;
-    World ranks(size, on_gpus({{"gpu_backend", backend}}));
-    ranks.run([&](int rank, Context& context) { body(fake, rank, context); });
-  }
+using GpuBody = std::function<void(Fake&, int, Context&)>;
+
+// Runs ranks that may have agreed on the backend before: only then are operations through NCCL reported at once.
+void on_backend(const char* backend, bool has_agreed, int size, const GpuBody& body) {
+  Fake fake;
+  World ranks(size, on_gpus({{"gpu_backend", backend}}));
+  ranks.run([&](int rank, Context& context) {
+    if (has_agreed) expect_ok(step(fake, context, rank));
+    body(fake, rank, context);
+  });
+}
+
+void on_each_backend(int size, const GpuBody& body) {
+  for (const char* backend : {"auto", "staged"})
+    for (const bool has_agreed : {false, true}) on_backend(backend, has_agreed, size, body);
 }
 
 }  // namespace
 
-TEST(an_input_that_is_late_holds_up_nothing_else) {
-  on_each_backend(2, [](Fake& fake, int rank, Context& context) {
+TEST(an_input_that_is_late_for_the_host_holds_up_nothing_else) {
+  const auto body = [](Fake& fake, int rank, Context& context, DType dtype) {
     const int64_t count = 1000;
     OnGpu late(fake, rank, floats(count, 1)), early(fake, rank, floats(count, 2));
     UserStream busy(fake, rank), idle(fake, rank);
     if (rank == 1) busy.hold(true);
-    const srt_request requests[] = {in_place(SRT_ALLREDUCE, "late", late, count, rank, busy.number()),
-                                    in_place(SRT_ALLREDUCE, "early", early, count, rank, idle.number())};
+    srt_request requests[] = {in_place(SRT_ALLREDUCE, "late", late, count, rank, busy.number()),
+                              in_place(SRT_ALLREDUCE, "early", early, count, rank, idle.number())};
+    requests[0].dtype = static_cast<int32_t>(dtype);
     Ticket handles[2];
     expect_ok(context.enqueue(requests, 2, handles));
     expect_ok(context.wait(&handles[1], 1, patience));
@@ -39,7 +49,63 @@ TEST(an_input_that_is_late_holds_up_nothing_else) {
     if (rank == 1) CHECK_EQUAL(context.poll(handles[0]).code(), SRT_IN_PROGRESS);
     busy.hold(false);
     expect_ok(context.wait(&handles[0], 1, patience));
-    CHECK_EQUAL(wrong_in(late.bytes(), 2), 0);
+    if (dtype == DType::float32) CHECK_EQUAL(wrong_in(late.bytes(), 2), 0);
+    context.release(handles, 2);
+  };
+  const auto of = [&](DType dtype) -> GpuBody {
+    return [&body, dtype](Fake& fake, int rank, Context& context) { body(fake, rank, context, dtype); };
+  };
+  for (const char* backend : {"auto", "staged"}) on_backend(backend, false, 2, of(DType::float32));
+  on_backend("staged", true, 2, of(DType::float32));
+  on_backend("auto", true, 2, of(DType::int16));  // which NCCL does not have
+}
+
+TEST(the_host_does_not_wait_for_an_input) {
+  std::barrier waits(2);
+  on_backend("auto", true, 2, [&](Fake& fake, int rank, Context& context) {
+    const int64_t count = 20'000;
+    OnGpu source(fake, rank, floats(count, static_cast<float>(rank + 1))), data(fake, rank, floats(count, 0));
+    OnGpu copied(fake, rank, floats(count, 0));
+    UserStream stream(fake, rank), other(fake, rank);
+    stream.hold(true);
+    stream.copy(data, source);
+    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
+    Ticket handle;
+    expect_ok(context.enqueue(&request, 1, &handle));
+    expect_ok(context.wait_on_stream(&handle, 1, other.number(), patience));
+    other.copy(copied, data);
+    CHECK_EQUAL(context.poll(handle).code(), SRT_IN_PROGRESS);
+    waits.arrive_and_wait();
+    stream.hold(false);
+    other.finish();
+    CHECK_EQUAL(wrong_in(copied.bytes(), 3), 0);
+    expect_ok(context.wait(&handle, 1, patience));
+    context.release(&handle, 1);
+  });
+}
+
+TEST(inputs_of_several_streams_are_awaited_by_the_gpu) {
+  std::barrier waits(2);
+  on_backend("auto", true, 2, [&](Fake& fake, int rank, Context& context) {
+    const int64_t count = 300;
+    OnGpu source(fake, rank, floats(count, 2)), first(fake, rank, floats(count, 0)),
+        second(fake, rank, floats(count, 0));
+    UserStream one(fake, rank), two(fake, rank);
+    for (UserStream* stream : {&one, &two}) stream->hold(true);
+    one.copy(first, source);
+    two.copy(second, source);
+    const srt_request requests[] = {in_place(SRT_ALLREDUCE, "1", first, count, rank, one.number()),
+                                    in_place(SRT_ALLREDUCE, "2", second, count, rank, two.number())};
+    Ticket handles[2];
+    expect_ok(context.enqueue(requests, 2, handles));
+    expect_ok(context.wait_on_stream(handles, 2, one.number(), patience));
+    waits.arrive_and_wait();
+    one.hold(false);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    CHECK_EQUAL(context.poll(handles[0]).code(), SRT_IN_PROGRESS);  // they are one plan
+    two.hold(false);
+    expect_ok(context.wait(handles, 2, patience));
+    for (OnGpu* data : {&first, &second}) CHECK_EQUAL(wrong_in(data->bytes(), 4), 0);
     context.release(handles, 2);
   });
 }
@@ -317,6 +383,55 @@ TEST(a_join_comes_after_what_is_not_ready_yet) {
     CHECK_EQUAL(wrong_in(data.bytes(), 2), 0);
     context.release(handles, 2);
   });
+}
+
+TEST(a_call_leaves_the_context_and_the_capture_mode_of_its_thread) {
+  on_each_backend(2, [](Fake& fake, int rank, Context& context) {
+    const UserStream other(fake, 3), own(fake, rank);
+    const int64_t count = 1000;
+    OnGpu data(fake, rank, floats(count, 1)), input(fake, rank, floats(count, 1));
+    const GpuDevice::Scope is_current(&other.device());
+    const auto is_as_before = [&](const Status& status) {
+      expect_ok(status);
+      int mode = cuda_capture_relaxed;
+      CHECK_EQUAL(std::string(fake.pushed()), "3");
+      CHECK_EQUAL(other.device().cuda().exchange_capture_mode(&mode), cuda_success);
+      CHECK_EQUAL(mode, cuda_capture_relaxed);  // that of the scope above
+    };
+    srt_request requests[] = {in_place(SRT_ALLREDUCE, "x", data, count, rank, own.number()),
+                              on_gpu(request(SRT_ALLGATHER, "g", &count, 1), rank, own.number())};
+    requests[1].input = input.address();
+    Ticket handles[2], reported = 0;
+    int32_t gpu = -1, reports = 0;
+    srt_tensor output{};
+    is_as_before(context.gpu_of(data.address(), gpu));
+    is_as_before(context.enqueue(requests, 2, handles));
+    is_as_before(context.watch(handles, 2));
+    is_as_before(context.wait_watched(&reported, 1, reports, patience));
+    is_as_before(context.wait_on_stream(handles, 2, own.number(), patience));
+    std::ignore = context.poll(handles[0]);
+    is_as_before(context.output(handles[1], output));
+    is_as_before(context.wait(handles, 2, patience));
+    context.release(handles, 2);
+    context.flush();
+    is_as_before(context.poll(handles[0]).code() == SRT_INVALID_ARGUMENT ? Status::ok() : Status(SRT_INTERNAL, "kept"));
+  });
+}
+
+TEST(a_full_gpu_frees_what_the_core_keeps_for_later) {
+  Fake fake;
+  fake.set("memory", 3 << 20);
+  const GpuLibraries libraries(Fake::config());
+  std::unique_ptr<Gpu> gpu;
+  CHECK(Gpu::open(libraries, 0, gpu).is_ok());
+  MemoryBlock first, second, large;
+  expect_ok(gpu->memory().take(1 << 20, first));
+  expect_ok(gpu->memory().take(1 << 20, second));
+  CHECK_EQUAL(gpu->memory().take(2 << 20, large).code(), SRT_OUT_OF_MEMORY);
+  first = MemoryBlock();
+  second = MemoryBlock();
+  expect_ok(gpu->memory().take(2 << 20, large));
+  CHECK_EQUAL(fake.calls("cuMemFree_v2"), 2);
 }
 
 TEST(one_rank_works_on_one_gpu) {
