@@ -1,4 +1,4 @@
-"""Makes the package `horovod` of this folder the one that programs import."""
+"""Makes the package `horovod` of this folder the package that programs import."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_declined() -> bool:
 
 
 def activate() -> None:
-    """Makes `horovod` mean sirtaki, with Horovod's rules, in this process and those that it starts.
+    """Makes `horovod` mean sirtaki, with Horovod's rules, in this process and its child processes.
 
     Raises:
         ImportError: a real Horovod has been imported.

@@ -1,4 +1,4 @@
-"""The modules of Horovod, and those of sirtaki that have their names."""
+"""The modules of Horovod, and the modules of sirtaki that replace them."""
 
 from __future__ import annotations
 

@@ -87,14 +87,14 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(items: Sequence[_Item], n: int) -> list[Sequence[_Item]]:
-    """Returns n consecutive parts of a list, of lengths that differ by one at most, longer ones first."""
+    """Returns n consecutive parts of a list, of lengths that differ by 1 at most, longer parts first."""
     length, longer = divmod(len(items), n)
     starts = [index * length + min(index, longer) for index in range(n + 1)]
     return [items[start:end] for start, end in pairwise(starts)]
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Returns whether a version such as "2.13.0" or "2.13.0+cpu" is another one, or newer.
+    """Returns whether a version such as "2.13.0" or "2.13.0+cpu" equals another version, or is newer.
 
     Raises:
         ValueError: one of the two has not the form major.minor.patch.
@@ -108,7 +108,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Sets environment variables, except those that are None, until the context ends."""
+    """Sets environment variables, except variables that are None, until the context ends."""
     given = {name: value for name, value in kwargs.items() if value is not None}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)

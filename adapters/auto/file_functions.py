@@ -272,7 +272,7 @@ def _enter_folder(files: PrivateFiles, original: Function, path: Any) -> None:
 
 
 def _refuse_existing(files: PrivateFiles, location: str, *paths: Any) -> None:
-    """Raises FileExistsError if something is there. `paths` are those that the error names: one, or two."""
+    """Raises FileExistsError if a file is there. `paths` are the paths in the error: 1 or 2."""
     if files.is_obstacle(location):
         first, *second = paths
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), first, None, *second)

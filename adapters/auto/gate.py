@@ -30,7 +30,7 @@ _IMPORT_SYSTEM = "<frozen importlib"
 
 
 class Gate:
-    """One broadcast of rank 0. Each rank starts it once: when it first waits for others, or at its end.
+    """A broadcast of rank 0. Each rank starts it once: when it first waits for other ranks, or at its end.
 
     Ranks above 0 start it before they look at a file, too, and then wait for it. An exchange of the script's
     never waits for the gate, as a wait for an exchange starts it.

@@ -1,9 +1,9 @@
-"""The files that a rank above 0 sees: those of the host, and over them its own, which no other rank sees.
+"""The files that a rank above 0 sees: the host's, overlaid by its own, which no other rank sees.
 
-Every rank runs the same script and writes the same files. Those of rank 0 are the results; the others would
-only disturb it. A rank above 0 therefore writes into a private folder, under the path that the file has
+Every rank runs the same script and writes the same files. Rank 0's files are the results; the other ranks'
+would only disturb it. A rank above 0 therefore writes into a private folder, under the path that the file has
 otherwise, and finds there what it has written. Nothing of the host's is changed or removed: a removed file is
-hidden from this rank. `file_functions` leads Python's functions here.
+hidden from this rank. `file_functions` redirects Python's functions to these files.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _remove(path: str, pid: int) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Removes a private folder with the host's functions: the replaced ones give it another name."""
+    """Removes a private folder with the host's functions: the replaced functions would map it elsewhere."""
     for entry in list(_host.scandir(path)):
         if entry.is_dir(follow_symlinks=False):
             _remove_tree(entry.path)
@@ -88,7 +88,7 @@ def _remove_tree(path: str) -> None:
 
 
 class PrivateFiles:
-    """The two layers of files, and what is hidden of the lower one.
+    """The two layers of files, private over the host's, and the host's files that are hidden.
 
     A *location* is the absolute path of a file as the script sees it, without links.
     """
@@ -194,7 +194,7 @@ class PrivateFiles:
     # Reading
 
     def find(self, location: str) -> str:
-        """Returns the path at which a file is read; one in the private folder if there is no such file."""
+        """Returns the path from which a file is read; a path in the private folder if no such file exists."""
         if not self.is_used:
             return location
         private = self.private(location)
@@ -205,7 +205,7 @@ class PrivateFiles:
         return self.root + location
 
     def find_folder(self, location: str) -> str:
-        """Returns the path of a folder: the host's if there is one, because native code finds its files."""
+        """Returns the path of a folder: the host's, if it exists, because native code finds its files."""
         status = None if self._is_hidden(location) else _status(location)
         return location if status is not None and stat.S_ISDIR(status.st_mode) else self.find(location)
 
@@ -343,7 +343,7 @@ class PrivateFiles:
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def _make_folders(self, location: str) -> None:
-        """Makes the private folder of a location, and those above it."""
+        """Creates the private folder of a location, and the folders above it."""
         if _status(self.private(location)) is None:
             self._make_folders(location.rpartition("/")[0])
             _host.mkdir(self.private(location))
@@ -447,7 +447,7 @@ def _location(files: PrivateFiles, path: Any) -> str | None:
 
 
 def _start_after_rank_0(files: PrivateFiles, module: ModuleType) -> None:
-    """Lets programs start, such as those that download data, once rank 0 has prepared its data."""
+    """Makes new processes, such as downloads of data, wait until rank 0 has prepared its data."""
     processes: Any = module
     original = processes.Popen.__init__
 

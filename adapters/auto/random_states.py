@@ -1,9 +1,9 @@
-"""Random states that are equal on all ranks, as if there were one process.
+"""Random states that are equal on all ranks, as if there were a single process.
 
 Every rank runs the whole script, so all ranks have to make the same random choices: initial weights, orders
-of data, augmentations. The generators of Python, NumPy and the frameworks therefore begin with one seed of
-rank 0, and a seed that the script sets is the script's own, equal everywhere. Only operations on a rank's own
-rows, such as dropout, are to draw other numbers than those of other ranks: see `own_states`.
+of data, augmentations. The generators of Python, NumPy and the frameworks therefore start with a common seed
+from rank 0, and a seed that the script sets is the script's own, equal everywhere. Only operations on a
+rank's own rows, such as dropout, should draw other numbers than on other ranks: see `own_states`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def new_seed() -> bytes:
 
 
 def share(seed: bytes) -> None:
-    """Seeds Python's generator; those of libraries follow when the script has imported them."""
+    """Seeds Python's generator; libraries' generators are seeded when the script has imported them."""
     _shared.seed = int.from_bytes(seed, "little")
     random.seed(_shared.seed)
 
@@ -132,14 +132,14 @@ class ScriptFile:
                 yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
     def relative_imports(self) -> Iterator[tuple[int, str]]:
-        """Yields the levels and the names of modules that are imported relative to this one."""
+        """Yields the levels and the names of modules that are imported relative to this module."""
         for node in self._nodes:
             if isinstance(node, ast.ImportFrom) and node.level:
                 names = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
                 yield from ((node.level, name) for name in [*filter(None, [node.module]), *names])
 
     def unequal(self) -> Iterator[tuple[int, str]]:
-        """Yields lines whose random numbers would differ between ranks, and why."""
+        """Yields lines with random numbers that would differ between ranks, and why."""
         for node in self._nodes:
             if not isinstance(node, ast.Call):
                 continue
@@ -168,7 +168,7 @@ class ScriptFile:
                     yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
     def _full_name(self, node: ast.expr) -> str:
-        """Returns the name of a function with its module, such as "numpy.random.seed"; "" for others."""
+        """Returns the dotted name of an expression, such as "numpy.random.seed"; "" if it has none."""
         if isinstance(node, ast.Name):
             return self._names.get(node.id, node.id)
         if isinstance(node, ast.Attribute) and (owner := self._full_name(node.value)):
@@ -197,7 +197,7 @@ def sources_of(script: Script) -> Iterator[ScriptFile]:
 
 
 def why_not_auto(source: ScriptFile) -> str | None:
-    """Returns why a source is no part of a script for one process; None: it may be."""
+    """Returns why a source is no part of a single-process script; None: it may be."""
     for name, line in source.imports():
         package = name.partition(".")[0]
         if package in _DISTRIBUTED:

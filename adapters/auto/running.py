@@ -56,7 +56,7 @@ def _agree(context: Context, began: int) -> int:
 
 
 class _Rank:
-    """The surroundings of the script in one rank."""
+    """The surroundings of the script in a rank."""
 
     def __init__(self, context: Context, gate: Gate, began: int) -> None:
         self._context = context
@@ -128,7 +128,7 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _refuse_process_groups(module: ModuleType) -> None:
-    """Makes `torch.distributed.init_process_group` refuse calls: the ranks are those of sirtaki."""
+    """Makes `torch.distributed.init_process_group` refuse calls: sirtaki defines the ranks."""
     distributed: Any = module
     if not distributed.is_available():
         return

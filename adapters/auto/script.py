@@ -34,7 +34,7 @@ class Script:
     spec: ModuleSpec | None = None
 
     def run(self) -> None:
-        """Runs it as `__main__`, which it stays: for pickle, for spawned processes and for exit handlers."""
+        """Runs it as `__main__`, permanently: for pickle, for spawned processes and for exit handlers."""
         module = ModuleType("__main__")
         module.__dict__.update(
             __file__=self.file,

@@ -64,11 +64,11 @@ class Implementation(Protocol):
     version: str
 
     def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
-        """Returns the operation on the input `array`, whose result may be written to `output`."""
+        """Returns the operation on the input `array`; it may write its result to `output`."""
 
 
 class Sirtaki:
-    """sirtaki.numpy, whose results are new arrays unless the operation works in place."""
+    """sirtaki.numpy; results are new arrays unless the operation works in place."""
 
     version = VERSION
 
@@ -102,7 +102,7 @@ class Mpi:
 
 
 class Copy:
-    """A copy of memory: the limit of operations among ranks of one host."""
+    """A copy of memory: the limit of operations among ranks of a host."""
 
     version = f"numpy {np.__version__}"
 

@@ -23,7 +23,7 @@ class Patterns:
         self._values = _SUMMED if operation.reduces else _MOVED
 
     def input(self, count: int, rank: int) -> Array:
-        """Returns a rank's input, whose parts have `count` elements."""
+        """Returns a rank's input, in parts of `count` elements."""
         return self._slice(rank, 0, self._operation.input_count(count, self._ranks))
 
     def count_wrong(self, result: Array, count: int, rank: int) -> int:

@@ -25,7 +25,7 @@ _RTOL, _ATOL = 1e-4, 1e-6  # hosts may have processors that round differently
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and the shape of one rank's batch."""
+    """A model, and the shape of a rank's batch."""
 
     make: Callable[[], nn.Module]
     batch: tuple[int, ...]
@@ -103,8 +103,9 @@ class _Steps:
         return call
 
     def rounds(self, count: int) -> Mapping[str, tuple[float, ...]]:
-        """Runs a step of each kind in each round, which begins with another kind. Returns milliseconds, those
-        of the slowest rank.
+        """Runs a step of each kind in each round; each round begins with another kind.
+
+        Returns milliseconds on the slowest rank.
         """
         names = list(self._calls)
         times: dict[str, list[float]] = {name: [] for name in names}
@@ -121,7 +122,7 @@ class _Steps:
 
 
 def _count_wrong(parameters: list[nn.Parameter]) -> int:
-    """Returns how many elements, of all ranks, differ from those of rank 0 by more than rounding."""
+    """Returns how many elements, of all ranks, differ from rank 0's by more than rounding."""
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     first = hvd.broadcast(flat, root_rank=0, name="bench parameters")
     differing = torch.tensor([int((~torch.isclose(flat, first, rtol=_RTOL, atol=_ATOL)).sum())])

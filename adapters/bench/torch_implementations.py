@@ -25,7 +25,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distri
 
 
 class TorchSirtaki:
-    """sirtaki.torch, whose results are new tensors unless the operation works in place."""
+    """sirtaki.torch; results are new tensors unless the operation works in place."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -50,7 +50,7 @@ class TorchDistributed:
         dist.init_process_group(backend, at, rank=basics.rank(), world_size=basics.size())
 
     def _common_folder(self) -> str:
-        """Returns a folder of rank 0, which it removes when it ends, and which only its user enters."""
+        """Returns a folder created by rank 0, removed when rank 0 ends, and accessible to its user only."""
         self._folder = tempfile.TemporaryDirectory(prefix="sirtaki-bench-") if basics.rank() == 0 else None
         return str(hvd.broadcast_object(self._folder and self._folder.name, root_rank=0))
 
@@ -67,7 +67,7 @@ class TorchDistributed:
 
 
 def _bound(call: Callable[[], object], given: Tensor, result: Callable[[], Tensor]) -> Bound:
-    """Returns an operation on a tensor, whose call ends when the GPU has the result."""
+    """Returns an operation on a tensor; its call returns when the GPU has the result."""
     dtype = torch.empty(0, dtype=given.dtype).numpy().dtype
 
     def fill(values: Array | int) -> None:

@@ -102,7 +102,7 @@ def _tell(message: Message) -> None:
 
 
 class Run:
-    """The measurement of one operation by size. All ranks have to make the same calls."""
+    """The measurement of an operation by size. All ranks have to make the same calls."""
 
     def __init__(self, plan: Plan, implementations: Mapping[str, Implementation]) -> None:
         self._plan, self._implementations = plan, implementations
@@ -235,7 +235,7 @@ def _measure(addresses: list[str], port: int, token: bytes) -> Speed | None:
 
 
 def missing_gpu(plan: Plan) -> str:
-    """Returns why a rank has no GPU although the plan wants one, else "". All ranks have to call it."""
+    """Returns why a rank has no GPU although the plan wants GPUs, else "". All ranks have to call it."""
     reasons = [] if plan.device == CPU else hvd.allgather_object(_why_no_gpu())
     return next((reason for reason in reasons if reason), "")
 
@@ -260,7 +260,7 @@ def unusable_peers(plan: Plan) -> dict[str, str]:
 
 
 def _why_no_gpu() -> str:
-    """Returns the reason why this rank has no GPU; "" if it has one."""
+    """Returns the reason why this rank has no GPU; "" if it has a GPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -293,8 +293,9 @@ _MOST_RANKS = 64
 
 
 def measure_links(plan: Plan, first: Sequence[int], note: Callable[[str], None]) -> LinkSpeeds:
-    """Measures one connection after the other: those among the `first` ranks of the hosts, or among all ranks
-    of a single host. All ranks have to call it.
+    """Measures each connection in turn: between the hosts' `first` ranks, or all ranks of a single host.
+
+    All ranks have to call it.
     """
     ranks = (first if len(first) > 1 else range(basics.size()))[:_MOST_RANKS]
     hosts = hvd.allgather_object(socket.gethostname())

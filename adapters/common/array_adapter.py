@@ -1,4 +1,4 @@
-"""The interface between the collectives and the arrays of one library."""
+"""The interface between the collectives and the arrays of a library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number that averages of gradients are divided by: of the live ranks, or of those at the start."""
+"""The divisor of averaged gradients: the number of live ranks, or of ranks at the start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fixed_divisor(context: Context) -> int | None:
 
 
 def gradient_sum(how: Reduction, divisor: int | None) -> Reduction:
-    """Returns a reduction of gradients that divides an average by a fixed number, if there is one."""
+    """Returns a reduction of gradients that divides an average by `divisor`, unless that is None."""
     if divisor is None or how.op != core.AVERAGE:
         return how
     return how._replace(op=core.SUM, prescale=how.prescale / divisor)

@@ -301,7 +301,7 @@ def require_all_ranks(comm: Sequence[int]) -> None:
 
 
 def compatible(arguments: Mapping[str, Any], process_sets: Sequence[Any]) -> dict[str, Any]:
-    """Returns the arguments of a repeated init() without those that this world fulfils already.
+    """Returns the arguments of a repeated init() that this world does not fulfil already.
 
     Raises:
         ValueError: a list of ranks that leaves some of them out.

@@ -42,7 +42,7 @@ def combined(checksums: Iterable[int]) -> int:
 
 
 def _pair(number: int | None) -> tuple[int, int]:
-    """Returns a number and its complement, signed; what changes no maximum for an unknown one."""
+    """Returns a number and its complement, signed; for None, two values that change no maximum."""
     if number is None:
         return _LEAST, _LEAST
     signed = number - (number >> 63 << 64)
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
 
 
 class Comparison:
-    """A comparison of 64-bit numbers over the ranks of a set: one all-reduce of their maxima and minima.
+    """A comparison of 64-bit numbers over the ranks of a set: an all-reduce of their maxima and minima.
 
     All ranks take part in each comparison; it costs no message if no rank has news.
 

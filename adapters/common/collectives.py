@@ -1,7 +1,7 @@
-"""The collectives of one library's arrays: their preparation, and the public forms as methods.
+"""The collectives of a library's arrays: their preparation, and the public forms as methods.
 
-A public signature and its docstring stand here once. The modules of numpy and torch export the methods as
-their functions. Torch adds forms that compress, and records those that autograd tracks.
+Each public signature and docstring is defined here once. The modules of numpy and torch export the methods as
+functions. Torch adds forms that compress, and records collectives of tensors that autograd tracks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 class Collectives:
-    """The collectives of one library's arrays.
+    """The collectives of a library's arrays.
 
     `single`, `group` and `named` prepare an operation for any context; the other methods run it on the
     calling code's context, or start it there and return a handle.
@@ -55,7 +55,7 @@ class Collectives:
     def single(
         self, context: Context, collective: Collective, tensor: Any, options: CollectiveOptions
     ) -> Operation[Any]:
-        """Prepares an operation on one array."""
+        """Prepares an operation on a single array."""
         batch = pooled_batch()
         prepared = Preparation(self.adapter, context, batch, options)
         call = Call(options.name, options.process_set.number(context))
@@ -92,12 +92,12 @@ class Collectives:
         )
 
     def run(self, collective: Collective, tensor: Any, options: CollectiveOptions) -> Any:
-        """Returns the result of one array."""
+        """Returns the result for a single array."""
         context = current()
         return run(context, self.single(context, collective, tensor, options))
 
     def run_with_deadline(self, tensor: Any, options: CollectiveOptions, deadline: Deadline) -> Decided:
-        """Returns the all-reduce of one array without the ranks that are late, and its contributors."""
+        """Returns the all-reduce of an array without the ranks that are late, and its contributors."""
         context = current()
         return run(context, with_deadline(self.adapter, context, tensor, options, deadline))
 
@@ -465,7 +465,7 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> Tensor:
-        """Overwrites an array with the one that rank `source` sends by `send`, and returns it.
+        """Overwrites an array with the array that rank `source` sends by `send`, and returns it.
 
         Args:
             tensor: an array of the shape and dtype of the sent one.
@@ -508,7 +508,7 @@ def asynchronous(form: Callable[Arguments, Result]) -> Callable[Arguments, Handl
 
 
 def with_absent(operation: Operation[list[Any]], absent: Container[int]) -> Operation[list[Any]]:
-    """Marks those of an operation's tensors that this rank has nothing for.
+    """Marks the tensors of an operation, by index, to which this rank contributes nothing.
 
     Their results are None if they are absent on all ranks; otherwise they count as the operation's neutral
     element here.

@@ -9,7 +9,7 @@ from sirtaki.common.stateful_compression import REFUSED, StatefulCompression, St
 
 
 class Compressor:
-    """The interface of a compressor. Subclass it to make one: both methods are static and stateless."""
+    """The interface of a compressor. Subclass it to define another: both methods are static and stateless."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -46,7 +46,7 @@ class CastingCompressor(Compressor):
 
     @staticmethod
     def is_floating(tensor: Any) -> bool:
-        """Returns whether a tensor has floating elements; complex ones are not."""
+        """Returns whether a tensor has floating-point elements; complex elements do not count."""
         raise NotImplementedError
 
     @staticmethod
@@ -65,7 +65,7 @@ class CastingCompressor(Compressor):
 
 
 class Compressors(Protocol):
-    """The compressors of one library, and functions that make the compressions with a memory."""
+    """The compressors of a library, and functions that create the compressions with a memory."""
 
     none: type[NoneCompressor]
     fp16: type[CastingCompressor]

@@ -31,7 +31,7 @@ Options = Sequence[Mapping[str, Any]]  # per parameter group: plain values by na
 
 
 class Spread(NamedTuple):
-    """The extent of the difference between ranks in one tensor.
+    """The extent of the difference between ranks in a tensor.
 
     Attributes:
         difference: the largest difference between two ranks, over all elements.
@@ -117,7 +117,7 @@ class RankDifference:
 
 
 class _Report(NamedTuple):
-    """A rank's message to the others once checksums have turned out to differ."""
+    """A rank's message to all other ranks once checksums have turned out to differ."""
 
     rank: int
     names: Sequence[str]
@@ -128,7 +128,7 @@ class _Report(NamedTuple):
 
 
 def checksum_of_tensors(tensors: Tensors) -> int:
-    """Returns one checksum of the tensors, and of their names and kinds."""
+    """Returns a single checksum of the tensors, and of their names and kinds."""
     description = repr((list(tensors.names()), list(tensors.kinds())))
     return combined([checksum_of_text(description), *tensors.checksums()])
 

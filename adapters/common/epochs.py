@@ -26,7 +26,7 @@ _DATA_ADVICE = (
 
 
 class Epoch(NamedTuple):
-    """An epoch of shuffled data; equal ones have the same order.
+    """An epoch of shuffled data; equal epochs have the same order.
 
     Attributes:
         number: the epoch's number, from 0.
@@ -53,7 +53,7 @@ class _Report(NamedTuple):
 
 
 def note_batch(context: Context, epoch: Epoch, index: int) -> None:
-    """Records that this thread has read a batch of an epoch, the one with this index, from 0."""
+    """Records that this thread has read the batch of an epoch with this index, from 0."""
     thread = threading.get_ident()
     _, _, count = context.epochs.get(thread, (None, 0, 0))
     context.epochs[thread] = (epoch, index, count + 1)

@@ -1,4 +1,4 @@
-"""Values that have to be equal on all ranks during one call, and the report of the first that is not."""
+"""Values that must be equal on all ranks during a call, and the report of the first difference."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _Report(NamedTuple):
 def require_equal(
     context: Context, name: str, values: Sequence[Value], refusal: str | None, advice: str
 ) -> None:
-    """Raises on all ranks if a value is not equal on all of them, or if one of them refuses the call.
+    """Raises on all ranks if a value differs between ranks, or if any rank refuses the call.
 
-    One all-reduce of a few bytes; more only if it raises.
+    A single all-reduce of a few bytes; more communication only if it raises.
 
     Args:
         context: this rank.

@@ -20,7 +20,7 @@ _BROADCAST = "broadcast"  # its name in core/plan/kind.h
 
 @dataclass
 class Joins:
-    """The joins of a process set, as one of its ranks knows them.
+    """The joins of a process set, as known on a rank of the set.
 
     Attributes:
         count: their number.

@@ -102,7 +102,7 @@ def gather_objects(context: Context, obj: Any, name: str | None, process_set: Pr
 
 
 class _ObjectTransport:
-    """The transport of one object's bytes."""
+    """The transport of a single object's bytes."""
 
     def __init__(self, context: Context, name: str | None, process_set: ProcessSet) -> None:
         self.context = context

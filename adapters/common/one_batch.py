@@ -1,4 +1,4 @@
-"""Functions that are called as on one device: `consistent` with one batch, `mirrored` with one per rank."""
+"""Functions called as on a single device: `consistent` splits a batch, `mirrored` a list of batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StepLibrary(Library, Protocol):
         ...
 
     def check_input(self, array: Any, label: str, is_split: bool) -> str | None:
-        """Returns why an array cannot be an argument of a step, or one that is split; None: it can."""
+        """Returns why an array cannot be an argument of a step, split if `is_split`; None: it can."""
         ...
 
     def portable(self, result: Any) -> Any:
@@ -54,7 +54,7 @@ class StepLibrary(Library, Protocol):
 
 
 def decorator(wrap: Callable[[Function], Function], function: Any, name: str) -> Any:
-    """Returns the wrapped function; without one, a decorator."""
+    """Returns the wrapped function, or a decorator if `function` is None."""
     if function is None:
         return wrap
     if not callable(function):
@@ -90,7 +90,7 @@ def consistent(library: StepLibrary, function: Function, batch: Any, out: Any, c
 
 
 def mirrored(library: StepLibrary, function: Function, batch: Any, check: bool) -> Function:
-    """Returns a function that takes a list with one batch per rank, and returns the list of their results."""
+    """Returns a function that takes a list with a batch per rank, and returns the list of their results."""
     call = _Signature(function, batch, "mirrored")
 
     @wraps(function)
@@ -112,7 +112,7 @@ def mirrored(library: StepLibrary, function: Function, batch: Any, check: bool) 
 
 
 class _Signature:
-    """A function's parameters, and those that hold the batch."""
+    """A function's signature, and the names of the parameters that hold the batch."""
 
     def __init__(self, function: Function, batch: Any, decorator: str) -> None:
         self.name = getattr(function, "__qualname__", type(function).__name__)
@@ -230,7 +230,7 @@ MEAN, SUM, ROWS, SAME = RULES = ("mean", "sum", "rows", "same")
 
 
 class LeafRule(NamedTuple):
-    """The rule for one leaf of a result, and what of the leaf has to be equal on all ranks."""
+    """The rule for a leaf of a result, and the part of the leaf that must be equal on all ranks."""
 
     name: str
     value: Value
@@ -275,7 +275,7 @@ def _given(library: Library, result: Any, paths: Sequence[Path], out: Any) -> li
 
 
 def _exists(library: Library, tree: Any, path: Path) -> bool:
-    """Returns whether a path leads to a part of a result, which may be an empty one."""
+    """Returns whether a path leads to a part of a result, possibly an empty part."""
     for key in path:
         if library.is_array(tree) or isinstance(tree, PLAIN):
             return False

@@ -148,7 +148,7 @@ def _suggested_op(value: Any) -> str:
 
 
 def numbered_name(context: Context, kind: str, counter: str) -> str:
-    """Returns a name for an operation without one: the next number of a counter, which wraps around."""
+    """Returns a name for an unnamed operation: the next number of a counter, which wraps around."""
     return f"unnamed {kind} {context.next_number(counter) % _NAMES_BEFORE_WRAP}"
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Framework(NamedTuple):
-    """A framework whose private symbols are used.
+    """A framework with private symbols that sirtaki uses.
 
     Attributes:
         name: its package, such as "torch".

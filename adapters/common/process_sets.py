@@ -176,10 +176,10 @@ global_process_set: ProcessSet = _AllRanks()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Makes a process set usable. All ranks must call it, including those that do not belong to it.
+    """Makes a process set usable. All ranks must call it, including ranks outside the set.
 
     In an elastic job, a set that is added before `hvd.elastic.run` consists of these ranks of the first
-    generation, in all generations in which all of them live. One that the training function adds ends with
+    generation, in all generations in which all of them live. A set that the training function adds ends with
     its execution.
 
     Args:
@@ -205,10 +205,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def add_to_world(context: Context, added: ProcessSet) -> None:
-    """Adds a set to those of the core. All ranks call it.
+    """Adds a process set to the core's process sets. All ranks call it.
 
-    The sizes of an elastic job's worlds come and go. There, a set with all ranks, or with those of one that
-    follows its members, uses the core's set that exists.
+    The sizes of an elastic job's worlds change. There, a set of all ranks, or of the ranks of a set that
+    follows its members, shares the existing set of the core.
     """
     if context.survivors is not None:
         all_ranks = added._ranks == list(range(context.size))
@@ -245,7 +245,7 @@ def _following(context: Context, ranks: Sequence[int]) -> ProcessSet | None:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends the use of a process set. All ranks must call it, including those that do not belong to it.
+    """Ends the use of a process set. All ranks must call it, including ranks outside the set.
 
     Operations in flight in the set end with a ValueError on every rank.
 

@@ -1,7 +1,7 @@
-"""In-place operations on one tensor that a program repeats, such as once per step.
+"""In-place operations on a single tensor that a program repeats, such as once per step.
 
 Their requests are described once and kept; after that only the tensor's address is written into them. That
-takes a third of the time of describing and finding them again.
+takes a third of the time that a new description and look-up would take.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class CollectiveOptions:
 
 @dataclass(slots=True)
 class Preparation:
-    """The batch in which the requests of one call are described, and their origin."""
+    """The batch with the requests of a call, and the call's adapter, context and options."""
 
     adapter: ArrayAdapter
     context: Context
@@ -61,7 +61,7 @@ class Collective(NamedTuple):
 
 
 def _into_new_array(kind: int) -> Describe:
-    """Describes an all-reduce or a broadcast whose result is a new array like its source."""
+    """Returns a function that describes an all-reduce or a broadcast into a new array like its source."""
     reduces = kind == core.ALLREDUCE
 
     def describe_one(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
@@ -119,7 +119,7 @@ def _alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[A
 
 
 def _counted_alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    """Describes an all-to-all whose result is a pair: the rows, and how many came from each rank."""
+    """Describes an all-to-all with a pair as its result: the rows, and the number of rows from each rank."""
     adapter = prep.adapter
     source = adapter.row_major_view(tensor, call.name)
     describe(prep.batch, core.ALLTOALL, source, 0, call, index, splits=prep.options.splits)

@@ -1,4 +1,4 @@
-"""Work that one rank does for all ranks, such as writing a file or downloading data."""
+"""Work of a single rank for all ranks, such as writing a file or downloading data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_root() -> bool:
 def on_root(
     function: Callable[_Parameters, _Result], *arguments: _Parameters.args, **options: _Parameters.kwargs
 ) -> _Result:
-    """Calls a function on rank 0 alone, while the others wait for it. All ranks must call it.
+    """Calls a function on rank 0 alone, while all other ranks wait for it. All ranks must call it.
 
     For example `hvd.on_root(torch.save, model.state_dict(), "model.pt")`, or `path = hvd.on_root(download)`.
 

@@ -78,7 +78,7 @@ class LossScaling(Protocol):
 
 
 class RoundChecks:
-    """The comparisons of one optimizer. A round is one exchange of all its gradients, by all its ranks.
+    """The comparisons of an optimizer. A round is a single exchange of all its gradients, by all its ranks.
 
     In each round call: `note_gradient` while `wants_gradients`, `start`, then `finish` once the gradients
     have arrived, and `report` before the optimizer steps.
@@ -279,7 +279,7 @@ class RoundChecks:
             self._warn(f"{finding.text}, no more than rounding: the ranks' machines compute differently")
 
     def _warn(self, text: str) -> None:
-        """Warns on one rank: the others would print the same."""
+        """Warns on the first rank of the set only: all ranks would print the same text."""
         if self._scope.context.rank == self._scope.process_set.members(self._scope.context)[0]:
             hint(text)
 
@@ -325,7 +325,7 @@ class RoundPosition:
 
     @property
     def number(self) -> int:
-        """Returns one number for the position, to compare it over the ranks."""
+        """Returns the position as a single number, to compare it over the ranks."""
         return self._steps * _ROUNDS + self._rounds
 
     def difference(self, scope: Scope, own: int, least: int, most: int) -> str:

@@ -18,7 +18,7 @@ _Number = TypeVar("_Number")  # a number, or a tensor with one
 
 
 def select_horovods() -> None:
-    """Selects Horovod's rules for this process, and for those that it starts."""
+    """Selects Horovod's rules for this process, and for its child processes."""
     os.environ[VARIABLE] = "1"
 
 

@@ -25,7 +25,7 @@ class SharedWorld:
     """
 
     def __init__(self, store: KeyValueStore, rank: int, size: int) -> None:
-        """Uses the world that exists; otherwise makes one, together with the other ranks.
+        """Uses the existing world; otherwise creates a world, together with the other ranks.
 
         The world is that of hvdrun if it has started this process, and consists of the ranks that share the
         store otherwise.

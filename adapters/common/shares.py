@@ -1,4 +1,4 @@
-"""The rows of one logical batch that a rank computes, and how they count in what all ranks compute together.
+"""The rows of a logical batch that a rank computes, and their weight in the results of all ranks.
 
 `sirtaki.common.one_batch` splits the batch; optimizers ask here for the factor of this rank's gradients.
 """
@@ -19,7 +19,7 @@ from sirtaki.common.process_sets import ProcessSet, global_process_set
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of a batch: consecutive rows, in the order of ranks; the first ranks get one more.
+    """A rank's part of a batch: consecutive rows, in the order of ranks; the first ranks may have 1 row more.
 
     Attributes:
         context: the rank.
@@ -93,7 +93,7 @@ def current_share() -> Share | None:
 
 
 def make_current(share: Share | None) -> None:
-    """Makes a share current for the code that follows, whose end no context manager can see."""
+    """Makes a share current for the code that follows, where no context manager can see its end."""
     _share.set(share)
 
 

@@ -44,7 +44,7 @@ class StatefulCompression:
 
 @dataclass(frozen=True)
 class PowerSGD(StatefulCompression):
-    """Exchanges each matrix as the product of two narrow ones (T. Vogels et al., arXiv 1905.13727).
+    """Exchanges each matrix as the product of two narrow matrices (T. Vogels et al., arXiv 1905.13727).
 
     Attributes:
         rank: the number of columns of each narrow matrix. 1 to 4 are usual; more of them leave out less.
@@ -94,7 +94,7 @@ class Int8(Quantised):
 
 
 class Fp8(Quantised):
-    """Exchanges floats of 4 exponent and 3 mantissa bits, whose relative error is even."""
+    """Exchanges floats of 4 exponent and 3 mantissa bits, with a uniform relative error."""
 
     wire_format: ClassVar[str] = "fp8"
 
@@ -115,7 +115,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 
 class StatefulCompressions(NamedTuple):
-    """The callables that make them, in a library whose optimizers have a place for what is left out."""
+    """The constructors of compressions, for a library with optimizers that can store the residuals."""
 
     powersgd: Callable[..., StatefulCompression] = PowerSGD
     topk: Callable[..., StatefulCompression] = TopK

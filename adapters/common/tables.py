@@ -32,7 +32,7 @@ Serve = Callable[[Context, Callable[[BaseException | None], None]], None]
 
 
 def world_of_next_table(context: Context) -> Context | None:
-    """Returns the world that the ranks of `context` share with the servers for one more table.
+    """Returns the world that the ranks of `context` share with the servers for another table.
 
     Returns None in a job without servers. All ranks must call it. `leave_table` ends the rank's part.
 

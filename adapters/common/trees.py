@@ -15,7 +15,7 @@ class Library(Protocol):
     """The functions that an adapter provides, as a module: `sirtaki.torch.one_batch`."""
 
     def flatten(self, tree: Any) -> Leaves:
-        """Returns the leaves of nested values by their paths, and a function that builds these of others."""
+        """Returns the leaves of nested values by path, and a function that rebuilds them from new leaves."""
         ...
 
     def text(self, path: Path) -> str:

@@ -29,6 +29,6 @@ def has_chosen_devices() -> bool:
 
 
 def weakly_typed(array: Any) -> Any:
-    """Returns an array whose dtype gives way to others in promotions, as that of a number does."""
+    """Returns an array with a weak dtype, which yields to other dtypes in promotions, as a number's does."""
     convert = _JAX.symbol("jax._src.lax.lax._convert_element_type")
     return convert(array, array.dtype, weak_type=True)

@@ -232,7 +232,7 @@ def _run(tree: Any, options: ExchangeOptions, process_set: ProcessSet) -> Any:
 def combined(
     tree: Any, options: ExchangeOptions, compression: type[Compressor], process_set: ProcessSet
 ) -> Any:
-    """Returns the arrays of a tree, combined over the ranks of the set as one operation."""
+    """Returns the arrays of a tree, combined over the ranks of the set as a single operation."""
     if compression is Compression.none:
         return _run(tree, options, process_set)
     leaves, structure = jax.tree_util.tree_flatten(tree)

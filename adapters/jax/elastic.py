@@ -157,7 +157,7 @@ class JaxState(ArraysState):
         return _arrays(entries, {name: jax.tree_util.tree_leaves(tree) for name, tree in self._kept.items()})
 
     def _details(self, entries: Sequence[Entry]) -> frozenset[str]:
-        """Returns the names of weakly typed arrays, which a step may have made others than at the start."""
+        """Returns the names of weakly typed arrays: a step may have changed which arrays are."""
         return frozenset(entry.name for entry in entries if entry.target.template.is_weak)
 
     def _clear_own(self) -> None:
@@ -248,7 +248,7 @@ def _has_local_steps(node: Any) -> bool:
 
 
 def _fields(node: Any, **roles: _Role) -> Any:
-    """Returns a named tuple with these roles for the leaves of its fields, and with those of its others."""
+    """Returns a named tuple of roles: `roles` for the leaves of these fields, else the field's own roles."""
 
     def role_of(name: str) -> Any:
         field = getattr(node, name)

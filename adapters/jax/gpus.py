@@ -14,11 +14,11 @@ from sirtaki.jax import _private
 
 
 def use_own_gpu(context: Context) -> None:
-    """Restricts JAX to one GPU of the host, by the rank's number there.
+    """Restricts JAX to a single GPU of the host, by the rank's number there.
 
-    Does nothing on a host with one rank, or where the GPUs are restricted already: to one by the launcher
-    (CUDA_VISIBLE_DEVICES), or by the program (jax_cuda_visible_devices, jax_default_device). Warns on rank 0
-    if JAX has chosen its GPUs before, or if there are fewer GPUs than ranks.
+    Does nothing on a host with a single rank, or where the GPUs are restricted already: to a single GPU by
+    the launcher (CUDA_VISIBLE_DEVICES), or by the program (jax_cuda_visible_devices, jax_default_device).
+    Warns on rank 0 if JAX has chosen its GPUs before, or if there are fewer GPUs than ranks.
     """
     topology, gpus = context.topology, _count()
     if topology.local_size == 1 or gpus == 0 or _is_restricted():
@@ -48,7 +48,7 @@ def _warn(context: Context, text: str) -> None:
 
 
 def _count() -> int:
-    """Returns the number of GPUs from which a rank may choose its own; 0 if it has been given one."""
+    """Returns the number of GPUs from which a rank may choose its own; 0 if it has been assigned a GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return len(list(Path("/dev").glob("nvidia[0-9]*")))  # opens neither the driver nor NCCL

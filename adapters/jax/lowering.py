@@ -116,7 +116,7 @@ def _attributes(options: ExchangeOptions, on_gpu: bool) -> dict[str, Any]:
 
 
 def _number_of_optimizer(options: ExchangeOptions) -> int:
-    """Returns 0 for what is no step, and 1 for any optimizer whose steps nobody measures.
+    """Returns 0 for an exchange without a step, and 1 for any optimizer with steps that nothing measures.
 
     Other numbers count the optimizers of a process, so that programs would differ, and miss JAX's persistent
     cache, from one to the next.

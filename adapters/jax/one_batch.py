@@ -1,4 +1,4 @@
-"""Steps that are written for one device, with one batch for all ranks: `consistent` and `mirrored`."""
+"""Steps written for a single device, with a common batch for all ranks: `consistent` and `mirrored`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def consistent(
     out: Any = None,
     check: bool = True,
 ) -> Any:
-    """Decorates a step that is written for one device: the whole batch in, the result for all of it out.
+    """Decorates a step written for a single device: the whole batch in, the result for the whole batch out.
 
     All ranks call the step, with the same arguments, outside jit: put it above `@jax.jit`. The arrays of the
     batch are split along their first axis, the function runs with this rank's rows, and what it returns is
@@ -71,7 +71,7 @@ def mirrored(
     batch: str | Sequence[str] = (),
     check: bool = True,
 ) -> Any:
-    """Decorates a function for one batch: a list with one batch per rank in, the list of results out.
+    """Decorates a function of a batch: takes a list with a batch per rank, returns the list of results.
 
     All ranks call it, with the same lists of `size()` elements, outside jit; each computes its element, and
     gets the results of all, in the order of the list.
@@ -97,7 +97,7 @@ def mirrored(
 
 
 def flatten(tree: Any) -> Leaves:
-    """Returns the leaves of nested values by their paths, and a function that builds these of others."""
+    """Returns the leaves of nested values by path, and a function that rebuilds them from new leaves."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     return leaves, structure.unflatten
 
@@ -133,7 +133,7 @@ def without_gradient(array: Any) -> Any:
 
 
 def summed(arrays: Sequence[Any], factors: Sequence[float], name: str) -> Sequence[Any]:
-    """Returns the sums over all ranks of arrays times factors; computes those of 16 bits in 32."""
+    """Returns the sums over all ranks of arrays times factors; computes 16-bit arrays in 32 bits."""
     parts = [_times(jnp.asarray(array), factor) for array, factor in zip(arrays, factors, strict=True)]
     totals = allreduce(parts, op=Sum, name=name)
     return [total.astype(array.dtype) for total, array in zip(totals, arrays, strict=True)]

@@ -29,7 +29,7 @@ _made: Counter[str] = Counter()  # optimizers of each name; compiled programs ou
 
 
 class AccumulatingState(NamedTuple):
-    """The state of an optimizer that accumulates several backward passes for one step.
+    """The state of an optimizer that accumulates several backward passes for each step.
 
     Attributes:
         inner: the wrapped optimizer's state.
@@ -110,7 +110,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 
 
 def _stepper(name: str | None) -> Stepper:
-    """Returns the facts of a new optimizer for autotune, which tells apart those of one name."""
+    """Returns the facts of a new optimizer for autotune, numbered among optimizers of the same name."""
     number = _made[name or "gradients"]
     _made[name or "gradients"] += 1
     return Stepper(f"{name or 'gradients'}.{number}")
@@ -131,7 +131,7 @@ def _combined(
 
 
 def _accumulating(optimizer: Any, inner: Any, passes: int) -> Any:
-    """Returns a transformation that updates once in so many passes; `inner` is the one without exchange."""
+    """Returns a transformation that updates once in `passes` passes; `inner` is the same without exchange."""
 
     def init(params: Any) -> AccumulatingState:
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -194,7 +194,7 @@ def value_and_grad(
 def grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
 ) -> Callable[..., Any]:
-    """Works like jax.grad, with averaged gradients; the options are those of `value_and_grad`."""
+    """Works like jax.grad, with averaged gradients; the options are as for `value_and_grad`."""
     both = value_and_grad(fun, argnums, has_aux, **options)
 
     @wraps(fun)

@@ -47,7 +47,7 @@ def broadcast_parameters(
 
 
 def rank_key(key: Any) -> Any:
-    """Derives this rank's own key from one that all ranks share: for dropout, augmentation and the like.
+    """Derives this rank's own key from a key that all ranks share: for dropout, augmentation and the like.
 
     Nothing is sent. Raises NotInitializedError (a ValueError) before init().
     """

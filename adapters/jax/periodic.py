@@ -111,7 +111,7 @@ class _Average(NamedTuple):
 
 
 class _Exchange:
-    """The weighted average of a tree over all ranks, whose steps differ in number at their end only."""
+    """The weighted average of a tree over all ranks; their numbers of steps differ at their end only."""
 
     def __init__(self, name: str, compression: type[Compressor] = Compression.none) -> None:
         self._name, self._compression = name, compression
@@ -314,5 +314,5 @@ def _widened(update: Any, parameter: Any) -> Any:
 
 
 def _like(tree: Any, other: Any) -> Any:
-    """Returns the arrays with the dtypes of others."""
+    """Returns the arrays of `tree` with the dtypes of `other`."""
     return jax.tree.map(lambda value, like: value.astype(like.dtype), tree, other)

@@ -150,7 +150,7 @@ def _scatter_transpose(cotangents: Sequence[Any], *operands: Any, options: Excha
 
 
 def _batch(axis: int) -> Callable[..., Any]:
-    """Returns the rule that exchanges a batch as one array, with the batch axis behind any rows."""
+    """Returns the rule that exchanges a batch as a single array, with the batch axis behind any rows."""
 
     def rule(
         arrays: Sequence[Any], axes: Sequence[int | None], *, options: ExchangeOptions

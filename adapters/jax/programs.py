@@ -1,4 +1,4 @@
-"""Compiled programs in an elastic job: those that depend on the number of ranks are traced again."""
+"""Compiled programs in an elastic job: programs that depend on the number of ranks are traced again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Programs:
         self._context: Context | None = None  # the world in which such a program has been traced
 
     def note(self) -> None:
-        """Records that one is being traced."""
+        """Records that such a program is being traced."""
         context = current()
         if context.survivors is not None and context is not self._context:
             self._context = context

@@ -1,4 +1,4 @@
-"""A transformation of optax whose state is divided among the ranks (ZeRO, arXiv 1910.02054)."""
+"""A transformation of optax that divides its state among the ranks (ZeRO, arXiv 1910.02054)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def full_state(optimizer: Any, state: Any, params: Any, name: str = "full_state"
 
 
 def divided_state(optimizer: Any, state: Any, params: Any) -> Any:
-    """Returns this rank's state of `shard(optimizer)`, from the whole one: the opposite of `full_state`."""
+    """Returns this rank's state of `shard(optimizer)`, given the whole state; inverts `full_state`."""
     whole, parts = _shapes(optimizer, params)
     leaves, structure = jax.tree.flatten(state)
     for index, (value, two) in enumerate(zip(whole, parts, strict=True)):
@@ -144,7 +144,7 @@ def _slice(array: Any) -> Any:
 
 
 def _slices(tree: Any) -> Any:
-    """Returns this rank's slice of each array; the whole ones in a world of one."""
+    """Returns this rank's slice of each array; whole arrays in a world of 1 rank."""
     return tree if current().size == 1 else jax.tree.map(_slice, tree)
 
 
@@ -176,7 +176,7 @@ def _check_shapes(optimizer: Any, params: Any) -> None:
 
 
 def _check_by_trial(optimizer: Any, params: Any) -> None:
-    """Raises ValueError if updates of small arrays differ from those of their slices."""
+    """Raises ValueError if updates of small arrays differ from the updates of their slices."""
     numbers = np.random.default_rng(0)
     leaves, structure = jax.tree.flatten(params)
 
@@ -184,7 +184,7 @@ def _check_by_trial(optimizer: Any, params: Any) -> None:
         return [numbers.normal(size=(3,) * jnp.ndim(leaf)).astype(np.float32) * scale for leaf in leaves]
 
     def with_infinity() -> list[Any]:
-        """Returns gradients one element of which is infinite: a step that some optimizers leave out."""
+        """Returns gradients with an infinite element: some optimizers skip such a step."""
         arrays = drawn()
         for array in arrays[:1]:
             array.flat[0] = np.inf

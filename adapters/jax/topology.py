@@ -1,4 +1,4 @@
-"""The facts of the world. A program that is traced with one of them is traced again when the ranks change."""
+"""The facts of the world. In an elastic job, programs traced with them are traced again when ranks change."""
 
 from __future__ import annotations
 

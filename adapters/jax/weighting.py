@@ -54,7 +54,7 @@ def _keyed(value: Any) -> Iterator[None]:
 
 
 def weighted(gradients: Any, op: int, process_set: ProcessSet) -> Any:
-    """Returns this rank's gradients as they count in a step of `consistent`; outside of one, as they are."""
+    """Returns this rank's gradients, weighted for a step of `consistent`; outside such a step, unchanged."""
     share = current_share()
     if share is None:
         return gradients

@@ -51,7 +51,7 @@ def slots_of(optimizer: Any) -> dict[str, list[Any]]:
 
 
 def keep_slots(optimizer: Any, places: Sequence[int]) -> None:
-    """Makes an optimizer forget the state of all variables but those at these places."""
+    """Makes an optimizer drop the state of all variables except the variables at `places`."""
     indices = _KERAS.attribute(optimizer, "_trainable_variables_indices")
     for values in slots_of(optimizer).values():
         for place, value in enumerate(values):
@@ -159,7 +159,7 @@ def build_for(model: Any, batch: Any) -> None:
 
 
 def metrics_of_losses(model: Any) -> Sequence[Any]:
-    """Returns the metrics in which a compiled model of several outputs keeps the mean of each one's loss."""
+    """Returns the metrics in which a compiled model of several outputs keeps each output's mean loss."""
     losses = _KERAS.attribute(model, "_compile_loss")
     return [metric for metric in losses.metrics if metric is not None] if losses is not None else []
 

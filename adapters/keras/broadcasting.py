@@ -1,4 +1,4 @@
-"""An equal start on every rank: copies one rank's variables to all."""
+"""Makes all ranks start equally: broadcasts a rank's variables to all ranks."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def load_model(
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
-    """Loads a model, saved with or without sirtaki, and makes its optimizer a distributed one.
+    """Loads a model, saved with or without sirtaki, and makes its optimizer distributed.
 
-    All ranks must call it; or rank 0 alone saves and loads, and the others get its weights by
+    All ranks must call it; or rank 0 alone saves and loads, and all other ranks receive its weights by
     `broadcast_model`.
 
     Args:

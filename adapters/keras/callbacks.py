@@ -1,4 +1,4 @@
-"""Callbacks for `model.fit`. All ranks must use the same ones, in the same order."""
+"""Callbacks for `model.fit`. All ranks must use the same callbacks, in the same order."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._training = self._validation = None
 
     def _is_training(self) -> bool:
-        """Returns whether this is within an epoch; one that ended with its world does not count."""
+        """Returns whether this is within an epoch; an epoch that ended with its world does not count."""
         return _is_here(self._training_in)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -175,7 +175,7 @@ Multiplier = float | Callable[[float], float]
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to `initial_lr` times a multiplier, from one epoch to another."""
+    """Sets the learning rate to `initial_lr` times a multiplier, from `start_epoch` to before `end_epoch`."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ def _rate(optimizer: Any) -> float:
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Copies one rank's model and optimizer to all ranks, before the first batch.
+    """Broadcasts a rank's model and optimizer to all ranks, before the first batch.
 
     `sirtaki.keras.broadcast_model` documents what is copied; the seeds of dropout are not. A model that gets
     its weights only with its first batch, on any rank, is broadcast right after that batch: the first step of
@@ -383,7 +383,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             optimizer._checks.after_steps(self.model.trainable_variables)
 
     def _end_epoch(self) -> None:
-        """Makes sure that all ranks end the training, if this one does in the middle of an epoch."""
+        """Fails unless all ranks end the training, if this rank ends it in the middle of an epoch."""
         is_in_epoch, self._is_in_epoch = self._is_in_epoch, False
         steps = (self.params or {}).get("steps")
         if not is_in_epoch or not self.model.stop_training or steps is None or self._last_batch + 1 >= steps:
@@ -441,7 +441,7 @@ def _check_synchronized(model: Any) -> None:
 
 
 class CompiledStepCounter:
-    """Counts the steps of a model's distributed optimizer that are compiled; others count themselves."""
+    """Counts the compiled steps of a model's distributed optimizer; other steps count themselves."""
 
     def __init__(self) -> None:
         self._in_epoch = 0  # batches
@@ -468,7 +468,7 @@ class CompiledStepCounter:
 
 
 def _has_averages(optimizer: Any) -> bool:
-    """Returns whether an optimizer, or the one inside it, keeps averages over time."""
+    """Returns whether an optimizer, or its inner optimizer, keeps averages over time."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return bool(getattr(optimizer, "use_ema", False)) or (inner is not None and _has_averages(inner))
 
@@ -533,7 +533,7 @@ class LocalSGDCallback(keras.callbacks.Callback):
         self._averager, self._batches = None, 0
 
     def outer_variables(self, model: Any) -> list[Any]:
-        """Returns the variables of the outer optimizer of this model; [] without one."""
+        """Returns the variables of this model's outer optimizer; [] if there is none."""
         if self._outer is not None and not self._outer.built:
             self._outer.build(model.trainable_variables)
         return [] if self._outer is None else list(self._outer.variables)
@@ -648,7 +648,7 @@ def is_built(model: Any) -> bool:
 
 
 def mark_averaged(model: Any) -> None:
-    """Records that a callback averages the variables of a model, so its optimizer may be a plain one."""
+    """Records that a callback averages the variables of a model, so its optimizer may be undistributed."""
     _averaged.add(model)
 
 

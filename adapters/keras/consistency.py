@@ -55,7 +55,7 @@ def check_before_local_steps(model: Any, outer_variables: Sequence[Any]) -> None
 
 
 class OptimizerChecks:
-    """The checks of one distributed optimizer. It does not keep the optimizer alive."""
+    """The checks of a distributed optimizer. It does not keep the optimizer alive."""
 
     def __init__(self, optimizer: Any, exchange: GradientReduction) -> None:
         self._optimizer, self._exchange = ref(optimizer), exchange

@@ -59,7 +59,7 @@ class Distributed(keras.optimizers.Optimizer):
     def stateless_apply(
         self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
     ) -> Any:
-        """Works like `apply`, for backends whose variables are passed around."""
+        """Works like `apply`, for backends that pass variables as arguments."""
         exchange = self._exchange
         if exchange.record(grads):  # as results: what a compiled step records exists inside it only
             return trainable_variables, list(grads)
@@ -71,7 +71,7 @@ class Distributed(keras.optimizers.Optimizer):
             return super().stateless_apply(optimizer_variables, gradients, trainable_variables)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Works like the optimizer's own, for the loss of one of several ranks."""
+        """Works like the optimizer's own, for the loss of a single rank of several."""
         exchange = self._exchange
         if exchange.ranks and len(
             loss.shape
@@ -90,7 +90,7 @@ class Distributed(keras.optimizers.Optimizer):
 
     @property
     def _scales_losses(self) -> bool:
-        """Returns whether Keras skips a step whose gradients are not finite, and scales losses anew."""
+        """Returns whether Keras skips steps with gradients that are not finite, and adapts the loss scale."""
         return isinstance(self, keras.optimizers.LossScaleOptimizer)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
@@ -149,10 +149,10 @@ def _is_fit_failing() -> bool:
 
 
 def make_distributed(optimizer: Any, exchange: GradientReduction, is_sharded: bool = False) -> Any:
-    """Turns an optimizer into a distributed one, in place, and returns it.
+    """Makes an optimizer distributed, in place, and returns it.
 
-    Its class keeps its name, and Keras saves it as the plain one: the files can be loaded without sirtaki.
-    If it is sharded, its state is divided among the ranks.
+    Its class keeps its name, and Keras saves it as the original class: the files can be loaded without
+    sirtaki. If it is sharded, its state is divided among the ranks.
     """
     kind = type(optimizer)
     name = keras.saving.get_registered_name(kind)

@@ -320,7 +320,7 @@ class TensorFlowKerasState(KerasState):
     """`KerasState`, with Horovod's arguments."""
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
-        """Creates the state. `backend` is accepted and ignored; the others are those of `KerasState`."""
+        """Creates the state. `backend` is accepted and ignored; other arguments are as for `KerasState`."""
         super().__init__(model, optimizer, **kwargs)
 
 
@@ -353,7 +353,7 @@ def _classified(
 
 
 def _local_numbers(optimizer: Any) -> set[int]:
-    """Returns the `id()` of each variable whose gradients stay on the rank."""
+    """Returns the `id()` of each variable with gradients that stay on the rank."""
     for level in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if isinstance(level, Distributed):
             return level._exchange.local.numbers()
@@ -366,7 +366,7 @@ def _accumulators(optimizer: Any) -> list[Any]:
 
 
 def _kind_of_slot(variable: Any, model: Any, local: set[int]) -> EntryKind:
-    """Returns the kind of an optimizer's variable; one of a local weight is local, too.
+    """Returns the kind of an optimizer's variable; a variable of a local weight is local, too.
 
     Keras names the variable that belongs to a weight after the weight's path.
     """

@@ -27,7 +27,7 @@ _HALF_OVERFLOW = 65520.0  # the least number that float16 rounds to infinity
 
 @dataclass
 class LocalVariables:
-    """Variables whose gradients stay on this rank: single ones, and those of layers, which may get more.
+    """Variables with gradients that stay on this rank: single variables, and all variables of layers.
 
     Attributes:
         scale: whether such gradients are divided by the number of ranks, like the average of the others.
@@ -64,7 +64,7 @@ class Rows(NamedTuple):
         return keras.ops.where(keras.ops.greater(self.own, 0), scaled, keras.ops.zeros_like(value))
 
     def weighted(self, gradient: Any, ranks: int) -> Any:
-        """Returns the gradient of a mean over own rows such that its average over ranks is one over rows."""
+        """Scales the gradient of a mean over own rows so that its average over ranks is over all rows."""
         if isinstance(self.own, int):
             return self.counted(gradient, self.own * ranks / self.total)
         precision = "float64" if keras.backend.standardize_dtype(gradient.dtype) == "float64" else "float32"
@@ -117,7 +117,7 @@ class GradientReduction:
         reserve_number(context, KIND.format(number), self.number)
 
     def retire(self) -> None:
-        """Does nothing: another optimizer of this name does not meet this one."""
+        """Does nothing: another optimizer of the same name does not conflict with this optimizer."""
 
     @property
     def is_done(self) -> bool:
@@ -149,7 +149,7 @@ class GradientReduction:
 
     @property
     def is_split(self) -> bool:
-        """Returns whether a step is one of a batch that is split over the ranks, or a trial of one."""
+        """Returns whether a step's batch is split over the ranks, or its split is being tried."""
         return self._rows is not None or self._recorded is not None
 
     def weighted(self, gradients: Sequence[Any]) -> list[Any]:
@@ -192,7 +192,7 @@ class GradientReduction:
             self._postponed = []
 
     def reduce_postponed(self, gradients: Sequence[Any]) -> list[Any]:
-        """Returns the postponed gradients, reduced; those of other optimizers unchanged."""
+        """Returns the postponed gradients, reduced; returns other optimizers' gradients unchanged."""
         return self.reduce(gradients, self._postponed) if self._postponed else list(gradients)
 
     def reduce(
@@ -261,14 +261,14 @@ class GradientReduction:
 
     @property
     def ranks(self) -> int:
-        """Returns the number of ranks that exchange gradients with this one; 0 if it exchanges none."""
+        """Returns the number of ranks that exchange gradients with this rank; 0 if it exchanges none."""
         members = self.how.process_set.members(current())
         takes_part = current().rank in members and (len(members) > 1 or is_elastic())
         return len(members) if takes_part else 0
 
     @property
     def _stepper(self) -> Stepper | None:
-        """The optimizer, for autotune; None if its steps are not those of all ranks, or use Adasum."""
+        """The optimizer, for autotune; None if not all ranks take part in its steps, or with Adasum."""
         is_tuned = self.how.process_set is global_process_set and self.how.op != Adasum
         return Stepper(self.prefix) if is_tuned else None
 
@@ -305,7 +305,7 @@ class GradientReduction:
             self._add_overflow(found, results)
 
     def _overflow_as_halves(self, results: list[Any], variables: Sequence[Any]) -> None:
-        """Makes elements infinite that float16 cannot hold, in which one process computes them."""
+        """Sets elements that float16 cannot hold to infinity, for variables with gradients in float16."""
         for index, variable in enumerate(variables):
             value = results[index]
             if (
@@ -317,9 +317,9 @@ class GradientReduction:
                 results[index] = keras.ops.where(is_held, value, keras.ops.full_like(value, float("inf")))
 
     def _overflows(self, gradients: Sequence[Any], variables: Sequence[Any], own: set[int]) -> list[Gradient]:
-        """Returns what to exchange about own gradients: 0, or NaN if one is not finite; [] without own ones.
+        """Returns a flag to reduce for local gradients: 0, or NaN if any is not finite; [] if none are local.
 
-        Every rank must exchange it whose variables include own ones, even if this rank has no gradient.
+        Every rank with local variables must reduce the flag, even if it has no gradient.
         """
         places = [
             place
@@ -337,7 +337,7 @@ class GradientReduction:
         return [Gradient(f"{self.prefix}.overflow", flag)]
 
     def _add_overflow(self, flags: Sequence[Any], results: list[Any]) -> None:
-        """Adds the exchanged flag to one result, a dense one if there is any."""
+        """Adds the reduced flag to a single result, a dense result if there is any."""
         present = [place for place, result in enumerate(results) if result is not None]
         dense = [place for place in present if not self.backend.is_sparse(results[place])]
         for flag in flags:
@@ -354,7 +354,7 @@ class GradientReduction:
         how: GradientCombination,
         flags: Sequence[Gradient] = (),
     ) -> list[Any]:
-        """Replaces the results with these indices by reduced ones; returns the reduced flags."""
+        """Replaces the results with these indices by reduced results; returns the reduced flags."""
         compression = NoneCompressor if how.op == Max else self.compression
         gradients, undo = [], []
         for index in indices:

@@ -118,7 +118,7 @@ def _results(model: Any) -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that are numbers, as floats, and those that are arrays or tensors, as arrays."""
+    """Returns the numeric values: numbers as floats, arrays and tensors as arrays."""
     return {name: _number(value) for name, value in values.items() if _is_number(value)}
 
 
@@ -150,7 +150,7 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def verbose(level: Any = "auto") -> Any:
-    """Returns the `verbose` argument for `fit` and `evaluate`: `level` on rank 0, 0 on the others.
+    """Returns the `verbose` argument for `fit` and `evaluate`: `level` on rank 0, 0 on all other ranks.
 
     Raises:
         NotInitializedError: init() has not been called.

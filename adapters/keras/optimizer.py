@@ -111,7 +111,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
 def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name
     optimizer: Any, *args: Any, local_layers: Any | Iterable[Any] | None = None, **kwargs: Any
 ) -> Any:
-    """Works like `DistributedOptimizer`, with layers whose gradients stay on each rank.
+    """Works like `DistributedOptimizer`, with local layers: their gradients stay on each rank.
 
     Args:
         optimizer, args, kwargs: as for `DistributedOptimizer`.
@@ -237,7 +237,7 @@ def patch_losses() -> None:
 
 
 def _in_float16(model: Any) -> set[int]:
-    """Returns the `id()` of the variables whose gradients are computed in float16."""
+    """Returns the `id()` of the variables with gradients that are computed in float16."""
     layers = {
         id(variable): layer for layer in layers_of(model) for variable in layer.trainable_variables
     }  # innermost
@@ -252,10 +252,10 @@ def _in_float16(model: Any) -> set[int]:
 
 @contextmanager
 def _counting_as_one(exchange: GradientReduction) -> Iterator[None]:
-    """Makes losses inside such that their average over the ranks is the loss of one process.
+    """Scales losses inside so that their average over the ranks is the loss of a single process.
 
-    A loss with a divisor that depends on the rank is exchanged for its divisor's average: one number for each
-    such loss, before the gradients.
+    A loss with a divisor that depends on the rank is divided by the divisor's average instead: a single
+    number is reduced for each such loss, before the gradients.
     """
     module, numbers = loss_reductions(), itertools.count()
     masked, reduced = module.apply_mask, module.reduce_values

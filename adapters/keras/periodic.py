@@ -15,7 +15,7 @@ from sirtaki.keras._private import layers_of
 
 
 class AveragePart(NamedTuple):
-    """The part of one rank in an average.
+    """The contribution of a rank to an average.
 
     Attributes:
         weight: its weight, 1.0 for a complete window of batches.

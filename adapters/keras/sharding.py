@@ -1,4 +1,4 @@
-"""Gives each rank its share of the data, with equally many batches, so that no rank waits for others."""
+"""Assigns each rank its share of the data, with equally many batches, so that no rank waits for another."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class _ShardOfBatches(DatasetShare):
 
 
 def _refuse_other_orders(dataset: Any) -> None:
-    """Raises ValueError if a tf.data.Dataset, or one of its inputs, has a different order on each rank.
+    """Raises ValueError if a tf.data.Dataset, or any of its inputs, has a different order on each rank.
 
     TensorFlow keeps a dataset's inputs in attributes that are not public; without them nothing is found.
     """

@@ -1,4 +1,4 @@
-"""A rank's share of an epoch, dealt anew in each epoch and, in an elastic job, for the rest of one."""
+"""A rank's share of an epoch, dealt anew in each epoch and, in an elastic job, for the rest of an epoch."""
 
 from __future__ import annotations
 
@@ -180,4 +180,4 @@ class DatasetShare(keras.utils.PyDataset):
         self._deal.deal(context)
 
     def retire(self) -> None:
-        """Does nothing: no object refers to the world's number of ranks but this one."""
+        """Does nothing: no other object refers to the world's number of ranks."""

@@ -1,4 +1,4 @@
-"""The end of a training: of all ranks at once, or of one alone, for which the others would wait."""
+"""The end of a training: of all ranks at once, or of a single rank, for which all other ranks would wait."""
 
 from __future__ import annotations
 

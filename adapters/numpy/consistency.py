@@ -1,4 +1,4 @@
-"""Checks that ranks have the same arrays, for every library whose arrays numpy can read."""
+"""Checks that ranks have the same arrays, for every library with arrays that numpy can read."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def check(subject: Subject, remedy: str, process_set: ProcessSet) -> None:
 
 
 class EagerChecks:
-    """The checks around a series of exchanges, such as those of one optimizer, in whatever world exists."""
+    """The checks around a series of exchanges, such as an optimizer's, in whatever world exists."""
 
     def __init__(self, name: str, remedy: str, first_check: int = 2) -> None:
         """Creates the checks, before the first exchange.

@@ -14,7 +14,7 @@ __all__ = ["empty"]
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> Array:
-    """Returns a new array of zeros whose all-reduce in place needs no copies; any rank may call it alone.
+    """Returns a new array of zeros that an in-place all-reduce need not copy; any rank may call it alone.
 
     If all ranks of a host pass such arrays, or parts of them, to `allreduce_` or one of its forms, the ranks
     read and write each other's arrays where they are, with the same result as otherwise:

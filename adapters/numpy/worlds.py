@@ -10,7 +10,7 @@ from sirtaki.common.training.combinations import refuse_combinations
 
 
 def is_elastic() -> bool:
-    """Returns whether the ranks of this job may change. Worlds of one rank then exchange, too."""
+    """Returns whether the ranks of this job may change. Worlds of a single rank then communicate, too."""
     context = find()
     return context is not None and context.survivors is not None
 
@@ -29,7 +29,7 @@ def require_all_ranks(process_set: ProcessSet) -> None:
 
 
 def reserve_number(context: Context, kind: str, number: int) -> None:
-    """Makes sure that objects of a kind which a world creates get higher numbers than this one.
+    """Makes objects of a kind that a world creates later get higher numbers than this number.
 
     An object keeps its number, and so its names, from world to world: compiled programs contain them.
     """

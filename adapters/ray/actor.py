@@ -14,7 +14,7 @@ from sirtaki.runner.rendezvous.elastic.process import Assignment
 
 
 class RankActor:
-    """The process of one rank. The executor makes it an actor, and calls its methods one after the other."""
+    """The process of a rank. The executor makes it an actor, and calls its methods in sequence."""
 
     def __init__(self) -> None:
         self._rank = -1

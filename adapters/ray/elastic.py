@@ -1,4 +1,4 @@
-"""An elastic job whose workers are actors: a loop around the driver that hvdrun's elastic jobs have, too."""
+"""An elastic job with actors as workers: a loop around the same driver as hvdrun's elastic jobs."""
 
 from __future__ import annotations
 
@@ -216,8 +216,10 @@ class ActorJob:
 
 
 def _was_killed(error: BaseException) -> bool:
-    """Returns whether an actor was lost, and another one may do better: to a crash, the end of its node, or
-    Ray's memory monitor, whose OutOfMemoryError is no RayActorError.
+    """Returns whether an actor was lost for a reason that may not affect another actor.
+
+    Such reasons are a crash, the end of its node, and Ray's memory monitor, which raises OutOfMemoryError, no
+    RayActorError.
     """
     if isinstance(error, RayActorError):
         return not error.actor_init_failed
@@ -226,7 +228,7 @@ def _was_killed(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns Ray's reason in one line, without its description of the actor."""
+    """Returns Ray's reason in a single line, without its description of the actor."""
     text = str(error)
     return " ".join((text.partition("The actor is dead because ")[2] or text).split())[:_LONGEST_REASON]
 
@@ -250,7 +252,7 @@ class Places:
         self._slots: dict[str, Slot] = {}
 
     def poll(self) -> list[Slot]:
-        """Returns the slots that there are now. A slot whose node is lost does not come back."""
+        """Returns the slots that exist now. A slot on a lost node does not come back."""
         own = ray.util.get_node_ip_address()
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         table = placement_group_table()

@@ -248,7 +248,7 @@ class _Rank:
 
 
 class RankGroup:
-    """The actors of one executor, in the order of their ranks once they have started."""
+    """The actors of an executor, in the order of their ranks once they have started."""
 
     def __init__(
         self, settings: ExecutorSettings, shape: Shape, uses_current_group: bool, variables: Mapping[str, str]
@@ -306,7 +306,7 @@ class RankGroup:
         return [call(rank.actor) for rank in self._ranks]
 
     def shutdown(self) -> None:
-        """Ends the actors; those that are idle leave their world before."""
+        """Ends the actors; idle actors leave their world before."""
         leaving = []
         with contextlib.suppress(RayError):
             leaving = [rank.actor.leave.remote() for rank in self._ranks]
@@ -338,7 +338,7 @@ class RankGroup:
         return EngineJob.create("ray", self._shape.workers, self._settings.timeout_s)
 
     def _get(self, references: list[Any], seconds: float | None) -> list[Any]:
-        """Returns the values of one reference of each actor, by rank. Raises RunError."""
+        """Returns the values of a reference from each actor, by rank. Raises RunError."""
         deadline = None if seconds is None else time.monotonic() + seconds
         values = []
         for number, reference in enumerate(references):
@@ -356,7 +356,7 @@ class RankGroup:
         return values
 
     def _wait_for(self, waiting: dict[Any, int]) -> list[RankOutcome]:
-        """Collects outcomes, whose references it removes. Gives up some time after the first failure."""
+        """Collects outcomes, and removes their references. Gives up some time after the first failure."""
         outcomes: list[RankOutcome] = []
         deadline = None  # once a rank has failed
         while waiting:

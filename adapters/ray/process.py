@@ -1,4 +1,4 @@
-"""This process as a rank of Ray's: its world, and the rendezvous if it serves one."""
+"""This process as a rank of Ray's: its world, and the rendezvous if it serves the rendezvous."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ _LOST_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")
 
 
 class SparkJob:
-    """One job: each rank is a task of one barrier stage."""
+    """A Spark job: each rank is a task of a single barrier stage."""
 
     def __init__(self, context: Any, job: EngineJob, call: bytes, variables: Mapping[str, str]) -> None:
         self._context = context
@@ -222,7 +222,7 @@ class SparkJob:
             self._error = error
 
     def _wait_for_start(self, deadline: float) -> None:
-        """Waits until Spark has started all tasks, which it does at the same time."""
+        """Waits until Spark has started all tasks; Spark starts them at the same time."""
         while self._thread.is_alive() and (started := self._started_tasks()) < self._job.size:
             if time.monotonic() > deadline:
                 tasks, seconds = f"{started} of {self._job.size} tasks", f"{self._job.start_timeout:g} s"

@@ -103,7 +103,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Works like `allreduce`, for a list of tensors of any dtypes that complete together, as one operation.
+    """Works like `allreduce`, for a list of tensors of any dtypes, as a single operation.
 
     Dense tensors and tf.IndexedSlices may be mixed. Returns the list of results.
     """
@@ -330,7 +330,7 @@ def _allreduce(
 
 
 def _add_slices(tensors: list[tf.IndexedSlices], how: Reduction, called: Call) -> list[tf.IndexedSlices]:
-    """Concatenates the ranks' slices: tf.IndexedSlices may repeat an index, whose slices are then added."""
+    """Concatenates the ranks' slices: tf.IndexedSlices may repeat an index, which adds its slices."""
     if how.op not in (core.SUM, core.AVERAGE) or (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError(
             "tf.IndexedSlices are exchanged with op=Average or op=Sum and without factors; for anything else "

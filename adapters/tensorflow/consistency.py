@@ -39,7 +39,7 @@ def check_parameters(variables: Iterable[Any], process_set: ProcessSet = global_
 
 
 class _Series:
-    """The checks of the exchanges for one list of variables."""
+    """The checks of the exchanges for a list of variables."""
 
     def __init__(self, name: str, variables: Sequence[Any]) -> None:
         self.checks = EagerChecks(name, _BROADCAST)
@@ -55,7 +55,7 @@ class _Series:
 
 
 class _AllSeries:
-    """The series of one world. All ranks create the same ones in the same order, and so number them alike."""
+    """The series of a world. All ranks create the same series in the same order, and so number them alike."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

@@ -29,7 +29,7 @@ _GROUP_RULES = GroupRules(
 
 @dataclass
 class GradientCombiner:
-    """The combination of gradients over the ranks; the fields are those of `DistributedGradientTape`."""
+    """The combination of gradients over the ranks; the fields are as for `DistributedGradientTape`."""
 
     compression: type[Compressor] = Compression.none
     sparse_as_dense: bool = False
@@ -79,7 +79,7 @@ class GradientCombiner:
         )
 
     def _exchange(self, which: list[int], results: list[Any], sources: Sequence[Any], op: int) -> list[Any]:
-        """Returns the results, with those of these indices combined."""
+        """Returns the results; the results with these indices are combined."""
         for chosen in self._buckets(which, results, sources):
             with exposed():
                 combined = self._combined([results[i] for i in chosen], op)
@@ -88,7 +88,7 @@ class GradientCombiner:
         return joined(results) if is_elastic() else results
 
     def _own(self, gradient: Any, source: Any, divisor: int | None) -> Any:
-        """Returns the gradient to exchange for a source; for a local one, its result.
+        """Returns the gradient to exchange for a source; for a local source, its result.
 
         An average that divides by a fixed number is a sum of gradients that have been divided.
         """

@@ -36,7 +36,7 @@ def _how(op: Any) -> Reduction:
 
 
 def _of_floating(op: Any, gradients: Sequence[Any], derivative: Derivative) -> list[Any]:
-    """Returns the gradients of all inputs (the label has none), from those of the differentiable outputs.
+    """Returns the gradients of all inputs (the label has none), given the differentiable outputs' gradients.
 
     Unused outputs count as zero, so that all ranks make the same exchange whatever each of them has used.
     """

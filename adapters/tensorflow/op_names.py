@@ -60,10 +60,10 @@ def label(kind: str, name: str | None, process_set: int) -> tf.Tensor:
 
 
 def part(of: tf.Tensor, suffix: str) -> tf.Tensor:
-    """Returns the name of an operation derived from another one, such as its gradient.
+    """Returns the name of an operation derived from another operation, such as its gradient.
 
-    In a graph, a second operation derived from the same one gets a number: a function may differentiate a
-    collective several times, and these derivatives start in an order that may differ between ranks.
+    In a graph, a second operation derived from the same operation gets a number: a function may differentiate
+    a collective several times, and these derivatives start in an order that may differ between ranks.
     """
     with tf.device("CPU:0"):
         if tf.executing_eagerly():
@@ -90,7 +90,7 @@ def _count(graph: Any, wanted: str) -> int:
 
 
 def _function(graph: Any) -> Any:
-    """Returns the graph of the function around this one: loops and branches have graphs of their own."""
+    """Returns the graph of the function around this graph: loops and branches have graphs of their own."""
     while isinstance(graph, BODY_GRAPHS):
         graph = graph.outer_graph
     return graph

@@ -1,4 +1,4 @@
-"""Collective operations on lists of tensors, in graphs and eagerly: one TensorFlow operation each.
+"""Collective operations on lists of tensors, in graphs and eagerly: each is a single TensorFlow operation.
 
 They run on the CPU. TensorFlow copies tensors on GPUs to host memory and back.
 """
@@ -128,7 +128,7 @@ def _compiled(
 
 
 def _run_independently(result: tf.Tensor) -> None:
-    """Lets an operation of a function run concurrently with others that have side effects.
+    """Lets an operation of a function run concurrently with other operations that have side effects.
 
     TensorFlow would otherwise run them one after another. The function still ends after all of them.
     """

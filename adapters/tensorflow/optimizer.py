@@ -1,4 +1,4 @@
-"""Optimizers that combine gradients over the ranks: those of Keras, and those of TensorFlow 1."""
+"""Optimizers that combine gradients over the ranks: for Keras, and for TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Accumulation:
     _is_last: Any = field(default=None, init=False)  # whether the pass that runs is the last one for its step
 
     def add(self, gradients: Sequence[Any], combine: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """Adds the gradients of a pass; returns the combined sums in the last one, zeros in the others."""
+        """Adds the gradients of a pass; returns the combined sums in the last pass, zeros in other passes."""
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         count = _state(tf.zeros([], tf.int64))
         sums = [
@@ -151,7 +151,7 @@ class Accumulation:
         return [None if gradient is None else next(chosen) for gradient in dense]
 
     def apply(self, step: Callable[[], Any], global_step: Any) -> Any:
-        """Returns an operation that makes the step in the last pass; in the others only counts it."""
+        """Returns an operation that makes the step in the last pass; else, it increments `global_step`."""
         if self._is_last is None:
             raise ValueError(
                 "apply_gradients() needs the gradients that compute_gradients() of this optimizer returned: "
@@ -241,7 +241,7 @@ class _AdasumDistributed(_Distributed):
 
 
 def distribute(optimizer: Any, exchange: GradientCombiner, passes: int, averages: bool) -> Any:
-    """Turns an optimizer of TensorFlow 1 into a distributed one, in place, and returns it.
+    """Makes an optimizer of TensorFlow 1 distributed, in place, and returns it.
 
     Raises:
         ValueError: it is distributed already; or passes are accumulated where no session runs.
@@ -281,7 +281,7 @@ class GradientAccumulator:
     """
 
     def __init__(self, passes: int, average_aggregated_gradients: bool = False, **exchange: Any) -> None:
-        """Creates an accumulator of passes for one exchange.
+        """Creates an accumulator of passes for a single exchange.
 
         Args:
             passes: the number of passes.
@@ -302,8 +302,7 @@ class GradientAccumulator:
         add_survivor(self)
 
     def add(self, gradients: Sequence[Any], apply: Callable[[list[Any]], Any]) -> tf.Tensor:
-        """Adds gradients; with those of the last pass, calls `apply` with the combined sums, and starts
-        again.
+        """Adds gradients; in the last pass, calls `apply` with the combined sums and restarts.
 
         Args:
             gradients: of the same shapes and dtypes in each pass; None for a missing one, in every pass.
@@ -335,7 +334,7 @@ class GradientAccumulator:
             self._reset()
 
     def retire(self) -> None:
-        """Does nothing: an accumulator that is dropped has no effect on others."""
+        """Does nothing: an accumulator that is dropped has no effect on other accumulators."""
 
     def _reset(self) -> None:
         for total in self._sums:

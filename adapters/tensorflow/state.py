@@ -109,7 +109,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """A hook of a training session: overwrites all variables with one rank's, each time a session begins.
+    """A hook of a training session: overwrites all variables with a rank's, each time a session begins.
 
     So all ranks start with the same values, also if only the root has restored a checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Gradient tapes whose gradients are combined over the ranks."""
+"""Gradient tapes that combine their gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def DistributedGradientTape(  # noqa: N802  # Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Returns a tape like the given one, whose `gradient()` combines over the ranks. All ranks must call
-    that.
+    """Returns a tape like the given tape; its `gradient()` combines over the ranks.
+
+    All ranks must call `gradient()`.
 
     Eagerly all gradients are one operation. In a function they are a few, of 8 MiB or more, from the last
     source to the first, so that they are exchanged while the rest is computed.

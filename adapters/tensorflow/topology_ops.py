@@ -1,4 +1,4 @@
-"""The world's topology as tensors: their values are those when a graph runs, not when it was traced.
+"""The world's topology as tensors, evaluated when a graph runs, not when it is traced.
 
 A function that was traced before a later `shutdown()` and `init()` sees the new world.
 """

@@ -50,7 +50,7 @@ class _Text(ctypes.Structure):
 
 
 class _Registration(ctypes.Structure):
-    """XLA_FFI_Handler_Register_Args; of the four stages only the last one is used."""
+    """XLA_FFI_Handler_Register_Args; of the four stages only the last stage is used."""
 
     _fields_ = (
         ("struct_size", ctypes.c_size_t),

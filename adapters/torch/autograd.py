@@ -49,9 +49,9 @@ class CollectiveScope:
 
     @classmethod
     def numbered(cls, context: Context, name: str, process_set: ProcessSet) -> CollectiveScope:
-        """Returns a scope whose name is unique: two optimizers may have parameters of the same names.
+        """Returns a scope with a unique name: two optimizers may have parameters of the same names.
 
-        All ranks have to make their scopes of a name in the same order.
+        All ranks must create their scopes of a name in the same order.
         """
         number = context.next_number(f"{name}.{process_set.number(context)}")
         return cls(context, f"{name}.{number}" if number else name, process_set)
@@ -75,7 +75,7 @@ class CollectiveScope:
         return not self.has_ended and self.context.failure is None
 
     def check_world(self, remedy: str = _WRAP_AGAIN) -> None:
-        """Raises NotInitializedError if this world has ended, unless it had one rank and none follows."""
+        """Raises NotInitializedError if this world has ended, unless it had 1 rank and no world follows."""
         if self.has_ended and (self.context.size > 1 or find() not in (None, self.context)):
             raise NotInitializedError(
                 f"this optimizer belongs to a world that hvd.shutdown() has ended; after hvd.init() {remedy}"
@@ -87,13 +87,13 @@ class CollectiveScope:
 
     @property
     def has_no_peers(self) -> bool:
-        """Returns whether this rank has no peer there: it is the only one, or does not belong to the set."""
+        """Returns whether this rank has no peers in the set: it is the only member, or no member."""
         return len(self.ranks) == 1 or self.context.rank not in self.ranks
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of one tensor, or of a group of them, and its derivative."""
+    """A collective of a tensor, or of a group of tensors, and its derivative."""
 
     collective: ClassVar[requests.Collective]
     scope: CollectiveScope
@@ -120,7 +120,7 @@ class Collective:
         return [run(context, COLLECTIVES.single(context, self.collective, tensors[0], options))]
 
     def apply(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the results, recorded if autograd tracks one of the tensors."""
+        """Returns the results, recorded if autograd tracks any of the tensors."""
         if not any(map(_is_recorded, tensors)):
             return self.run(tensors)
         refuse_derivative()
@@ -134,12 +134,12 @@ class Collective:
         ]
 
     def _of_one(self, index: int) -> Collective:
-        """Returns the collective of one tensor of the group."""
+        """Returns the collective of a single tensor of the group."""
         scope = self.scope.derived(str(index)) if self.is_grouped else self.scope
         return replace(self, scope=scope, is_grouped=False)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Returns the result of one tensor, recorded if autograd tracks it."""
+        """Returns the result for a single tensor, recorded if autograd tracks it."""
         return self.apply([tensor])[0]
 
 
@@ -149,9 +149,9 @@ def _is_recorded(tensor: Any) -> bool:
 
 
 class _Recorded(Function):
-    """A collective as a node of the graph; a linear one saves nothing that a backward pass could free.
+    """A collective as a node of the graph; a linear collective saves nothing that a backward pass could free.
 
-    One backward pass for each result of a group therefore works: the others' gradients count as zeros.
+    A backward pass for each result of a group therefore works: the other results' gradients count as zeros.
     """
 
     @staticmethod
@@ -259,7 +259,7 @@ class AllGather(Collective):
 
 @dataclass(frozen=True)
 class Broadcast(Collective):
-    """A broadcast: all gradients add up on the root; the others' tensors have no influence."""
+    """A broadcast: the root's gradient is the sum over all ranks; other ranks' inputs have no influence."""
 
     collective = requests.BROADCAST
     root: int = 0

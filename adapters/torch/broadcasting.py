@@ -62,7 +62,7 @@ class Placeholder:
         return isinstance(own, Tensor) and Placeholder.of(own, self.checksum) == self
 
     def empty(self, gpu: torch.device | None) -> Tensor:
-        """Returns a new tensor; `gpu` is the one that this rank uses, if any."""
+        """Returns a new, uninitialised tensor; `gpu` is this rank's GPU, if any."""
         device = gpu if self.place == "cuda" and gpu is not None else self.place
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 

@@ -1,4 +1,4 @@
-"""Closures of optimizers: their gradients, and a loss that decides about the step, are those of all ranks."""
+"""Closures of optimizers: reduces their gradients, and a loss that decides about the step, over all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
 
 
 class ReducedClosure:
-    """A closure whose gradients, and loss if the optimizer decides by it, are those of all ranks."""
+    """A closure that reduces its gradients over all ranks, and its loss if the optimizer decides by it."""
 
     def __init__(self, closure: Callable[[], Any], optimizer: Any) -> None:
         """Wraps the closure of a step. `optimizer` is distributed."""
@@ -41,7 +41,7 @@ class ReducedClosure:
 
 
 def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Returns the closure among the arguments of a hook around a step; None without one."""
+    """Returns the closure among the arguments of a hook around a step; None if there is no closure."""
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
 
 

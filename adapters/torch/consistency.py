@@ -100,7 +100,7 @@ def round_checks(
 
 
 class _ChecksOfParameters(RoundChecks):
-    """The comparisons without those of gradients."""
+    """Round checks without the comparison of gradients."""
 
     @property
     def wants_gradients(self) -> bool:
@@ -108,7 +108,7 @@ class _ChecksOfParameters(RoundChecks):
 
 
 def note_gradients(checks: RoundChecks, indices: Iterable[int], gradients: Iterable[Tensor | None]) -> None:
-    """Notes those gradients of this rank that are not zero."""
+    """Records this rank's nonzero gradients, by checksum."""
     for index, gradient in zip(indices, gradients, strict=True):
         if gradient is None:
             continue
@@ -228,8 +228,9 @@ class TorchOptimizer(TorchTensors):
         ]
 
     def rates(self) -> Sequence[float]:
-        """Returns the learning rates, except those on a GPU, which the host would have to wait for; these
-        are compared only with all other options.
+        """Returns the learning rates, with 0.0 for a rate on a GPU, for which the host would have to wait.
+
+        Rates on a GPU are compared only with all other options.
         """
         optimizer = self._optimizer()
         rates = [group.get("lr", 0.0) for group in optimizer.param_groups] if optimizer else []

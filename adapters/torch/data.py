@@ -105,7 +105,7 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
 
 
 class DataLoader(data.DataLoader[Any]):
-    """torch's DataLoader for this rank's samples: `batch_size` is that of one rank.
+    """torch's DataLoader for this rank's samples: `batch_size` counts samples per rank.
 
     All ranks have the same number of batches. Each epoch has a different order, if `shuffle` is on;
     `set_epoch` sets the epoch to continue with after a restart. Each iteration begins the next epoch, so

@@ -1,8 +1,8 @@
-"""An optimizer whose steps do not wait for ranks that are late.
+"""An optimizer with steps that do not wait for ranks that are late.
 
-The gradients of a step, as one tensor, are one round of an all-reduce with a deadline. All ranks apply the
-result of every round, in order, so their parameters stay equal; the ranks whose gradients are in it are the
-same for all parameters. (Eager-SGD: Li et al., arXiv 1908.04207.)
+The gradients of a step are concatenated and reduced in a single all-reduce with a deadline. All ranks apply
+the result of every round, in order, so their parameters stay equal; the ranks that contribute are the same
+for all parameters. (Eager-SGD: Li et al., arXiv 1908.04207.)
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LateRule:
 
 
 class DeadlineRounds:
-    """The rounds of one optimizer's gradients, on one rank.
+    """The rounds of an optimizer's gradients on this rank.
 
     Attributes:
         contributors: the ranks whose gradients are in the result of the last round.
@@ -68,7 +68,7 @@ class DeadlineRounds:
         return self.scope.context.rank not in self.contributors
 
     def exchange(self) -> None:
-        """Replaces the gradients by those of a round. All ranks must call it."""
+        """Replaces the gradients by the result of a round. All ranks must call it."""
         _refuse_share()
         if self.scope.has_no_peers:
             return
@@ -95,7 +95,7 @@ class DeadlineRounds:
         return any(parameter.grad is not None for parameter in self._parameters)
 
     def note_scaler(self, scaler: Any) -> None:
-        """Stores the GradScaler whose present scale the residual has."""
+        """Records the GradScaler, and its current scale as the scale of the residual."""
         self._scale.note(scaler)
 
     def remove_scale(self) -> None:
@@ -125,9 +125,9 @@ class DeadlineRounds:
             check_parameters(self._named.items())
 
     def _contribution(self) -> Tensor:
-        """Returns the gradients in a row, and behind them a 1 for each parameter that has one, else a 0.
+        """Returns the concatenated gradients, followed by a presence flag for each parameter: 1 or 0.
 
-        Their sums tell which parameters no contributor's pass has touched.
+        The flags' sums tell which parameters have no gradient on any contributor.
         """
         parts = [_gradient_of(name, parameter) for name, parameter in self._named.items()]
         present = torch.tensor([part is not None for part in parts], dtype=self._parameters[0].dtype)
@@ -200,7 +200,7 @@ class DeadlineOptimizer(Wrapped):
 
     @property
     def contributors(self) -> Sequence[int]:
-        """The ranks whose gradients are in the last step: the same on all ranks, ascending."""
+        """The ranks that contributed gradients to the last step: the same on all ranks, ascending."""
         return self._rounds.contributors
 
     @property
@@ -213,7 +213,7 @@ class DeadlineOptimizer(Wrapped):
         return self._rounds.is_late
 
     def synchronize(self) -> None:
-        """Replaces the gradients by those of this step's round, for a change of them before `step()`."""
+        """Replaces the gradients by the result of this step's round, for changes of them before `step()`."""
         self._exchange()
         self._is_exchanged = True
 
@@ -269,7 +269,7 @@ def with_deadline(
 
 
 def _refuse_share() -> None:
-    """Raises ValueError while one batch is split over the ranks, whose result is that of one device."""
+    """Raises ValueError while a batch is split over the ranks, as its result must equal a single device's."""
     if current_share() is not None:
         raise ValueError(
             "a deadline cannot be combined with one batch that is split over the ranks: its result would "

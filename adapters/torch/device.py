@@ -35,7 +35,7 @@ def current_stream(gpu: int) -> int:
 
 
 def exposed(context: Context, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Returns what measures a wait for these tensors as exposed; nothing on a GPU, whose stream waits."""
+    """Returns a context that measures a wait for these tensors as exposed; a null context on a GPU."""
     is_on_gpu = any(ordinal(tensor) >= 0 for tensor in tensors)
     return nullcontext() if is_on_gpu else context.steps.exposed
 
@@ -62,7 +62,7 @@ def record_stream(gpu: int, tensors: Any) -> None:
 
 
 def new_stream(gpu: int) -> AbstractContextManager[Any]:
-    """Returns a context manager that enters a stream beside those of the program."""
+    """Returns a context manager that enters a new stream, separate from the program's streams."""
     return torch.cuda.stream(torch.cuda.Stream(gpu))
 
 
@@ -72,12 +72,12 @@ def record_event(gpu: int) -> Any:
 
 
 def wait_event(gpu: int, event: Any) -> None:
-    """Makes the current stream wait for an event of another one."""
+    """Makes the current stream wait for an event of another stream."""
     torch.cuda.current_stream(gpu).wait_event(event)
 
 
 def new_future(gpu: int) -> Any:
-    """Returns a future: whoever waits for it makes its own stream wait for the one that has set the value."""
+    """Returns a future: a waiter's stream waits for the stream in which the value was set."""
     return torch.futures.Future(devices=[torch.device("cuda", gpu)])
 
 

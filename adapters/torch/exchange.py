@@ -1,4 +1,4 @@
-"""The exchange of all gradients of an optimizer: one round per step.
+"""The all-reduce of all gradients of an optimizer: a single round per step.
 
 The requests are described once. A round writes only the addresses of the gradients and which are absent, for
 many of them at once, so that four hundred small gradients do not cost four hundred calls.
@@ -246,7 +246,7 @@ class GradientExchange:
             raise
 
     def _store_result(self, result: _Result) -> bool:
-        """Puts a result in place. Returns whether there is one: not if all ranks' gradients are absent."""
+        """Stores a result as the gradient. Returns whether there is a result: no if all ranks' are absent."""
         if result.absent and self._requests.is_untouched(result.slot):
             return False
         gradient, dimensions = result.gradient, self._sparse.dimensions(result.parameter_index)
@@ -266,7 +266,7 @@ class GradientExchange:
 
 
 def _may_be_lazy(parameter: Tensor) -> bool:
-    """Returns whether autograd may leave a gradient that is another one's conjugate or negative, uncopied.
+    """Returns whether a gradient may be an uncopied conjugate or negative view of another gradient.
 
     A negative is a view of imaginary parts, which has gaps unless it has one element.
     """

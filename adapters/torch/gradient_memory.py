@@ -24,7 +24,7 @@ EARLY_BYTES = 1 << 16  # gradients of this size are moved as soon as they are th
 
 
 class GradientMemory:
-    """The places of parameters' gradients, by index; a parameter that cannot have one has none."""
+    """The bucket views of parameters' gradients, by index; unsuitable parameters have none."""
 
     def __init__(self, context: Context, parameters: Sequence[Tensor]) -> None:
         """Allocates the places.
@@ -52,9 +52,10 @@ class GradientMemory:
 
     @torch.no_grad()
     def move(self, indices: Iterable[int]) -> bool:
-        """Moves gradients into their places, except for those that are there, or do not fit.
+        """Moves gradients into their bucket views, except gradients that are already there, or do not fit.
 
-        Returns whether there were any to move: gradients that have not grown from those of an earlier round.
+        Returns whether any gradient was moved, and so was not accumulated into a gradient of an earlier
+        round.
         """
         moved: list[Tensor] = []
         places: list[Tensor] = []
@@ -102,7 +103,7 @@ def gradient_memory_of(
 
 
 def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    """Returns a new tensor of zeros whose all-reduce in place needs no copies; any rank may call it alone.
+    """Returns a new tensor of zeros that an in-place all-reduce need not copy; any rank may call it alone.
 
     If all ranks of a host pass such tensors, or contiguous parts of them, to `allreduce_` or one of its
     forms, the ranks read and write each other's tensors where they are, with the same result as otherwise:

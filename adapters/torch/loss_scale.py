@@ -1,4 +1,4 @@
-"""The GradScaler in whose `step` an optimizer steps, which has to scale the losses of all ranks equally."""
+"""Tracks the GradScaler that calls `optimizer.step()`, and compares its state across ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LossScale:
         self._checksum = 0
 
     def note(self, scaler: Any) -> None:
-        """Stores the scaler of a step; None: the program steps without one."""
+        """Stores the scaler of a step; None: the step is called without a scaler."""
         self._scaler = None if scaler is None else weakref.ref(scaler)
 
     def state(self) -> Mapping[str, Any] | None:
@@ -65,7 +65,7 @@ class LossScale:
 
 
 def calling_scaler() -> Any:
-    """Returns the GradScaler whose `step` has called the caller; None without one.
+    """Returns the GradScaler that is calling `step()` further up the stack; None if there is none.
 
     A scaler tells an optimizer nothing, and changes its scale later, in `update`.
     """
@@ -80,7 +80,7 @@ def calling_scaler() -> Any:
 
 
 def unscaling_scaler() -> Any:
-    """Returns the GradScaler that is reading the attribute whose property calls this; None without one."""
+    """Returns the GradScaler that is reading the attribute of the calling property; None if there is none."""
     frame = sys._getframe(2)
     return frame.f_locals["self"] if frame.f_code is _UNSCALING else None
 
@@ -100,7 +100,7 @@ class ResidualScale:
         self.value: float | None = None
 
     def note(self, scaler: Any) -> None:
-        """Stores the scaler whose present scale the kept gradients have; None: they have none."""
+        """Records the scaler and its present scale, for the kept gradients; None: they are unscaled."""
         self.attach(scaler)
         self.value = None if scaler is None else scaler.get_scale()
 

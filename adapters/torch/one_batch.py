@@ -1,4 +1,4 @@
-"""Steps that are written for one device, with one batch for all ranks: `consistent` and `mirrored`."""
+"""Steps written for a single device, with a common batch for all ranks: `consistent` and `mirrored`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def consistent(
     out: Any = None,
     check: bool = True,
 ) -> Any:
-    """Decorates a step that is written for one device: the whole batch in, the result for all of it out.
+    """Decorates a step written for a single device: the whole batch in, the result for the whole batch out.
 
     All ranks call the step, with the same arguments. The tensors of the batch are split along their first
     axis, the function runs with this rank's rows, and what it returns is combined over the ranks. Gradients
@@ -73,7 +73,7 @@ def mirrored(
     batch: str | Sequence[str] = (),
     check: bool = True,
 ) -> Any:
-    """Decorates a function for one batch: a list with one batch per rank in, the list of results out.
+    """Decorates a function of a batch: takes a list with a batch per rank, returns the list of results.
 
     All ranks call it, with the same lists of `size()` elements; each computes its element, and gets the
     results of all, in the order of the list.
@@ -100,7 +100,7 @@ def mirrored(
 
 
 def flatten(tree: Any) -> Leaves:
-    """Returns the leaves of nested values by their paths, and a function that builds these of others."""
+    """Returns the leaves of nested values by path, and a function that rebuilds them from new leaves."""
     leaves, structure = _private.tree_flatten_with_path(tree)
     return leaves, lambda others: _private.tree_unflatten(others, structure)
 
@@ -122,7 +122,7 @@ def checksum(array: Any) -> int:
 
 
 def check_input(array: Any, label: str, is_split: bool) -> str | None:
-    """Refuses a tensor whose own gradient would be that of this rank's rows."""
+    """Refuses a tensor that requires a gradient, which would cover this rank's rows only."""
     if not is_split or not isinstance(array, Tensor) or not array.requires_grad:
         return None
     return (
@@ -137,7 +137,7 @@ def without_gradient(array: Any) -> Any:
 
 
 def summed(arrays: Sequence[Any], factors: Sequence[float], name: str) -> Sequence[Any]:
-    """Returns the sums over all ranks of tensors times factors; computes those of 16 bits in 32."""
+    """Returns the sums over all ranks of tensors times factors; computes 16-bit tensors in 32 bits."""
     tensors = list(map(without_gradient, arrays))
     parts = [_times(tensor, factor) for tensor, factor in zip(tensors, factors, strict=True)]
     totals = grouped_allreduce(parts, op=Sum, name=name)

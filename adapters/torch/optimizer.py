@@ -250,7 +250,7 @@ class _Distributed(TorchSurvivor, Wrapped):
         self._begin_update()
 
     def _begin_update(self) -> None:
-        """Prepares for the optimizer's own step: the gradients become those of all ranks."""
+        """Reduces the gradients over all ranks before the optimizer's own step."""
         if not self._settings.skips.depth:
             self._reducer.finish_round()
 
@@ -273,9 +273,9 @@ class _Distributed(TorchSurvivor, Wrapped):
         super().retire()
 
     def synchronize(self) -> None:
-        """Makes sure that the gradients are reduced, also those of passes that were held back.
+        """Completes the reduction of all gradients, including gradients of passes without communication.
 
-        All ranks must call it, or step(). Other passes have reduced theirs.
+        All ranks must call this method or step(). Other passes have reduced their gradients already.
         """
         self._check_use()
         self._follow_groups()
@@ -342,7 +342,7 @@ class _Distributed(TorchSurvivor, Wrapped):
 
 
 class _OverlappedDistributed(Overlapped, _Distributed):
-    """A distributed optimizer whose updates are made when the parameters are used."""
+    """A distributed optimizer that updates each parameter when it is next used."""
 
 
 class _ShardedDistributed(Sharded, _Distributed):

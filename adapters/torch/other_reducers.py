@@ -1,4 +1,4 @@
-"""Rejects parameters whose gradients torch averages, too: those of DDP, FSDP, and of their users."""
+"""Rejects parameters with gradients that torch averages, too: in DDP, FSDP, and their users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRAPPERS = {
 
 
 def refuse_other_reducers(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Objects with a ValueError if torch averages or shards one of these parameters over several processes.
+    """Raises ValueError (warns under Horovod's rules) if torch averages or shards any of these parameters.
 
     Searches all objects for the wrappers, which takes a while, but only if torch.distributed is in use.
     """

@@ -54,7 +54,7 @@ class Overlap:
 
     @property
     def is_worth_it(self) -> bool:
-        """Returns whether the next pass should submit gradients early, judging by the last one."""
+        """Returns whether the next pass should submit gradients early, judging by the last pass."""
         wish = self._wish()
         return self._is_worth_it if wish == _AUTO else wish == _EARLY
 
@@ -104,12 +104,12 @@ def _wish_in(context: Context) -> Callable[[], str]:
 
 
 def _clocks() -> tuple[float, float]:
-    """Returns the elapsed seconds, and those in which this thread has run or waited for a core."""
+    """Returns the elapsed seconds, and the seconds in which this thread ran or waited for a core."""
     return time.monotonic(), time.thread_time() + _run_queue_seconds()
 
 
 def _run_queue_seconds() -> float:
-    """Returns how long this thread was ready to run while others ran; 0 where Linux does not count that."""
+    """Returns how long this thread was ready to run but did not run; 0 where Linux does not count it."""
     try:
         with open("/proc/thread-self/schedstat", "rb") as statistics:
             return int(statistics.read().split()[1]) * _NANOSECONDS

@@ -57,7 +57,7 @@ def names_of(
 
 @contextmanager
 def trainable(parameter: Tensor) -> Iterator[None]:
-    """Makes a parameter trainable inside: torch hooks only those, and a frozen one may be trained later."""
+    """Makes a parameter trainable inside: torch hooks no frozen parameters, which may be trained later."""
     frozen = not parameter.requires_grad
     if frozen:
         parameter.requires_grad_(True)

@@ -158,7 +158,7 @@ _REMEDY = (
 
 
 class IdleSteps:
-    """The first steps of an optimizer, until one does something."""
+    """Counts an optimizer's first steps until a step has an effect; hints at steps without effect."""
 
     def __init__(self) -> None:
         self.is_over = False

@@ -113,7 +113,7 @@ class GradientReducer:
         return not self._named
 
     def lacking(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        """Returns those that could have a gradient, and are not exchanged."""
+        """Returns the parameters that could have a gradient but are not owned by this reducer."""
         known = {id(entry.parameter) for entry in self._named}
         return [
             parameter
@@ -122,7 +122,10 @@ class GradientReducer:
         ]
 
     def others_for(self, parameters: Sequence[Tensor]) -> list[GradientReducer]:
-        """Returns the others that exchange these, in one order on all ranks; none if one is in no other."""
+        """Returns the other reducers that own these parameters, in the same order on all ranks.
+
+        Returns [] if any parameter is unowned.
+        """
         others = [reducer for reducer in self.of_world(self._scope.context) if reducer is not self]
         others = [reducer for reducer in others if len(reducer.lacking(parameters)) < len(parameters)]
         if any(all(reducer.lacking([each]) for reducer in others) for each in parameters):
@@ -139,9 +142,9 @@ class GradientReducer:
             handle.remove()
 
     def finish_round(self) -> None:
-        """Ends the round that is due, if any: before a step, after passes that did not end one.
+        """Completes the round that is due, if any: before a step, after passes that did not complete a round.
 
-        Without a pass before, gradients that were set by hand are exchanged.
+        Without a pass before, reduces gradients that were set by hand.
 
         Raises:
             ParametersDifferError: the ranks have diverged.
@@ -189,7 +192,7 @@ class GradientReducer:
         return flight.step_ahead(optimizer)
 
     def finish_step(self) -> None:
-        """Ends the round that is open, or due: after a step, only ranks on which one is open have to act.
+        """Completes the open or due round after a step: only ranks with an open round have to act.
 
         Raises:
             ParametersDifferError: the ranks have diverged.
@@ -282,7 +285,7 @@ class GradientReducer:
         return node
 
     def _begin_pass(self, this_pass: int) -> None:
-        """Handles a pass that has produced its first gradient, or that continues after a nested one."""
+        """Handles the first gradient of a pass, or of a pass that continues after a nested pass."""
         if this_pass not in self._passes:
             self._scope.check_world()
             self._claim.check_exclusive()
@@ -297,10 +300,10 @@ class GradientReducer:
         self._bytes_until_submit = self._overlap.early_bytes if leaves_early else _NEVER
 
     def _change_stream(self, stream: int) -> None:
-        """Handles a gradient that is made in another stream than the last one.
+        """Handles a gradient that is computed in another stream than the last gradient.
 
-        Only gradients of the current stream can be submitted at once; at its end the pass waits for all
-        others.
+        Only gradients of the current stream can be submitted at once; at its end the pass waits for all other
+        streams.
         """
         if self._stream != _NONE:
             self._bytes_until_submit = _NEVER
@@ -331,10 +334,11 @@ class GradientReducer:
         self.flight.take_off()
 
     def _handle_nested_end(self, node: Any) -> None:
-        """Handles the end of a nested pass (re-entrant checkpointing), started by `node` of the outer one.
+        """Handles the end of a nested pass (re-entrant checkpointing), started by `node` of the outer pass.
 
-        The nodes after it run in the outer pass, so they can detect its end. Gradients may grow again until
-        then, and so are never submitted early; those submitted before this was known are waited for first.
+        The nodes after it run in the outer pass, so they can detect its end. Gradients may accumulate again
+        until then, and so are never submitted early; gradients submitted before this was known are waited for
+        first.
         """
         self._has_nested = True
         self._may_submit_early = False
@@ -457,7 +461,7 @@ class Claim:
             self._by_parameter[parameter].discard(self)
 
     def check_exclusive(self) -> None:
-        """Raises ValueError if another reducer has a claim on one of the parameters."""
+        """Raises ValueError if another reducer has a claim on any of the parameters."""
         created = Claim._created
         if created == self._checked:
             return
@@ -483,15 +487,15 @@ class ReducedGradients:
         self._versions: dict[int, int] = {}  # number of writes into them when the optimizer last used them
 
     def note(self, indices: Iterable[int]) -> None:
-        """Records the gradients of these parameters, and no others, as combined."""
+        """Records the gradients of these parameters, and of no other parameters, as reduced."""
         gradients = ((index, self._named[index].parameter.grad) for index in indices)
         self._combined = {index: weakref.ref(tensor) for index, tensor in gradients if tensor is not None}
         self._versions = {}
 
     def note_use(self) -> None:
-        """Records that the optimizer has used the gradients: whoever writes into one from now on renews it.
+        """Records that the optimizer has used the gradients: a later write into a gradient renews it.
 
-        What the program has changed before, such as by clipping, was meant for that step.
+        Earlier changes by the program, such as clipping, were meant for that step.
         """
         if self._combined:
             self._versions = {index: _version_of(reference()) for index, reference in self._combined.items()}
@@ -516,11 +520,11 @@ class ReducedGradients:
         self._combined.clear()
 
     def forget(self, index: int) -> None:
-        """Records that a parameter has a new gradient, which may be in the memory of the last one."""
+        """Records that a parameter has a new gradient, which may share memory with the last gradient."""
         self._combined.pop(index, None)
 
     def grown(self, indices: Iterable[int]) -> int | None:
-        """Returns the first of these parameters whose combined gradient a pass has added to; None: none."""
+        """Returns the first of these parameters with a reduced gradient that has grown since; None: none."""
         for index in indices if self._combined else ():
             if self._is_known(index):
                 return index
@@ -534,7 +538,7 @@ class ReducedGradients:
         )
 
     def take_new(self) -> list[int]:
-        """Returns the parameters with gradients whose values no round has combined, to exchange them."""
+        """Returns the indices of parameters with gradients that no round has reduced, to reduce them next."""
         new = [index for index in range(len(self._named)) if self.lacks(index) or self._is_renewed(index)]
         for index in new:
             self.forget(index)
@@ -576,9 +580,10 @@ class RowWeighting:
         self._hooks: list[tuple[Any, Any]] = []  # nodes, held so that they live, and their hooks
 
     def count_by_rows(self, share: Share | None) -> None:
-        """Makes this rank's gradients count by its rows of a batch from now on; None: as those of others.
+        """Weights this rank's gradients by its rows of a batch from now on; None: removes the weights.
 
-        The gradients of each pass are multiplied before they add up, so that passes of several batches do.
+        The gradients of each pass are multiplied before they accumulate, so that passes of several batches
+        work.
         """
         self.remove()
         factor = self.factor = 1.0 if share is None else share.gradient_factor(self.op)

@@ -1,4 +1,4 @@
-"""An equal start on every rank: copies one rank's parameters and optimizer state to all."""
+"""Makes all ranks start equally: broadcasts a rank's parameters and optimizer state to all ranks."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _over_rows(tensor: Tensor) -> list[int]:
 
 
 def _by_channel(values: Tensor, like: Tensor) -> Tensor:
-    """Returns one value per channel, in the type in which `like` is computed, for combination with it."""
+    """Returns a value per channel, in the dtype in which `like` is computed, shaped to broadcast with it."""
     return values.to(_wide(like)).view(1, -1, *[1] * (like.dim() - 2))
 
 

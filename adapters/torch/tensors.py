@@ -90,7 +90,7 @@ def _refusal(tensor: Any, what: str) -> Exception:
 
 
 def view(tensor: Tensor, name: str | None = None) -> TensorView:
-    """Returns a view of a tensor; its owner is the tensor, or a copy of one that is not dense.
+    """Returns a view of a tensor; its owner is the tensor, or a copy if the tensor is not dense.
 
     Raises the errors of `code_of`.
     """
@@ -109,7 +109,7 @@ def view(tensor: Tensor, name: str | None = None) -> TensorView:
 
 
 def reducible_view(tensor: Tensor, name: str | None = None) -> TensorView:
-    """Works like `view`, for tensors whose elements can be combined. Raises UnsupportedError for others."""
+    """Works like `view`, for reducible elements. Raises UnsupportedError for other tensors."""
     found = view(tensor, name)
     if found.dtype not in REDUCIBLE:
         raise _irreducible(tensor, name)

@@ -43,7 +43,7 @@ class Wrapped(Optimizer):
 
     @property
     def _scope(self) -> CollectiveScope:
-        """The ranks among which it exchanges data, and their world."""
+        """The optimizer's ranks for communication, and their world."""
         raise NotImplementedError
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -116,7 +116,7 @@ class Wrapped(Optimizer):
 
 
 def make_plain(optimizer: Any) -> None:
-    """Makes sure that an optimizer is a plain one: ends its part in a world that has ended.
+    """Checks that an optimizer is not distributed; unwraps it if its world has ended.
 
     Raises:
         ValueError: it is no optimizer, or distributed already.
@@ -166,7 +166,7 @@ def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 class ListedParameters:
-    """The parameters of each group at one time."""
+    """The parameters of each group at some time."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]]) -> None:
         self._lists: list[list[Tensor]] = [list(group["params"]) for group in groups]
@@ -201,7 +201,7 @@ class ListedParameters:
                     )
 
     def heirs_of(self, earlier: ListedParameters) -> dict[Tensor, Tensor]:
-        """Returns, by parameters that are gone, those that have taken their places."""
+        """Returns, by parameters that are gone, the new parameters at their positions."""
         before, now = set(earlier), set(self)
         return {
             old: new
@@ -214,14 +214,14 @@ class ListedParameters:
 def inherited_names(
     names: Mapping[Tensor, str], heirs: Mapping[Tensor, Tensor], present: ListedParameters
 ) -> dict[Tensor, str]:
-    """Returns the names of the present parameters; heirs get those of the parameters that are gone."""
+    """Returns the names of the present parameters; heirs inherit the names of the parameters before them."""
     there = set(present)
     found = {heirs.get(tensor, tensor): name for tensor, name in names.items()}
     return {tensor: name for tensor, name in found.items() if tensor in there}
 
 
 def inherited_groups(groups: Groups, heirs: Mapping[Tensor, Tensor], present: ListedParameters) -> Groups:
-    """Returns lists of parameters that are exchanged together, with the heirs of those that are gone."""
+    """Returns the lists of parameters that are reduced together, with heirs in place of gone parameters."""
     if groups is None or isinstance(groups, int):
         return groups
     there = set(present)

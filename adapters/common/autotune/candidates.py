@@ -22,10 +22,10 @@ TUNED = tuple(_VALUES)
 
 
 def candidates(start: Mapping[str, str], hands_over: bool = True) -> list[SettingChange]:
-    """Returns the changes that are worth trying: other values than those of the start.
+    """Returns the changes worth a trial: values that differ from the start.
 
     The size of a chunk is 0 where the ranks share no memory; then it does not matter. `hands_over`: whether
-    the optimizer has a choice when to hand over gradients.
+    the optimizer has a choice when to launch the reduction of gradients.
     """
     return [
         SettingChange(name, value)

@@ -63,9 +63,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class StepDifference:
-    """The differences of the counters over one step, and its duration.
+    """The differences of the counters over a step, and its duration.
 
-    `empty`: the number of operations that have moved nothing, such as those absent on all ranks.
+    `empty`: the number of operations that moved nothing, such as operations absent on all ranks.
     """
 
     seconds: float
@@ -134,10 +134,10 @@ class Judgement:
 
 
 def measure(counts: Sequence[Counts], seconds: Sequence[float]) -> StepMeasures | None:
-    """Returns what happened between the counts, which are those at the ends of subsequent steps.
+    """Returns the measures of steps, given the counts at the ends of subsequent steps.
 
-    Returns None if they do not tell what a step exchanges: nothing has moved, something has failed, steps
-    that are not those of the optimizer were among them, or operations of which other ranks may have more.
+    Returns None if they do not show what a step communicates: nothing was moved, an operation failed, other
+    steps than the optimizer's were among them, or operations of which other ranks may have more.
 
     Args:
         counts: one more than there are steps.
@@ -177,7 +177,7 @@ def _step(before: Counts, after: Counts, seconds: float) -> StepDifference:
 def judge(
     measures: StepMeasures | None, job: TunedJob, start: Settings, changes: Sequence[SettingChange]
 ) -> list[Judgement]:
-    """Returns the judgement of each change, those that could save most first; without measures, of none.
+    """Returns the judgement of each change, largest possible saving first: infinite without measures.
 
     Changes with the same bound keep their order.
     """
@@ -215,7 +215,7 @@ def _saving(measures: StepMeasures, job: TunedJob, start: Settings, change: Sett
 
 
 def _wake_ups(step: StepDifference) -> float:
-    """Returns how often a rank that waits for others is woken: by plans, by the end, and once per second."""
+    """Returns how often a rank that waits for peers is woken: by plans, by the end, and once per second."""
     return step.plans + 1 + step.seconds
 
 
@@ -237,7 +237,7 @@ def _useless(
     earlier: Sequence[SettingChange],
     change: SettingChange,
 ) -> str:
-    """Returns why a change changes nothing, or no more than an earlier one; "" if it may."""
+    """Returns why a change has no effect, or no more than an earlier change; "" if it may have an effect."""
     is_alone = all(job.does_all(step) for step in measures.steps)
     backends = {backend for _, backend in measures.routes}
     name = change.setting

@@ -91,7 +91,7 @@ class Tuner:
         return _FIRST_STEPS if self.findings is None else _BLOCK_STEPS
 
     def stepped(self, optimizer: Stepper) -> None:
-        """Records the end of a step of an optimizer. Only steps of the first one count."""
+        """Records the end of a step of an optimizer. Only steps of the first optimizer count."""
         with self._lock:
             self._optimizer = self._optimizer or optimizer
             if self.is_over or (optimizer != self._optimizer and not self._replaces(optimizer)):
@@ -103,9 +103,9 @@ class Tuner:
             self._record([took])
 
     def compiled_steps_ended(self, optimizer: int, number: int, latest: Sequence[float]) -> bool:
-        """Records the `needed` last steps of an optimizer whose steps end in compiled programs.
+        """Records the `needed` last steps of an optimizer with steps that end in compiled programs.
 
-        Such an optimizer is preferred to one whose steps have a border in Python, if that has taken fewer
+        Such an optimizer is preferred to an optimizer with steps that Python can time, if that has made fewer
         than the first steps.
 
         Args:
@@ -198,7 +198,7 @@ class Tuner:
     def _select(
         self, findings: Findings, counts: Sequence[Counts], seconds: Sequence[float]
     ) -> list[SettingChange]:
-        """Returns the changes to be tried, in their order, and records why the others are not."""
+        """Returns the changes to try, in order, and records why other changes are left out."""
         context, optimizer = self._context(), self._optimizer
         assert context is not None
         assert optimizer is not None
@@ -318,9 +318,9 @@ _begun: set[str] = set()  # the files that this process has written: another wor
 
 
 class Log:
-    """The CSV file. Each line is complete when it is written: a job that is killed leaves those before.
+    """The CSV file. Each line is complete when it is written: a killed job leaves all lines before.
 
-    The worlds of a process follow each other in one file, whose last result counts.
+    The worlds of a process follow each other in the same file; the last result counts.
     """
 
     def __init__(self, path: str, names: Sequence[str]) -> None:
@@ -362,7 +362,7 @@ class Log:
                 self._lines.writerow([step, f"{left_out.change}: {left_out.reason}", *settings, "", LEFT_OUT])
 
     def close(self, step: int, kept: Settings | None) -> None:
-        """Records the result, if there is one, and completes the file."""
+        """Records the result, if there is any, and completes the file."""
         if self._file is None:
             return
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""`hvd.elastic.fence`: asks whether this process still is a rank, before it writes what others read."""
+"""`hvd.elastic.fence`: checks that this process still is a rank, before it writes to shared storage."""
 
 from __future__ import annotations
 

@@ -53,12 +53,12 @@ class CommitCounter:
         self._writes_modules = SPARES in os.environ  # after the first step, which may import some
 
     def begin(self, change: ChangeClock) -> None:
-        """Begins a generation, whose context counts from zero."""
+        """Begins a generation with 0 failed operations, as its context is new."""
         self._failed, self._has_counted = 0, False
         self._change = change
 
     def check_operations(self) -> None:
-        """Raises the failure of the world if one of this rank's operations has failed since the last check.
+        """Raises the failure of the world if any operation of this rank has failed since the last check.
 
         The program may have caught that exception: its state is then no commit.
         """
@@ -273,7 +273,7 @@ class Members(NamedTuple):
 
 
 class _Fate(NamedTuple):
-    """The course of a set so far; `members` are those when it was last in use, None before that."""
+    """The course of a set so far; `members` are the members at its last use, None before its first use."""
 
     declared: list[int]
     members: Members | None
@@ -281,7 +281,7 @@ class _Fate(NamedTuple):
 
 
 class FollowingSets:
-    """The process sets of one process that follow their members."""
+    """The process sets of a process that follow their members."""
 
     def __init__(self, survivors: Survivors) -> None:
         self._survivors = survivors
@@ -333,7 +333,7 @@ def _known(process_set: ProcessSet, fate: _Fate, is_new: bool) -> _Fate:
 
 
 def _check_averages(choices: Sequence[bool]) -> None:
-    """Raises MismatchError, on all ranks, if one of them divides averages of gradients unlike rank 0."""
+    """Raises MismatchError, on all ranks, if any rank divides averages of gradients unlike rank 0."""
     names = ["initial" if choice else "live" for choice in choices]
     for rank, name in enumerate(names):
         if name != names[0]:
@@ -344,7 +344,7 @@ def _check_averages(choices: Sequence[bool]) -> None:
 
 
 def _check_equal(tables: Sequence[Sequence[_Fate]]) -> None:
-    """Raises MismatchError, on all ranks, if one of them has added other sets than rank 0."""
+    """Raises MismatchError, on all ranks, if any rank has added other sets than rank 0."""
     added = [[fate.declared for fate in table] for table in tables]
     for rank, sets in enumerate(added):
         if sets != added[0]:
@@ -392,7 +392,7 @@ _PHASES = ("AGREE", "REBUILD", "STATE")
 
 
 class ChangeClock:
-    """Measures one change of the ranks as this rank goes through it, and records it at its end."""
+    """Measures a change of the ranks as this rank goes through it, and records it at its end."""
 
     def __init__(self, survivors: Survivors) -> None:
         """Begins: this rank leaves its world."""
@@ -404,11 +404,11 @@ class ChangeClock:
         self._context: Context | None = None
 
     def begin_again(self) -> None:
-        """Begins the phases again, because the ranks have changed in the middle; the first one goes on."""
+        """Restarts the phases, because the ranks have changed in the middle; the first phase continues."""
         del self._moments[1:]
 
     def end_phase(self) -> None:
-        """Ends one of the phases: agree, rebuild, state."""
+        """Records the end of a phase: agree, rebuild, state."""
         self._moments.append(time.monotonic_ns())
 
     def take_world(self, world: World) -> None:
@@ -423,7 +423,7 @@ class ChangeClock:
             self._detect = max(self._moments[0] - first_news, 0) if self._before else 0
 
     def record(self, context: Context, world: World) -> None:
-        """Records the change, whose phases have ended."""
+        """Records the change, after its phases have ended."""
         before, workers, detect = self._before, world.workers, self._detect or 0
         agree, rebuild, state = (
             (end - begin) / 1e9 for begin, end in zip(self._moments, self._moments[1:], strict=False)

@@ -39,7 +39,7 @@ class Commits(Protocol):
         """Raises the world's failure if an operation has failed since the last check."""
 
     def count_commit(self) -> None:
-        """Counts a commit, whose state has been saved."""
+        """Counts a commit with a saved state."""
 
     def check(self, state: State) -> None:
         """Raises HostsUpdatedInterrupt if this rank has to leave its world here, or its world's failure."""
@@ -142,7 +142,7 @@ class State:
             self._commits.check(self)
 
     def check_host_updates(self) -> None:
-        """Leaves the world if its ranks are about to change. All ranks must call it, as often as the others.
+        """Leaves the world if its ranks are about to change. All ranks must call it equally often.
 
         A rank that leaves here has committed. Raises as `commit` does.
         """
@@ -218,7 +218,7 @@ class ObjectState(State):
         self._set(copy.deepcopy(self._saved_state))
 
     def sync(self) -> None:
-        """Sets the attributes to those of rank 0. All ranks call it.
+        """Sets the attributes to rank 0's values. All ranks call it.
 
         Raises:
             PeerLostError: a rank died.
@@ -258,7 +258,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class Checkpoints:
-    """The checkpoints in one folder. Only rank 0 writes; the others must be able to read them."""
+    """The checkpoints in a folder. Only rank 0 writes; all other ranks must be able to read them."""
 
     def __init__(
         self, folder: str | os.PathLike[str], every: int, fence: Callable[[], None] = lambda: None
@@ -282,7 +282,7 @@ class Checkpoints:
         self._intact: set[Path] = set()  # files that this process has written, or read to their end
 
     def is_due(self, commit: int) -> bool:
-        """Returns whether a commit should be written, and no other one is still being written."""
+        """Returns whether a commit should be written, and no other commit is still being written."""
         is_busy = self._writer is not None and self._writer.is_alive()
         return commit - self._written >= self._every and not is_busy
 

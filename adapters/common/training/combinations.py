@@ -1,4 +1,4 @@
-"""Combinations of techniques: one table refuses a program's choices, and makes that of docs/combinations.md.
+"""Combinations of techniques: a single table refuses choices, and generates docs/combinations.md's table.
 
 A choice is an argument of a call, or a kind of job. A rule names two choices that exclude each other, says
 why, and what to do. Checks of a single argument, and of models and data, are elsewhere.

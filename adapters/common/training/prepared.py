@@ -21,10 +21,11 @@ class CapturableStreams(Streams, Protocol):
 
 
 class PreparedRequests:
-    """The requests of one round after another. A round ends when each of its requests has been ended.
+    """The requests of successive rounds. A round ends when each of its requests has been ended.
 
-    Four hundred gradients cost one call of the core, and two writes of addresses: each request is described
-    by its index beforehand, and copied into a slot of the round only if another one was there before.
+    Four hundred gradients cost a single call of the core, and two writes of addresses: each request is
+    described by its index beforehand, and copied into a slot of the round only if the slot held another
+    request before.
 
     Attributes:
         gpu: the GPU of the described tensors, if any is on a GPU (a rank uses a single one); else CPU.
@@ -43,7 +44,7 @@ class PreparedRequests:
     def describe(
         self, index: int, kind: int, view: TensorView, call: Call, how: Reduction, priority: int = 0
     ) -> None:
-        """Describes a request. It may be described again between two rounds, as another one."""
+        """Describes a request; between two rounds, it may be described again, differently."""
         describe(self._described, kind, view, 0, call, index, how=how, priority=priority)
         self._indices = [-1] * len(self._indices)
         self.gpu = max(self.gpu, view.device)

@@ -1,7 +1,7 @@
-"""Unmodified scripts with `model.compile` and `model.fit`, trained by all ranks as on one device.
+"""Unmodified scripts with `model.compile` and `model.fit`, trained by all ranks as on a single device.
 
-Each rank computes its rows of every batch. Gradients count by rows, so the steps are those of one process
-with the same batch size; metrics are those of all rows.
+Each rank computes its rows of every batch. Gradients are weighted by rows, so the steps equal a single
+process's steps with the same batch size; metrics cover all rows.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class SplitAdapter:
 
 
 def _native(adapter: Any) -> Iterator[Any]:
-    """Returns whole batches in the form that the backend is given in one process."""
+    """Returns an iterator over whole batches, in the type that the backend gets in a single process."""
     backend = keras.backend.backend()
     if backend == "torch":
         return iter(adapter.get_torch_dataloader())
@@ -249,7 +249,7 @@ def _value(label: str, leaf: Any) -> Value:
 
 
 def _require_equal_arrays(context: Context, where: str, inputs: Any) -> None:
-    """Raises UnsupportedError if ranks have been given other arrays; of large ones some rows are compared."""
+    """Raises UnsupportedError if ranks have different arrays; of large arrays, some rows are compared."""
     values = []
     leaves = [item for item in keras.tree.flatten(inputs) if item is not None]
     for place, leaf in enumerate(leaves):

@@ -1,4 +1,4 @@
-"""The functions of Keras that are replaced in a process whose script knows nothing of ranks."""
+"""The functions of Keras that are replaced in a process with a script that knows nothing of ranks."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def _counts_batches() -> bool:
 
 
 def _of_whole_batches(model: Any, variables: Sequence[Any], own: Sequence[Any], rows: Rows) -> list[Any]:
-    """Returns the contributions where the losses of single outputs count by this rank's rows of one batch."""
+    """Returns the contributions; losses of single outputs are weighted by this rank's rows of a batch."""
     counts = {
         id(variable): metric.count for metric in metrics_of_losses(model) for variable in metric.variables
     }
@@ -321,7 +321,7 @@ class Fitting:
         self._has_started = False
 
     def refuse(self, originals: dict[str, Callable[..., Any]]) -> None:
-        """Raises UnsupportedError for a model whose steps cannot be split.
+        """Raises UnsupportedError for a model with steps that cannot be split.
 
         Args:
             originals: the functions of Keras that make steps, by name; a model may not have its own.
@@ -355,7 +355,7 @@ class Fitting:
             )
 
     def adapt(self, plain: Any) -> Any:
-        """Returns the data adapter of the training; the first that `fit` asks for. Later ones are Keras'."""
+        """Returns a splitting adapter for the first request of `fit`, the training data; later, `plain`."""
         if self._adapter is not None:
             return plain
         self._adapter = SplitAdapter(self._context, plain, self._where)
@@ -412,13 +412,13 @@ class First(keras.callbacks.Callback):
         self._fitting.before_step(self._step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Replaces the results by rank 0's: those of validation may differ by rounding."""
+        """Replaces the results by rank 0's results: validation may differ by rounding."""
         if logs is not None:
             logs.update(broadcast_object(dict(logs), 0, "sirtaki.auto.logs"))
 
 
 class Last(keras.callbacks.Callback):
-    """Comes after the user's callbacks: if one of rank 0 stops the training, it ends on all ranks."""
+    """Runs after the user's callbacks: if a callback of rank 0 stops the training, all ranks stop."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Makes the decision of rank 0 that of all ranks."""

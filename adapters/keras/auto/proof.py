@@ -75,7 +75,7 @@ def _combined(context: Context, name: str, values: Sequence[Any], weight: float)
 
 
 class _Comparison:
-    """The comparison of a step on a whole batch with those on its parts."""
+    """The comparison of a step on a whole batch with the steps on its parts."""
 
     def __init__(self, model: Any, whole: Probe, part: Probe, share: Share) -> None:
         self._model, self._whole, self._part, self._share = model, whole, part, share
@@ -204,7 +204,7 @@ def _losses(model: Any) -> list[tuple[str, Any]]:
 
 
 def _single_metrics(model: Any) -> list[Any]:
-    """Returns a model's metrics, with those given to `compile` instead of their list."""
+    """Returns a model's metrics, with the metrics given to `compile` in place of their container."""
     found: list[Any] = []
     for metric in model.metrics:
         found += getattr(metric, "metrics", None) or [metric]

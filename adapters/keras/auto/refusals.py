@@ -31,7 +31,7 @@ def line_of(function: Any) -> str:
 
 
 def agree(context: Context, name: str, refusal: str | None) -> None:
-    """Raises UnsupportedError on all ranks if one of them refuses. All ranks call it."""
+    """Raises UnsupportedError on all ranks if any rank refuses. All ranks call it."""
     refusals = gather_objects(context, refusal, name, global_process_set)
     found = next((refusal for refusal in refusals if refusal is not None), None)
     if found is not None:

@@ -53,7 +53,7 @@ class Backend(Protocol):
         ...
 
     def is_sparse(self, gradient: Any) -> bool:
-        """Returns whether it is not a tensor, but rows of one that can be exchanged as they are."""
+        """Returns whether a gradient consists of rows of a tensor that can be exchanged as they are."""
         ...
 
     def is_eager(self, gradients: Sequence[Any]) -> bool:
@@ -88,7 +88,7 @@ class Backend(Protocol):
         ...
 
     def broadcast(self, name: str, variables: Sequence[Any], root: int) -> None:
-        """Overwrites variables of Keras with those of rank `root`; they complete together under the name."""
+        """Overwrites variables of Keras with rank `root`'s values; they complete together under the name."""
         ...
 
 

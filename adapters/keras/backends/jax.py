@@ -43,7 +43,7 @@ def divided(gradient: Any, ranks: int) -> Any:
 
 
 def joined(gradients: list[Any]) -> list[Any]:
-    """Works like `Backend.joined`: a program whose exchange fails has no results."""
+    """Works like `Backend.joined`: a program with a failed exchange has no results."""
     return gradients
 
 
@@ -78,7 +78,7 @@ def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
 
 
 def _exposed(values: Sequence[Any]) -> AbstractContextManager[None]:
-    """Returns what measures the exchange of these values, which are on one device, once they are computed."""
+    """Waits for values in CPU memory; returns a context that measures their exchange as exposed."""
     if not values or not is_eager(values):
         return nullcontext()
     if any(device.platform != "cpu" for device in jax.numpy.asarray(values[0]).devices()):

@@ -27,7 +27,7 @@ def array(tensor: Any) -> Any:
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Returns False: Keras' optimizers take only dense tensors of torch; `allreduce` converts sparse ones."""
+    """Returns False: Keras' optimizers accept dense torch tensors only; `allreduce` makes gradients dense."""
     return False
 
 
@@ -53,7 +53,7 @@ def joined(gradients: list[Any]) -> list[Any]:
 
 @torch.compiler.disable
 def allreduce(name: str, gradients: Sequence[Gradient], how: GradientCombination) -> list[Any]:
-    """Works like `Backend.allreduce`. Each gradient has its own name: ranks may lack different ones."""
+    """Works like `Backend.allreduce`. Each gradient has its own name: ranks may lack different gradients."""
     context = current()
     options = CollectiveOptions(reduction=reduction(how.op, None, how.prescale, how.postscale))
     number = how.process_set.number(context)

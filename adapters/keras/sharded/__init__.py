@@ -1,1 +1,1 @@
-"""Optimizers whose state is divided among the ranks (ZeRO-1, arXiv 1910.02054)."""
+"""Optimizers that divide their state among the ranks (ZeRO-1, arXiv 1910.02054)."""

@@ -15,11 +15,11 @@ from sirtaki.keras.sharded.optimizer import ShardedVariables, beside_slots
 
 
 def full_state_dict(optimizer: Any, root_rank: int | None = None) -> dict[str, Any]:
-    """Returns an optimizer's whole state, as Keras saves that of the plain one. All ranks must call it.
+    """Returns an optimizer's whole state, in the original optimizer's format. All ranks must call it.
 
-    `optimizer.load_own_variables(state)` loads it into the plain optimizer, and into one with shard="state"
-    on any number of ranks, each of which must load it. In callbacks of `fit`, access `self.model` before, as
-    Keras then stores the values of the last step.
+    `optimizer.load_own_variables(state)` loads it into the original optimizer, and into an optimizer with
+    shard="state" on any number of ranks, each of which must load it. In callbacks of `fit`, access
+    `self.model` before, as Keras then stores the values of the last step.
 
     Args:
         optimizer: a built optimizer, divided or not.
@@ -71,7 +71,7 @@ def saving_whole(model: Any) -> AbstractContextManager[None]:
 
 
 def _collect(optimizer: ShardedVariables, whole: Any) -> None:
-    """Copies the state of all ranks into a plain optimizer; a rank without one sends its part only."""
+    """Copies the state of all ranks into `whole`; a rank without it (None) only sends its part."""
     slots = {} if whole is None else slots_of(whole)
     own = optimizer.own_places()
     for place, variable in enumerate(trainable_variables_of(optimizer)):
@@ -85,6 +85,6 @@ def _collect(optimizer: ShardedVariables, whole: Any) -> None:
 
 
 def _part(optimizer: ShardedVariables, place: int) -> dict[str, Any]:
-    """Returns the state of one of this rank's variables, as arrays."""
+    """Returns the state of a variable of this rank, as arrays."""
     values = {name: slot[place] for name, slot in slots_of(optimizer).items()}
     return {name: keras.ops.convert_to_numpy(value) for name, value in values.items() if value is not None}

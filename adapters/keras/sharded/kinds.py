@@ -1,4 +1,4 @@
-"""The optimizers whose state can be divided by variables, and the arguments that do not go with that."""
+"""The optimizers with state that can be divided by variables, and the arguments incompatible with that."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def refuse_local_variables(has_any: bool) -> None:
 
 
 def refuse_loss_scaling() -> None:
-    """Raises ValueError: the optimizer around a divided one would save its variables as the whole."""
+    """Raises ValueError: an optimizer around a divided optimizer would save its part as the whole state."""
     raise ValueError(
         "LossScaleOptimizer does not go with shard=: train with mixed_bfloat16, or give the optimizer a "
         "loss_scale_factor and call model.compile(auto_scale_loss=False)"

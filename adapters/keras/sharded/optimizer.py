@@ -36,10 +36,10 @@ class Division:
 
 
 class ShardedVariables(keras.optimizers.Optimizer):
-    """An optimizer that belongs to one rank with each of its variables.
+    """An optimizer with variables that belong to a single rank each.
 
     The owner of a variable keeps its state, updates it with the gradient that is equal on all ranks, and
-    sends it to the others. So its update has the bits of the plain optimizer's, whatever it computes.
+    broadcasts it. So its update is bitwise equal to the original optimizer's, whatever it computes.
     """
 
     _exchange: GradientReduction
@@ -79,7 +79,7 @@ class ShardedVariables(keras.optimizers.Optimizer):
         self._division.owners.update(zip(map(self._var_key, variables), owners, strict=True))
 
     def owner_of(self, variable: Any) -> int:
-        """Returns the rank that updates a variable. Raises ValueError for one that it was not built for."""
+        """Returns the rank that updates a variable. Raises ValueError for a variable unknown to `build`."""
         owner = self._division.owners.get(self._var_key(variable))
         if owner is None:
             raise ValueError(
@@ -92,7 +92,7 @@ class ShardedVariables(keras.optimizers.Optimizer):
         return self.owner_of(variable) == current().rank
 
     def own_places(self) -> list[int]:
-        """Returns the places of this rank's variables among those that the optimizer was built for."""
+        """Returns the indices of this rank's variables among the optimizer's variables."""
         return [place for place, variable in enumerate(trainable_variables_of(self)) if self.is_own(variable)]
 
     # ---- A step ----------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class ShardedVariables(keras.optimizers.Optimizer):
     def stateless_apply(
         self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
     ) -> Any:
-        """Works like `apply`, for backends whose variables are passed around."""
+        """Works like `apply`, for backends that pass variables as arguments."""
         known = trainable_variables_of(self)
         mapping = [
             *zip(known, trainable_variables, strict=True),
@@ -224,5 +224,5 @@ def beside_slots(optimizer: Any) -> list[Any]:
 
 
 def equal_variables(optimizer: Any) -> list[Any]:
-    """Returns an optimizer's variables that are equal on all ranks: those in no rank's part of its state."""
+    """Returns an optimizer's variables that are equal on all ranks: not divided among the ranks."""
     return beside_slots(optimizer) if isinstance(optimizer, ShardedVariables) else list(optimizer.variables)

@@ -1,4 +1,4 @@
-"""Elastic training with arrays: the states, and the base of states whose arrays are kept as copies."""
+"""Elastic training with arrays: the states, and the base of states that keep copies of their arrays."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class ArraysState(ObjectState):
         super().__init__(**kwargs)
 
     def _entries(self) -> list[Entry]:
-        """Returns the descriptions of the arrays: the same on all ranks, except for those of kind OWN."""
+        """Returns the descriptions of the arrays: the same on all ranks, except for entries of kind OWN."""
         raise NotImplementedError
 
     def _read(self, entries: Sequence[Entry]) -> list[Array]:
@@ -54,7 +54,7 @@ class ArraysState(ObjectState):
         raise NotImplementedError
 
     def _write(self, entries: Sequence[Entry], arrays: Iterable[Array], details: Any) -> None:
-        """Sets new values. May keep the arrays. `details` are those of the rank that has made the values."""
+        """Sets new values. May keep the arrays. `details` come from the rank that has made the values."""
         raise NotImplementedError
 
     def _details(self, entries: Sequence[Entry]) -> Any:
@@ -65,7 +65,7 @@ class ArraysState(ObjectState):
         """Empties what has been collected for a step that this rank no longer takes."""
 
     def _begin_passes(self) -> None:
-        """Empties on all ranks what has been collected for a step, if it may be one rank's or that of all."""
+        """Clears, on all ranks, gradients accumulated for a step, where they may be local or reduced."""
 
     # ---- Saving and restoring ------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ def _copied(array: Array, memory: Array | None) -> Array:
 
 
 class EntryKind(Enum):
-    """The relation between the ranks' values of one array.
+    """The relation between the ranks' values of an array.
 
     Attributes:
         EQUAL: the same on all ranks, such as parameters. Checked after each change of the ranks.
@@ -289,7 +289,7 @@ class Descriptions:
         self._entries = entries
 
     def checksum(self) -> int:
-        """Returns one checksum of all descriptions."""
+        """Returns a single checksum of all descriptions."""
         return checksum_of_text(repr([(entry.name, entry.description) for entry in self._entries]))
 
     def names(self) -> Sequence[str]:
@@ -376,7 +376,7 @@ def _groups(entries: Sequence[Entry]) -> Iterator[list[int]]:
 
 
 def _broadcast(context: Context, names: Sequence[str], arrays: Sequence[Array]) -> None:
-    """Overwrites the arrays by those of rank 0, which stay unchanged there."""
+    """Overwrites the arrays by rank 0's, which stay unchanged there."""
     batch = pooled_batch(len(arrays))
     views = [row_major_view(array) for array in arrays]
     for index, (name, view) in enumerate(zip(names, views, strict=True)):
@@ -385,9 +385,9 @@ def _broadcast(context: Context, names: Sequence[str], arrays: Sequence[Array]) 
 
 
 def repair(context: Context, entries: Sequence[Entry], arrays: Sequence[Array]) -> dict[int, Array]:
-    """Finds the arrays that are not as on rank 0, and fetches those. All ranks call it, after `agree`.
+    """Finds the arrays that differ from rank 0's, and receives rank 0's. All ranks call it, after `agree`.
 
-    One rank warns, with the array's name and the largest difference.
+    A single rank warns, with the array's name and the largest difference.
 
     Returns:
         The right arrays by index, those that differ on this rank only.
@@ -432,7 +432,7 @@ def _report(context: Context, entries: Sequence[Entry], differences: dict[int, f
 
 
 def _difference(own: Array, right: Array) -> float:
-    """Returns the largest difference of two elements; infinity if one of them is not a number."""
+    """Returns the largest difference of two elements; infinity if either is not a number."""
     if own.tobytes() == right.tobytes():
         return 0.0
     wide: Any = np.complex128 if own.dtype.kind == "c" else np.float64

@@ -1,4 +1,4 @@
-"""The backward passes of a script: those of a proof are compared, and no other loss comes in later."""
+"""Observes the script's backward passes: compares gradients in a proof; refuses losses that no proof saw."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Root:
 
 @dataclass
 class LoadedBatch:
-    """A batch of a training loader, from its delivery until the next one is asked for.
+    """A batch of a training loader, from its delivery until the loop asks for the next batch.
 
     Attributes:
         iteration: where it comes from.
@@ -79,7 +79,7 @@ class LoadedBatch:
 
     @property
     def count(self) -> int:
-        """Returns the number of rows that this process computes; a rank without rows computes one in vain."""
+        """Returns the number of rows that this process computes; a rank without rows computes 1 in vain."""
         return (self.share.count or 1) if self.is_part else self.share.total
 
     @property

@@ -1,4 +1,4 @@
-"""Loaders of a script: all ranks read all batches, and compute parts of those with which they train."""
+"""Loaders of a script: all ranks read all batches; of training batches, each rank computes its part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sirtaki.torch.reducer import GradientReducer
 
 @dataclass
 class LoaderState:
-    """The knowledge of a loader at one line of the script.
+    """Knowledge about a loader at a line of the script.
 
     Attributes:
         is_training: whether an optimizer has stepped inside its iteration.
@@ -79,7 +79,7 @@ def install() -> None:
 
 
 class _Batches:
-    """An iterator that delivers the batches of another one, or parts of them."""
+    """An iterator that delivers the batches of another iterator, or parts of them."""
 
     def __init__(self, iterator: Any, iteration: Iteration) -> None:
         self._iterator, self._iteration = iterator, iteration
@@ -229,7 +229,7 @@ def _check_same_data(batch: LoadedBatch) -> None:
 
 
 def mark_rows(batch: LoadedBatch) -> Callable[[Tensor, Tensor], None]:
-    """Returns a function that marks a tensor of this rank's rows, and keeps the one with all rows."""
+    """Returns a function that marks a tensor of this rank's rows, and keeps the tensor of all rows."""
 
     def mark(tensor: Tensor, whole: Tensor) -> None:
         new = Mark(batch, "the batch")
@@ -264,7 +264,7 @@ _PLAIN = (str, bytes, int, float, complex, type(None), np.generic)
 
 
 def arrays_of(value: Any, path: str = "batch") -> Iterator[tuple[str, Any]]:
-    """Yields the tensors and arrays of a batch with at least one axis, and how code reaches them."""
+    """Yields each tensor and array of a batch with at least 1 axis, with the expression that reaches it."""
     if isinstance(value, Tensor | np.ndarray):
         if value.ndim:
             yield path, value
@@ -335,7 +335,7 @@ def part_of(value: Any, rows: int, part: slice, mark: Callable[[Tensor, Tensor],
 
 @dataclass
 class _States:
-    """This rank's own states while they are not in use, and the common ones while they are not."""
+    """The random states: this rank's own and the common states, each stored while not in use."""
 
     own: list[Any] | None = None
     common: list[Any] | None = None

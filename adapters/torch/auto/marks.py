@@ -80,7 +80,7 @@ class Mark:
 
 
 def mark_of(value: Any) -> Mark | None:
-    """Returns the mark of a tensor; None without one."""
+    """Returns the mark of a tensor; None if it is unmarked."""
     return getattr(value, _MARK, None) if isinstance(value, Tensor) else None
 
 
@@ -90,13 +90,13 @@ def put(tensor: Tensor, mark: Mark) -> None:
 
 
 def unmark(tensor: Tensor) -> None:
-    """Makes a tensor an ordinary one."""
+    """Removes the mark of a tensor, if it has a mark."""
     if hasattr(tensor, _MARK):
         delattr(tensor, _MARK)
 
 
 class Marking(TorchFunctionMode):
-    """Marks the results of calls with marked tensors, and reads scalars as those of the whole batch."""
+    """Marks results of calls with marked tensors; a scalar is read as its value over the whole batch."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -165,7 +165,7 @@ def _origin(marks: list[Mark]) -> tuple[LoadedBatch, str | None]:
 
 
 def _changes_many(is_in_place: bool, args: Any) -> bool:
-    """Returns whether a call changes a large tensor, whose former value would have to be kept."""
+    """Returns whether a call changes a tensor in place that is too large for a copy of its former value."""
     return is_in_place and isinstance(args[0], Tensor) and args[0].numel() > _LARGEST_KEPT
 
 
@@ -252,7 +252,7 @@ def _metadata(func: Any, name: str, args: Any, kwargs: Any, caller: Any) -> Any:
 
 
 class _Shape(tuple):
-    """A shape whose first element counts rows."""
+    """A shape with a first element that counts rows."""
 
     def numel(self) -> Any:
         result: Any = 1
@@ -268,7 +268,7 @@ def _copy_mark(tensor: Tensor, mark: Mark) -> None:
 
 
 def _counts_rows(tensor: Any, caller: Any) -> bool:
-    """Returns whether a number is the one of this rank's rows, and the code that reads it counts batches."""
+    """Returns whether a number counts this rank's rows, and the code that reads it counts batches."""
     mark = mark_of(tensor)
     if mark is None or not mark.batch.is_part or not tensor.dim():
         return False
@@ -283,7 +283,7 @@ def _counts_rows(tensor: Any, caller: Any) -> bool:
 
 
 def counted(tensor: Tensor) -> RowCount:
-    """Returns the number of rows of a tensor that has one row for each of the batch."""
+    """Returns the number of rows of a tensor that has a row for each row of the batch."""
     mark = mark_of(tensor)
     assert mark is not None
     batch = mark.batch

@@ -64,7 +64,7 @@ def _adopt(optimizer: torch.optim.Optimizer) -> None:
 
 
 def leave_exchange(optimizer: torch.optim.Optimizer) -> None:
-    """Makes an optimizer a plain one."""
+    """Restores the original class of a distributed optimizer."""
     if isinstance(optimizer, Wrapped):
         optimizer._unwrap()
 

@@ -1,4 +1,4 @@
-"""The proof that a training step may be split: one batch is computed as a whole, and in parts.
+"""The proof that a training step may be split: a batch is computed as a whole, and in parts.
 
 A fork of each rank computes the rank's rows by the script's own code, while the rank computes the whole
 batch. At each backward pass the gradients of all parts, combined over the ranks, are compared with those of
@@ -188,7 +188,7 @@ class Child:
             self.fail(f"{line} reads a scalar that depends on the rows in a way that cannot be followed")
 
     def exchange(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gives the gradients of this rank's rows; returns those of the whole batch."""
+        """Sends the gradients of this rank's rows; returns the gradients of the whole batch."""
         self._send("gradients", self.memory.write(gradients))
         kind, present = self._receive()[:2]
         if kind != "gradients":
@@ -242,7 +242,7 @@ class Parent:
         return (message[1:], None) if message[0] == kind else (None, _LOST)
 
     def exchange(self, gradients: Sequence[Tensor | None], line: str) -> list[Tensor | None]:
-        """Compares the gradients of the whole batch with those of the parts; all ranks call it together.
+        """Compares the gradients of the whole batch with the parts' combined gradients; called on all ranks.
 
         Raises:
             UnsupportedError: they differ. The proof is over, and this process has computed the whole batch.
@@ -348,9 +348,9 @@ class Parent:
 
 
 def _raise_first(failure: str | None, line: str, known: Sequence[str] = ()) -> bool:
-    """Raises UnsupportedError on all ranks if one has failed, unless its script has caught that error before.
+    """Raises UnsupportedError on all ranks if any rank failed, unless its script caught that error before.
 
-    Returns whether one has failed.
+    Returns whether any rank has failed.
     """
     context = job.context
     assert context is not None
@@ -436,7 +436,7 @@ class Buffers:
         return found
 
     def difference(self, others: dict[tuple[int, str], np.ndarray]) -> str | None:
-        """Returns which buffer is another one after the whole batch than after the part."""
+        """Returns, as text, the first buffer with unequal values after batch and part; None: all equal."""
         mine = self.changed()
         modules = list(self.modules.values())
         for key in sorted({*mine, *others}):
@@ -467,7 +467,7 @@ def _is_close(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 class Drawing(DispatchMode):
-    """Draws numbers for all rows of a batch, and gives those of this rank's rows.
+    """Draws random numbers for all rows of a batch, and returns the numbers of this rank's rows.
 
     It sees the operations below autograd, so dropout inside of layers is among them. An operation that it
     does not know draws as always; the gradients then differ, and the step is refused.
@@ -546,7 +546,7 @@ Numbers = dict[str, float]
 
 
 def numbers_of(frame: FrameType | None) -> Numbers:
-    """Returns the numbers that a function of the script and those that have called it can reach."""
+    """Returns the numbers that a function of the script, and its callers in the script, can reach."""
     found: Numbers = {}
     depth = 0
     while frame is not None:
@@ -582,7 +582,7 @@ def _elements(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_users(kind: type) -> bool:
-    """Returns whether a class is one of the script's own."""
+    """Returns whether a class is defined by the script rather than by a library."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return file is not None and not positions.is_library(file)
 

@@ -58,7 +58,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def narrow(root: Root, values: Values) -> None:
-    """Keeps those rules of a scalar that give its value over the whole batch, from those of the parts."""
+    """Keeps the rules that compute a scalar's value over the whole batch from its values over the parts."""
     whole = float(root.value)
     bound = tolerance(root.value.dtype) * max(1e-30, *(abs(value) for value, _ in values), abs(whole))
     known = job.rules.get(root.key, _candidates(root))

@@ -23,7 +23,7 @@ _OLDEST_TORCH, _TESTED = "2.8", "2.8, 2.13 and 2.15"
 
 
 class SirtakiGroup(Reducing, Moving, Messages):
-    """A process group of torch.distributed whose operations are those of the core."""
+    """A process group of torch.distributed that runs its operations in sirtaki's core."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -56,7 +56,7 @@ class SirtakiGroup(Reducing, Moving, Messages):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Returns the devices whose tensors the group exchanges: torch's checkpoints choose by them."""
+        """Returns the device types that the group supports: torch's checkpoints choose by them."""
         return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cpu" or torch.cuda.is_available()]
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -68,7 +68,7 @@ class SirtakiGroup(Reducing, Moving, Messages):
         self.collected = []
 
     def _end_coalescing(self, device: torch.device) -> Work:
-        """Returns the works since `_start_coalescing` as one."""
+        """Returns a single work for all works since `_start_coalescing`."""
         works, self.collected = self.collected, None
         return CoalescedWork(works or [])
 

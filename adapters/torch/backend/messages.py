@@ -71,7 +71,7 @@ class Messages(Submission):
         return self.submit(self.names.messages(sender, self.rank(), tag), [part], [tensor])
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
-        """Receives a tensor in the memory of the CPU from whichever rank of the group sends one first."""
+        """Receives a CPU tensor from whichever rank of the group sends first."""
         tensor = single(tensors, "recv")
         if whole(tensor).device != core.CPU:
             raise UnsupportedError(
@@ -93,7 +93,7 @@ class Messages(Submission):
         return receive
 
     def _connect(self) -> Any:
-        """Returns a connection to the store of its own, as a wait for the other one may block that."""
+        """Returns a separate connection to the store, as a wait on the shared connection may block it."""
         with self._lock:
             if self._calls_store is None:
                 self._calls_store = self._store.clone()
@@ -131,7 +131,7 @@ class Store(Protocol):
 
 
 class OpenCall:
-    """A place in the store: a receiver opens its calls for messages with one tag, and senders take them."""
+    """A key of the store: a receiver opens calls for messages with a tag there, and senders answer them."""
 
     def __init__(self, connect: Callable[[], Store], receiver: int, tag: int) -> None:
         self._connect, self._prefix = connect, f"sirtaki/call/{receiver}/{tag}"
@@ -141,7 +141,7 @@ class OpenCall:
         return self._connect()
 
     def open(self, number: int | None) -> None:
-        """Opens a call, in place of the one before; None: there is none any more."""
+        """Opens call `number`, which replaces the call before; None: no call is open any more."""
         self._store.set(self._prefix, "" if number is None else str(number))
 
     def opened(self) -> int | None:
@@ -152,7 +152,7 @@ class OpenCall:
         return int(value) if value else None
 
     def take(self, number: int, sender: int, message: int) -> None:
-        """Offers a sender's message for a call, unless another one has been offered."""
+        """Answers a call with a sender's message, unless a sender has already answered."""
         self._store.compare_set(f"{self._prefix}/{number}", "", f"{sender} {message}")
 
     def answer(self, number: int) -> tuple[int, int] | None:
@@ -166,7 +166,7 @@ class OpenCall:
 
 
 class OpenReceives:
-    """A rank's receives from any rank with one tag, in their order."""
+    """A rank's receives from any rank with the same tag, in their order."""
 
     def __init__(self, call: OpenCall, context: Context) -> None:
         self._call, self._context = call, context
@@ -179,12 +179,12 @@ class OpenReceives:
         return not self._waiting
 
     def add(self, receive: ReceiveFromAny, accept: Accept) -> None:
-        """Begins to look for a sender; `accept` receives what one offers."""
+        """Begins to look for a sender; `accept` receives the sender's rank and message number."""
         self._waiting.append((receive, accept))
         lookout.watch(self)
 
     def look(self) -> None:
-        """Opens a call for the oldest receive, or starts the receive whose sender has been found."""
+        """Opens a call for the oldest receive, or starts that receive if a sender has answered."""
         failure = failure_of_context(self._context)
         if failure is not None:
             self.fail(failure)
@@ -211,7 +211,7 @@ class OpenReceives:
 
 
 class SentMessages:
-    """A rank's messages to another one with one tag that have not been received yet, in their order."""
+    """A rank's messages with the same tag to another rank that have not been received yet, in their order."""
 
     def __init__(self, call: OpenCall, sender: int) -> None:
         self._call, self._sender = call, sender
@@ -225,14 +225,14 @@ class SentMessages:
         return not self._waiting
 
     def add(self, message: int, work: GroupWork) -> None:
-        """Looks after a message from now on: it may be one for a receive from any rank."""
+        """Watches a message from now on: a receive from any rank may ask for it."""
         if not self._waiting:
             self._next_look = time.monotonic() + self._pause
         self._waiting.append((message, work))
         lookout.watch(self)
 
     def look(self) -> None:
-        """Forgets the messages that were received; takes a call for the oldest other one."""
+        """Forgets the messages that were received; answers an open call with the oldest remaining message."""
         before = len(self._waiting)
         while self._waiting and self._waiting[0][1].is_completed():
             self._waiting.popleft()
@@ -296,7 +296,7 @@ lookout = Lookout()
 
 
 class ReceiveFromAny(Work):
-    """A receive whose sender is not known yet.
+    """A receive from a sender that is not known yet.
 
     Any thread may wait for it. Failures are those of a receive; see `GroupWork`.
     """

@@ -54,7 +54,7 @@ class Moving(Submission):
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """Copies each rank's tensor to all ranks, into one tensor for each."""
+        """Copies each rank's tensor to all ranks, into a separate tensor for each sender."""
         targets, source = single(outputs, "the output of all_gather"), single(inputs, "all_gather")
         return self.submit(self.names.collectives, [self._gathered(targets, source)], targets, opts)
 
@@ -77,7 +77,7 @@ class Moving(Submission):
         return self.submit(self.names.collectives, parts, results, opts)
 
     def _gathered(self, targets: Sequence[Tensor], source: Tensor) -> RequestPart:
-        """Describes an all-gather; if the sizes differ, an all-to-all, whose rows are compared by rank."""
+        """Describes an all-gather; if sizes differ, an all-to-all that checks the received row counts."""
         sizes = [target.numel() for target in targets]
         if len(set(sizes)) <= 1:
             require_equal(targets, source, self.size(), "the output of all_gather")
@@ -95,7 +95,7 @@ class Moving(Submission):
         return self._exchange(everywhere, [source.numel()] * self.size(), sizes, store)
 
     def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-        """Copies each rank's tensor to all ranks, into parts of one tensor."""
+        """Copies each rank's tensor to all ranks, into consecutive parts of a single tensor."""
         return self.allgather_into_tensor_coalesced([output], [source], opts)
 
     all_gather_single = _allgather_base  # its newer name
@@ -117,7 +117,7 @@ class Moving(Submission):
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = _FROM_RANK_0
     ) -> Work:
-        """Copies each rank's tensor to the root, into one tensor for each."""
+        """Copies each rank's tensor to the root, into a separate tensor for each sender."""
         source, is_root = single(inputs, "gather"), opts.rootRank == self.rank()
         targets = list(outputs[0]) if is_root and outputs else []
         if is_root:
@@ -132,7 +132,7 @@ class Moving(Submission):
     def scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = _FROM_RANK_0
     ) -> Work:
-        """Copies one tensor of the root to each rank."""
+        """Copies a different tensor of the root to each rank."""
         output, is_root = single(outputs, "scatter"), opts.rootRank == self.rank()
         sources = list(inputs[0]) if is_root and inputs else []
         if is_root:
@@ -148,7 +148,7 @@ class Moving(Submission):
         return self.submit(self.names.collectives, [part], [output], opts)
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
-        """Copies one tensor of each rank to each rank."""
+        """Copies a different tensor from each rank to each rank."""
         for what, tensors in (("input", inputs), ("output", outputs)):
             if len(tensors) != self.size():
                 raise ValueError(
@@ -207,7 +207,7 @@ class Moving(Submission):
         received: Sequence[int],
         store: Callable[[Context, Batch, int], None],
     ) -> RequestPart:
-        """Describes an all-to-all of rows, whose received numbers have to be the expected ones.
+        """Describes an all-to-all of rows that raises MismatchError if received row counts are unexpected.
 
         The numbers are for each rank of the group; the rows are in the order of the process set.
         """
@@ -230,7 +230,7 @@ class Moving(Submission):
     def _assign_in_order(
         self, output: Tensor, counts: Sequence[int]
     ) -> Callable[[Context, Batch, int], None]:
-        """Stores elements of all ranks, `counts` of them for each rank of the group, in one output."""
+        """Returns a function that stores all ranks' elements, `counts` by rank, in a single output."""
         if self.order.is_ascending:
             return _assign_all(output)
         refuse_overlap(output)
@@ -281,7 +281,7 @@ def _assign_all(output: Tensor) -> Callable[[Context, Batch, int], None]:
 
 
 def _assign_each(outputs: Sequence[Tensor]) -> Callable[[Context, Batch, int], None]:
-    """Stores one row in each output; a rank that gets none has no outputs."""
+    """Returns a function that stores a row in each output; a rank that receives nothing has no outputs."""
     for output in outputs:
         refuse_overlap(output)
 

@@ -46,7 +46,7 @@ class Reducing(Submission):
         return self.submit(self.names.collectives, parts, tensors, opts)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
-        """Combines a tensor over all ranks; the root's is overwritten, and those of the others are not."""
+        """Reduces a tensor over all ranks; only the root's tensor is overwritten."""
         tensor = single(tensors, "reduce")
         target = tensor if opts.rootRank == self.rank() else None
         part = self._combination(tensor, target, opts.reduceOp)
@@ -87,7 +87,7 @@ class Reducing(Submission):
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = _SUM
     ) -> Work:
-        """Combines one tensor for each rank over all ranks; each rank gets its own."""
+        """Reduces a list of tensors over all ranks; rank i receives the reduction of tensor i."""
         output = single(outputs, "the output of reduce_scatter")
         parts = inputs[0] if len(inputs) == 1 else []
         require_equal(parts, output, self.size(), "the input of reduce_scatter")
@@ -152,7 +152,7 @@ def _found(table: list[tuple[Any, Any]], op: Any) -> Any:
 
 
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction | None:
-    """Returns the core's reduction; None for one that the core does not have: see `bitwise_of`.
+    """Returns the core's reduction; None if the core has no such operation: see `bitwise_of`.
 
     A sum of truth values is their maximum, as in NCCL's backend. The core refuses what a dtype cannot do.
     """

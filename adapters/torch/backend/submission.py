@@ -1,4 +1,4 @@
-"""Requests of a process group, queued as one work: the base of all kinds of operations."""
+"""Requests of a process group, submitted as a single work: the base of all kinds of operations."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class RankOrder:
         self._places = [place_in_set[member] for member in members]
 
     def to_set(self, by_rank: Sequence[Given]) -> Sequence[Given]:
-        """Puts one value for each rank of the group into the order of the process set."""
+        """Reorders values, indexed by rank of the group, into the order of the process set."""
         return by_rank if self.is_ascending else [by_rank[rank] for rank in self._ranks]
 
     def parts_to_set(self, tensor: Tensor, counts: Sequence[int]) -> Tensor:
@@ -196,7 +196,7 @@ class RankOrder:
 
 
 class MemberSet:
-    """A process set that is being added: no member waits for the others before the first operation."""
+    """A process set that is being added: no member waits for other members before the first operation."""
 
     def __init__(self, context: Context, ranks: Sequence[int]) -> None:
         self._context, self._ranks = context, list(ranks)
@@ -253,7 +253,7 @@ class WorldSet:
 
 
 def set_of(context: Context, ranks: Sequence[int]) -> WorldSet | MemberSet:
-    """Returns the process set of these ranks, ascending; this rank is one of them."""
+    """Returns the process set of these ranks, in ascending order; this rank must be a member."""
     if len(ranks) == context.size:
         return WorldSet()
     found: MemberSet = context.member_sets.setdefault(tuple(ranks), MemberSet(context, ranks))
@@ -303,19 +303,19 @@ class Series:
         return f"{self._prefix}.{(self._next - 1) % self._before_wrap}{suffix}"
 
     def give_back(self) -> None:
-        """Makes the last name the next one again: nothing was queued under it."""
+        """Makes the last name the next name again: no operation was submitted under it."""
         self._next -= 1
 
 
 class Names:
-    """The names of one group.
+    """The names of a group's operations.
 
     Attributes:
         collectives: those of its collectives.
     """
 
     def __init__(self, context: Context, members: Sequence[int]) -> None:
-        """Numbers a new group of these ranks, which may have another order than those of other groups."""
+        """Numbers a new group of these ranks; other groups may have the same ranks in another order."""
         is_ascending = list(members) == sorted(members)
         order = "" if is_ascending else f"{short_list(members)}."
         self._prefix = f"c10d.{order}{context.next_number(f'groups of {list(members)}')}"
@@ -323,6 +323,6 @@ class Names:
         self._messages: dict[tuple[int, int, int], Series] = {}
 
     def messages(self, sender: int, receiver: int, tag: int) -> Series:
-        """Returns the names of the messages from one rank to another with this tag."""
+        """Returns the names of the messages from `sender` to `receiver` with this tag."""
         prefix = f"{self._prefix}.{sender}-{receiver}.{tag}"
         return self._messages.setdefault((sender, receiver, tag), Series(prefix, _MESSAGES_BEFORE_WRAP))

@@ -38,7 +38,7 @@ def rows(tensor: Tensor, count: int) -> TensorView:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns all elements of several tensors, one after the other."""
+    """Returns the concatenated elements of several tensors, detached, in a single dimension."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 

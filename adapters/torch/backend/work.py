@@ -96,7 +96,7 @@ class GroupWork(Work):
         return list(self._results)
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Returns a future whose value is `result()`."""
+        """Returns a future with the value of `result()`."""
         with self._lock:
             is_new = self._future is None
             if is_new:
@@ -153,7 +153,7 @@ class GroupWork(Work):
 
 
 class CoalescedWork(Work):
-    """Several operations that are waited for as one."""
+    """Several operations with a common wait."""
 
     def __init__(self, works: Sequence[GroupWork]) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ _END_SECONDS = 5.0  # the longest wait for a thread when the interpreter ends: a
 
 
 class Completable(Protocol):
-    """An operation whose future is completed."""
+    """An operation with a future that a `Completer` completes."""
 
     def complete_if_ended(self) -> bool:
         """Completes the future if the operation has ended; returns whether it has."""
@@ -191,7 +191,7 @@ class Completable(Protocol):
 
 
 class Completer:
-    """The operations of a context whose futures are open, and the thread that completes them."""
+    """The operations of a context with open futures, and the thread that completes them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -248,7 +248,7 @@ _completers: weakref.WeakKeyDictionary[Context, Completer] = weakref.WeakKeyDict
 
 
 def completer_of(context: Context) -> Completer:
-    """Returns the completer of a context; all threads get the same one."""
+    """Returns the completer of a context, the same object in all threads."""
     return _completers.get(context) or _completers.setdefault(context, Completer())
 
 
@@ -265,7 +265,7 @@ def _end_all() -> None:
 
 
 class StreamWork(GroupWork):
-    """An operation on tensors of which at least one is on a GPU.
+    """An operation on tensors of which at least 1 is on a GPU.
 
     It counts as ended once it is launched, and a stream waits for it: its results are put in place in that
     stream, and all others wait for the event behind them. Futures are completed in streams of their own.

@@ -54,7 +54,7 @@ class GatheringMethod(Method):
 
     @abstractmethod
     def encode(self, values: Tensor, part: Tensor) -> None:
-        """Writes a tensor's part; `values` has one dimension."""
+        """Encodes a tensor's part of the buffer, `part`; `values` has 1 dimension."""
 
     @abstractmethod
     def numbers(self, part: Tensor, values: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class GatheringMethod(Method):
 
     @abstractmethod
     def add(self, part: Tensor, total: Tensor, scale: float) -> None:
-        """Adds a part's values, times a scale, to a tensor of one dimension."""
+        """Adds a decoded part, times a scale, to a tensor of 1 dimension."""
 
     def compresses(self, parameter: Tensor) -> bool:
         if parameter.is_complex() or not _SMALLEST <= parameter.numel() < 1 << 31:

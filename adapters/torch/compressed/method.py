@@ -99,13 +99,13 @@ class Link:
 
 
 class Method(ABC):
-    """A method of compression, for the gradients of one optimizer."""
+    """A compression method for the gradients of an optimizer."""
 
     def __init__(self, state: CompressionState, link: Link) -> None:
         self._state, self._link = state, link
 
     def start(self, slots: Mapping[int, TensorSlot]) -> PhasedExchange:
-        """Starts the exchange of the tensors of a round, one at least; `end` stores its results."""
+        """Starts the communication of a round's tensors, at least 1; `end` stores the results."""
         self._link.context.compression.exchanges += 1
         for slot in slots.values():
             self._link.count_exact(slot.parameter.numel(), slot.parameter.element_size())

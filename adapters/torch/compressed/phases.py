@@ -1,4 +1,4 @@
-"""An exchange of several phases, each of which needs the result of the one before."""
+"""Communication in several phases, each of which needs the result of the phase before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Phases = Generator[Handle[Any], Any, bool]
 
 
 class PhasedExchange:
-    """Phases in flight. The next one begins when this rank waits for anything: ranks wait in any order."""
+    """Phases in flight. The next phase starts when this rank waits for anything: ranks wait in any order."""
 
     def __init__(
         self, context: Context, phases: Phases, in_stream: Callable[[], AbstractContextManager[Any]]
@@ -52,7 +52,7 @@ class PhasedExchange:
             self._handle = None
 
     def _poll(self) -> bool:
-        """Begins the next phase if the last one has ended. Returns whether nothing is left to do."""
+        """Starts the next phase if the current phase has completed. Returns whether nothing is left to do."""
         with self._lock:
             while not self._has_waiter and self._handle is not None:
                 if not self._handle.poll():

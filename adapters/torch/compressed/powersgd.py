@@ -1,4 +1,4 @@
-"""PowerSGD: each gradient, as a matrix, is exchanged as the product of two narrow ones.
+"""PowerSGD: each gradient, as a matrix, is communicated as the product of two narrow matrices.
 
 T. Vogels et al., PowerSGD: practical low-rank gradient compression for distributed optimization, 2019 (arXiv
 1905.13727). M is the average of the ranks' matrices, and Q a narrow matrix that the last exchange has left: P
@@ -23,7 +23,7 @@ from sirtaki.torch.compressed.state import CompressionState
 
 
 class PowerSGDMethod(Method):
-    """The method for one optimizer's gradients. Narrow matrices are stored by columns: [column, row]."""
+    """PowerSGD for an optimizer's gradients. Narrow matrices are stored by columns: [column, row]."""
 
     def __init__(self, state: CompressionState, link: Link) -> None:
         super().__init__(state, link)
@@ -35,7 +35,7 @@ class PowerSGDMethod(Method):
         self._finite: set[int] = set()
 
     def compresses(self, parameter: Tensor) -> bool:
-        """Returns whether it may be regarded as a matrix, and two narrow ones are smaller."""
+        """Returns whether a parameter can be viewed as a matrix that is larger than its factors."""
         if parameter.dim() < 2 or parameter.is_complex() or parameter.numel() == 0:
             return False
         rows, columns = _sides(parameter)
@@ -93,12 +93,12 @@ class PowerSGDMethod(Method):
         return self._starts[number]
 
     def _basis(self, number: int, slot: TensorSlot) -> Tensor:
-        """Returns Q of the last exchange. If ranks have different ones, their results are still the same."""
+        """Returns Q of the last exchange. If it differs between ranks, their results are still equal."""
         basis = self._state.bases.get(slot.parameter)
         return self._start(number, slot) if basis is None else basis
 
     def _orthogonalize(self) -> None:
-        """Makes each P orthonormal, those of one shape together."""
+        """Orthonormalizes each P; matrices of the same dtype and shape in a single batch."""
         alike: dict[Any, list[Tensor]] = defaultdict(list)
         for at in sorted(self._touched):
             alike[self._left[at].dtype, self._left[at].shape].append(self._left[at])
@@ -118,7 +118,7 @@ def _matrix(slot: TensorSlot) -> Tensor:
 def _packed(
     slots: Mapping[int, TensorSlot], shapes: Mapping[int, tuple[int, int]]
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Returns zeros: one buffer for each dtype, and the matrices of these shapes in them."""
+    """Allocates zeros: a buffer for each dtype, and the matrices of these shapes as views of them."""
     numbers: dict[torch.dtype, list[int]] = defaultdict(list)
     for at, slot in slots.items():
         numbers[slot.values.dtype].append(at)
@@ -132,7 +132,7 @@ def _packed(
 
 
 def _finite(matrices: Mapping[int, Tensor], numbers: set[int]) -> set[int]:
-    """Returns those whose elements are all finite."""
+    """Returns the indices of the matrices with finite elements only."""
     ordered = sorted(numbers)
     if not ordered:
         return set()
@@ -152,7 +152,7 @@ _BLOCK = 1 << 16  # elements of a block of rows that stays in a core's cache
 
 
 def orthonormal(columns: Tensor) -> Tensor:
-    """Returns vectors that span the same space, orthogonal and of norm 1; zeros for those that add nothing.
+    """Returns orthonormal vectors that span the same space; zeros for linearly dependent vectors.
 
     Args:
         columns: batches of vectors, [batch, vector, element].

@@ -28,7 +28,7 @@ def wire_format_of(compression: Quantised) -> WireFormat:
 
 
 def can_encode(tensor: Tensor, wire_format: WireFormat) -> bool:
-    """Returns whether a tensor is exchanged in a format, as one of 32 bits; others are exchanged exactly.
+    """Returns whether a tensor is encoded, as 32-bit values, in a format; other tensors are sent exactly.
 
     Raises:
         UnsupportedError: it is on a GPU.
@@ -52,7 +52,7 @@ def hint_at_shared_memory(wire_format: WireFormat) -> None:
 
 
 class QuantisedMethod(Method):
-    """The method for one optimizer's gradients of 32 and 16 bits; those of 64 bits are exchanged exactly."""
+    """Quantises an optimizer's gradients of 32 and 16 bits; gradients of 64 bits are sent exactly."""
 
     def __init__(self, state: CompressionState, link: Link) -> None:
         super().__init__(state, link)

@@ -13,7 +13,7 @@ from sirtaki.torch.loss_scale import ResidualScale
 
 
 class CompressionState:
-    """The memory of one optimizer's compression on this rank. It outlives worlds.
+    """The memory of an optimizer's compression on this rank. It outlives worlds.
 
     The tensors that are left out, the residuals, belong to this rank alone: they are neither broadcast nor
     compared.
@@ -51,7 +51,7 @@ class CompressionState:
     # ---- Loss scaling ----------------------------------------------------------------------------------
 
     def note_step(self, scaler: Any) -> None:
-        """Stores the GradScaler in whose `step` the optimizer steps; None without one."""
+        """Records the GradScaler that calls `optimizer.step()`; None: no GradScaler calls it."""
         if scaler is None:
             self._rescale(self._scale.to_unscaled())
         if scaler is None or self._scale.value is None:

@@ -20,7 +20,7 @@ Entries = list[tuple[str, str]]  # names and descriptions
 
 
 class Handler:
-    """Saves and restores one object of a state.
+    """Saves and restores a single object of a state.
 
     Attributes:
         value: the object.
@@ -39,7 +39,7 @@ class Handler:
 
 
 class StateHandler(Handler):
-    """The base class of handlers of one's own, with Horovod's methods; see `set_handler_registry`."""
+    """The base class of custom handlers, with Horovod's methods; see `set_handler_registry`."""
 
     def sync(self) -> None:
         """Copies rank 0's object to all ranks, and saves it. All ranks call it."""
@@ -52,7 +52,7 @@ class StateHandler(Handler):
 
 
 class ContentHandler(Handler):
-    """A handler of an object whose content can be read and written as nested values with tensors.
+    """A handler of an object with content that can be read and written as nested values with tensors.
 
     The content has two parts: replicas, which training keeps equal on all ranks, and the rest. When a rank
     lacks the state, both are exchanged; replicas are also compared.
@@ -106,7 +106,7 @@ class ContentHandler(Handler):
 
 
 class ModelStateHandler(ContentHandler):
-    """A handler of a module. The parameters of optimizers in the same state belong to those instead.
+    """A handler of a module. Parameters of optimizers in the same state are left to the optimizers' handlers.
 
     Attributes:
         elsewhere: the `id()` of each of those parameters.
@@ -169,7 +169,7 @@ class ModelStateHandler(ContentHandler):
 
 
 def _version(parameter: Tensor) -> tuple[int, int] | None:
-    """Returns what changes if a frozen parameter is changed; None for one that is not frozen."""
+    """Returns the identity and version of a frozen parameter, to detect changes; None if it is trainable."""
     if parameter.requires_grad or parameter.is_inference():
         return None
     return id(parameter), parameter._version
@@ -181,7 +181,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 class SamplerStateHandler(ContentHandler):
-    """A handler of an ElasticSampler. Needs no world: the last one may have ended."""
+    """A handler of an ElasticSampler. It needs no world: the last world may have ended."""
 
     value: ElasticSampler
 
@@ -207,7 +207,7 @@ class GeneratorStateHandler(ContentHandler):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object whose content is a dictionary, such as a learning rate scheduler or a GradScaler."""
+    """An object with `state_dict()` and `load_state_dict()`, such as a scheduler or a GradScaler."""
 
     def state_dict(self) -> Any:
         """Returns the content."""

@@ -102,7 +102,7 @@ class OptimizerStateHandler(OptimizerHandler):
         set_options(self.value, copied(self._saved))
 
     def note_versions(self) -> None:
-        """Records that the parameters are those of the commit."""
+        """Records the parameters' current versions as the versions of the commit."""
         self._versions = self._versions_now()
 
     @property

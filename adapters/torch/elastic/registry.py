@@ -33,7 +33,7 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Returns pairs of a type and the class of its handlers; the first whose type fits counts."""
+    """Returns pairs of a type and its handler class; the first pair with a matching type counts."""
     return list(_registry)
 
 

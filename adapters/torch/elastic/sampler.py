@@ -19,7 +19,7 @@ from sirtaki.torch.wrapping import TorchSurvivor
 
 @dataclass
 class _Deal:
-    """A distribution of an epoch's remaining samples over the ranks, and the account of those processed.
+    """A distribution of an epoch's remaining samples over the ranks, and a record of the processed samples.
 
     Samples are dealt one by one, in turn: sample number p goes to rank p % size. At the end of the epoch the
     first samples are dealt again, so that ranks get equally many.
@@ -64,7 +64,7 @@ class _Deal:
         return _Deal(self.size, self.done, self.samples - self.unmerged)
 
     def processed(self, remaining: Tensor) -> Tensor:
-        """Returns which of these samples have been processed, as one bool per sample."""
+        """Returns which of these samples have been processed, as a bool per sample."""
         processed = torch.zeros(len(remaining), dtype=torch.bool)
         for start, end in self.done:
             processed[start * self.size : end * self.size] = True
@@ -135,7 +135,7 @@ class ElasticSampler(TorchSurvivor, Sampler[int]):
         self._deal.record(start, min(start + batch_size, len(self)))
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Records that this rank has processed these samples. `merge()` sends this to the others.
+        """Records that this rank has processed these samples. `merge()` sends the record to the other ranks.
 
         A commit then takes time in proportion to the samples that were recorded in this way.
         """

@@ -242,7 +242,7 @@ class TorchState(ObjectState):
             self._add(name, other)
 
     def _add(self, name: str, handler: Handler) -> None:
-        """Adds an object, whose present state becomes part of the last commit."""
+        """Adds an object; its present state becomes part of the last commit."""
         self._handlers[name] = handler
         self._assign_parameters()
         self._land()
@@ -392,7 +392,7 @@ class Description:
 
 
 def are_equal(context: Context, content: Content, description: Description, has_content: bool) -> bool:
-    """Compares the ranks' states: one all-reduce of checksums. All ranks call it.
+    """Compares the ranks' states by a single all-reduce of checksums. All ranks call it.
 
     Args:
         context: this rank.
@@ -553,7 +553,7 @@ _MOST_THREADS = 4
 
 
 def provide(tensors: Iterable[Tensor]) -> None:
-    """Makes the system provide the memory of new tensors in CPU memory, whose contents are lost.
+    """Makes the system allocate the pages of new CPU tensors; the tensors' contents are lost.
 
     Otherwise that is done in one thread, while the tensors are received: for 300 MB, it took 90 of 135 ms, in
     which all ranks waited.
@@ -641,7 +641,7 @@ class Writes:
         return self.regularity.in_a_row >= self.regularity.needed
 
     def change(self, optimizers: Sequence[OptimizerStateHandler]) -> None:
-        """Changes the optimizers. A new one becomes part of the commit as it is now: it has just saved."""
+        """Replaces the set of optimizers. A new optimizer has just saved, and so belongs to the commit."""
         added = [optimizer for optimizer in optimizers if optimizer not in self._optimizers]
         self._optimizers = optimizers
         for optimizer in added:
@@ -652,7 +652,7 @@ class Writes:
 
     @property
     def can_restore(self) -> bool:
-        """Returns whether parameters and optimizer state are those of the commit, or there is a copy."""
+        """Returns whether parameters and optimizer state equal the commit, or a copy of the commit exists."""
         return self._has_copy or (
             self._steps == 0 and all(optimizer.is_untouched for optimizer in self._optimizers)
         )
@@ -664,17 +664,17 @@ class Writes:
                 optimizer.restore_copy()
 
     def note_received(self, regularity: Regularity | None) -> None:
-        """Records that parameters and optimizer state are those of a commit that was received.
+        """Records that parameters and optimizer state were received from a rank with the commit.
 
-        They count as written, even where they were right already. A rank that did not have the commit takes
-        over the regularity of the one that had it, whose program is the same: its first commits are copied
-        only if that one copies its own.
+        The optimizers count as written, even if they were right already. A rank without the commit adopts the
+        sender's regularity, as both run the same program: its first commits are copied only if the sender
+        copies its own.
         """
         self.regularity = regularity or self.regularity
         self.note_restored()
 
     def note_restored(self) -> None:
-        """Records that parameters and optimizer state are those of the commit."""
+        """Records that parameters and optimizer state equal the commit."""
         self._steps = 0
         for optimizer in self._optimizers:
             optimizer.note_versions()

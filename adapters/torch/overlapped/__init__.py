@@ -1,1 +1,1 @@
-"""Training whose next forward pass begins while gradients of the last step are still being exchanged."""
+"""Training with a next forward pass that begins while gradients of the last step are still in flight."""

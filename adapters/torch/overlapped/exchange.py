@@ -1,4 +1,4 @@
-"""The exchange of gradients by urgency: in parts of bounded size, those of the first layers before others.
+"""The all-reduce of gradients by urgency: in parts of bounded size, the first layers' gradients first.
 
 (Jayarajan et al., "Priority-based Parameter Propagation", arXiv 1905.03960; Peng et al., "ByteScheduler",
 SOSP 2019.) The core sends the parts of the highest priority first, and few at a time, so that gradients that
@@ -38,9 +38,9 @@ class _Submitted(NamedTuple):
 
 
 class UrgentGradients:
-    """The exchange of an optimizer's gradients, by the numbers of their parameters: dense ones on the CPU.
+    """The all-reduce of an optimizer's gradients, by parameter index: dense gradients on the CPU.
 
-    A round begins with the first `start` after the last gradient has left with `complete`.
+    A round begins with the first `start` after `complete` has completed the last gradient.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class UrgentGradients:
 
     @property
     def in_flight(self) -> list[int]:
-        """Returns the numbers of the parameters whose gradients are in flight."""
+        """Returns the indices of the parameters with gradients in flight."""
         return list(self._submitted)
 
     @property
@@ -129,12 +129,12 @@ class UrgentGradients:
         return self._round >= _FIRST_ROUND_BY_USE
 
     def note_use(self, number: int) -> None:
-        """Records that a forward pass uses a parameter, after those that were recorded before."""
+        """Records that a forward pass uses a parameter, after the parameters that were recorded before."""
         if not self.knows_uses:
             self._uses[number] = None
 
     def start(self, numbers: list[int], absent: bool) -> None:
-        """Submits these gradients, as new ones or not."""
+        """Submits gradients; `absent` marks gradients that were not computed in this pass."""
         if numbers and not self._submitted:
             self._begin_round()
         with torch.no_grad():

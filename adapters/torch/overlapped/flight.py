@@ -27,9 +27,9 @@ from sirtaki.torch.wrapping import Optimizer, Wrapped
 
 
 class Flight(Stage):
-    """The parameters of one optimizer that are in flight, each by its number among those exchanged.
+    """The parameters of an optimizer with deferred updates, by index among the exchanged parameters.
 
-    The stage takes all gradients, and `finish` lets all parameters land.
+    The stage submits all gradients; `finish` completes all updates.
     """
 
     def __init__(self, gradients: UrgentGradients, parameters: Sequence[Tensor]) -> None:
@@ -83,7 +83,7 @@ class Flight(Stage):
         return False
 
     def take_off(self) -> None:
-        """Lets all parameters whose gradients have been submitted take off."""
+        """Defers the update of all parameters with submitted gradients until they are used."""
         self._update = None
         WATCH.begin(id(self))
         for number in self._gradients.in_flight:
@@ -118,7 +118,7 @@ class Flight(Stage):
         ]
 
     def _hide(self, number: int) -> None:
-        """Replaces the values of a parameter by NaN, for code that does not wait for the new ones.
+        """Replaces the values of a parameter by NaN, for code that does not wait for the update.
 
         Graphs that were made with the old values become invalid, as by the update itself.
         """
@@ -134,7 +134,7 @@ class Flight(Stage):
     # ---- Landing ---------------------------------------------------------------------------------------
 
     def land(self, number: int) -> None:
-        """Lets a parameter land that is used now, and with it those whose gradients have arrived.
+        """Completes the update of a parameter that is used now, and the updates with completed gradients.
 
         Raises:
             HorovodInternalError: an exchange failed.
@@ -273,10 +273,9 @@ _KEEP, _TO_NONE, _TO_ZERO = range(3)  # the fate of gradients after their update
 
 
 class DeferredUpdate:
-    """A step of an optimizer whose parts are taken as the gradients arrive.
+    """An optimizer step, executed per parameter as the gradients complete.
 
-    It uses the hyper-parameters of the moment at which the program has called `step()`, and the optimizer's
-    own state.
+    It uses the hyper-parameters as of the program's call of `step()`, and the optimizer's own state.
     """
 
     def __init__(self, optimizer: Wrapped) -> None:
@@ -377,7 +376,7 @@ def take_off(parameter: Tensor, landing: Landing, number: int) -> None:
 
 
 def touch_down(parameter: Tensor) -> None:
-    """Makes a parameter an ordinary one again."""
+    """Restores the class of a parameter after its deferred update."""
     if type(parameter) is ParameterInFlight:
         parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]
         for name in ("landing", "number"):
@@ -385,7 +384,7 @@ def touch_down(parameter: Tensor) -> None:
 
 
 def land(parameter: Tensor) -> None:
-    """Ends the flight of a parameter, if it still is in one."""
+    """Completes the deferred update of a parameter, if there is any."""
     if type(parameter) is not ParameterInFlight:
         return
     if parameter.landing is None:

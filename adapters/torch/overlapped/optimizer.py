@@ -1,4 +1,4 @@
-"""The abilities of an optimizer whose step does not wait for gradients."""
+"""A mixin for optimizers that return from `step()` before gradients are complete."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Overlapped(Wrapped):
         self._reducer.finish_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Works like the optimizer's own. Gradients whose update is due are dropped after it."""
+        """Works like the optimizer's own. Gradients with a deferred update are dropped after the update."""
         self._put_parameters_back()
         flight = self._reducer.flight
         if flight is None or not flight.has_update:
@@ -99,7 +99,7 @@ class Overlapped(Wrapped):
 
 
 def refuse_model_with_overlap(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raises ValueError for an optimizer, or parameters, that cannot be updated one by one."""
+    """Raises ValueError for an optimizer, or parameters, that cannot be updated individually."""
     if not updates_parameters_alone(optimizer):
         raise ValueError(
             "overlap_forward needs an optimizer of torch.optim that is known to update each parameter by "

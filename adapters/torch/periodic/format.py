@@ -47,7 +47,7 @@ class Format(NamedTuple):
         return self.compressor.decompress(tensor, undo)
 
     def for_ranks_of(self, scope: CollectiveScope, parameters: Iterable[Tensor]) -> Format:
-        """Returns the format for these ranks: an exact one, with a warning, if all of them share memory.
+        """Returns the format for these ranks: exact, with a warning, if all of them share memory.
 
         Raises:
             UnsupportedError: a parameter is on a GPU, for which the core has no such format.
@@ -82,7 +82,7 @@ def format_of(compression: Any) -> Format:
 
 
 def memory_of_gradients(compression: Any) -> str:
-    """Returns the words for a compression whose memory is for gradients only; "" for others."""
+    """Returns the name of a compression with memory for gradients only; "" for other compressions."""
     can_average = isinstance(compression, TopK) or (
         isinstance(compression, Quantised) and not compression.start
     )

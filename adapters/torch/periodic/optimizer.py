@@ -214,7 +214,7 @@ class PeriodicOptimizer(SeparateOptimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Works like the optimizer's own. All ranks have to load the same one, or exchange it afterwards.
+        """Works like the optimizer's own. All ranks must load the same state, or broadcast it afterwards.
 
         What a rank has left out is loaded from the state of the same rank only; with another state, the rank
         begins with nothing left out.

@@ -72,7 +72,7 @@ class Fragment:
 
 
 class Synchronizer:
-    """Counts the steps of one rank, and averages a fragment when it is due.
+    """Counts the steps of a rank, and averages a fragment when it is due.
 
     A rank whose data has ended, or which has skipped steps, is behind the others. No rank waits for that: all
     ranks average the fragments in the same cyclic order, and a rank at its end (`synchronize`) takes part in
@@ -223,7 +223,7 @@ def with_buffers(fragments: Sequence[Fragment], model: torch.nn.Module | None) -
 
 
 class Contribution(NamedTuple):
-    """The part of one rank in an average.
+    """The contribution of a rank to an average.
 
     Attributes:
         weight: its weight, 1.0 for a complete window of steps.
@@ -237,7 +237,7 @@ class Contribution(NamedTuple):
 
 
 class AverageTensors(NamedTuple):
-    """The tensors of one rank.
+    """The tensors of a rank.
 
     Attributes:
         parameters: parameters or their differences, which may be compressed.
@@ -263,7 +263,7 @@ class Average(NamedTuple):
 
 
 class AverageInFlight:
-    """An average that has been started. All ranks start the same ones, in the same order."""
+    """An average that has been started. All ranks start the same averages, in the same order."""
 
     def __init__(
         self, scope: CollectiveScope, parts: AverageTensors, own: Contribution, exchange_format: Format

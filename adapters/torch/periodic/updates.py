@@ -120,7 +120,7 @@ class OuterStep:
 
     @contextmanager
     def _gradients(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[None]:
-        """Gives these parameters other gradients for a while, and all others none."""
+        """Sets these parameters' gradients temporarily, and all other parameters' gradients to None."""
         before = [parameter.grad for parameter in self._parameters]
         for item in self._parameters:
             item.grad = None

@@ -1,1 +1,1 @@
-"""Optimizers whose state, and gradients, are divided among the ranks (ZeRO, arXiv 1910.02054)."""
+"""Optimizers that divide their state, and optionally gradients, among the ranks (ZeRO, arXiv 1910.02054)."""

@@ -21,7 +21,7 @@ Parameters = torch.optim.Optimizer | Tensor | Iterable[Tensor]
 def clip_grad_norm_(
     parameters: Parameters, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scales gradients down so that their norm is `max_norm` at most; whole ones, and those in slices.
+    """Scales gradients, whole or in slices, down so that their norm is `max_norm` at most.
 
     Works like torch.nn.utils.clip_grad_norm_, which cannot be used with shard="gradients". With that, all
     ranks must call it, and the norm is that of the gradients of all of them together. It has the same bits on
@@ -78,7 +78,7 @@ def _own(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _norm(gradients: Sequence[Tensor], kind: float) -> Tensor:
-    """Returns the norm of gradients, in 64 bits; slices count on all ranks, whole ones once."""
+    """Returns the norm of gradients, in 64 bits, including the slices of all ranks."""
     whole = [gradient for gradient in gradients if not isinstance(gradient, ShardedGradient)]
     slices = [gradient for gradient in gradients if isinstance(gradient, ShardedGradient)]
     parts = [_power_sum(whole, kind)]

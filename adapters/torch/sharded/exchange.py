@@ -117,7 +117,7 @@ class ScatteredGradients(Stage):
         return []
 
     def _describe(self, index: int, source: Tensor) -> None:
-        """Describes the reduce-scatter of a gradient whose elements lie in memory like these."""
+        """Describes the reduce-scatter of a gradient with the dtype, device and memory layout of `source`."""
         blocks = -(-self._parameters[index].numel() // BLOCK)
         kind = TensorView(0, (blocks, BLOCK), code_of(source), ROW_MAJOR, None, device.ordinal(source))
         call = Call(f"{self._names[index]} (slices)", self._set_number)
@@ -139,12 +139,12 @@ class ScatteredGradients(Stage):
         self._results = []
 
     def _takes_part(self, at: int) -> bool:
-        """Returns whether a gradient that is not new here is exchanged: ranks have frozen the same ones."""
+        """Returns whether a gradient that is not new here is reduced: ranks freeze the same parameters."""
         parameter = self._parameters[at]
         return parameter.requires_grad or parameter.grad is not None
 
     def _elements(self, at: int) -> Tensor:
-        """Returns a tensor whose memory holds the elements in whole blocks: the gradient, if possible."""
+        """Returns the gradient's elements, padded to whole blocks; in the gradient's memory, if possible."""
         parameter, gradient = self._parameters[at], self._parameters[at].grad
         count = parameter.numel()
         missing = -count % BLOCK

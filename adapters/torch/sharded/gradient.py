@@ -87,7 +87,7 @@ def _remedy(function: str) -> str:
 
 
 def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """Divides gradients by the loss scale; notes on all ranks whether those of any rank are not finite.
+    """Divides gradients by the loss scale; reports on all ranks whether any rank's gradients are not finite.
 
     torch.amp.GradScaler calls it, on all ranks for the same gradients.
     """

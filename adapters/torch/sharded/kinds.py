@@ -17,14 +17,14 @@ _BY_PARAMETER = ("Adafactor", "Muon")
 
 
 def _is_one_of(optimizer: torch.optim.Optimizer, names: tuple[str, ...]) -> bool:
-    """Returns whether the optimizer's step is that of one of torch's classes."""
+    """Returns whether the optimizer's `step` is the method of any of these torch classes."""
     step: Any = inspect.unwrap(type(optimizer).step)
     known = [getattr(torch.optim, name) for name in names if hasattr(torch.optim, name)]
     return any(step is inspect.unwrap(kind.step) for kind in known)
 
 
 def needs_whole_parameters(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether an optimizer looks at whole parameters, but at one at a time."""
+    """Returns whether an optimizer needs whole parameters, but each separately."""
     return _is_one_of(optimizer, _BY_PARAMETER)
 
 

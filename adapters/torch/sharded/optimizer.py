@@ -207,7 +207,7 @@ class ParameterGathering:
         self._copied: list[int] | None = None  # requests whose results are not written in place
 
     def run(self, named: Sequence[tuple[str, Slice]]) -> None:
-        """Makes the parameters equal on all ranks, which have to call it for the same ones.
+        """Makes the parameters equal on all ranks, which must pass the same parameters.
 
         Raises:
             HorovodInternalError: an exchange failed, or a rank has no slices.

@@ -26,7 +26,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def in_order_of(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """Returns a tensor like the parameter whose memory has the parameter's order: itself, or a copy."""
+    """Returns the tensor, or a copy, with the memory order of the parameter."""
     if tensor.stride() == parameter.stride() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor
     return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor.detach())
@@ -50,7 +50,7 @@ def bounds(elements: int, ranks: int, position: int) -> tuple[int, int]:
 
 
 class Slice:
-    """The elements of one parameter that this rank updates.
+    """The elements of a parameter that this rank updates.
 
     Attributes:
         parameter: the whole parameter.
@@ -98,7 +98,7 @@ class Slice:
 
     @property
     def has_other_order(self) -> bool:
-        """Returns whether the parameter's memory has got another order, so that its slices are others."""
+        """Returns whether the parameter's memory order has changed, and with it the elements of the slice."""
         shape, present = self.parameter.shape, self.parameter.stride()
         return present != self.strides and dense_layout(shape, present) != dense_layout(shape, self.strides)
 
@@ -122,12 +122,12 @@ class Slice:
         return self.of(value).clone()
 
     def is_part(self, value: Any) -> bool:
-        """Returns whether a value of the state has one element for each element of the slice."""
+        """Returns whether a value of the state has an element for each element of the slice."""
         return isinstance(value, Tensor) and value.shape == self.tensor.shape
 
 
 class Partition:
-    """The division of parameters among ranks: each one in slices, or whole parameters to one rank each."""
+    """The division of parameters among ranks: in slices, or each whole parameter to a single rank."""
 
     def __init__(self, ranks: Sequence[int], rank: int, *, has_whole: bool) -> None:
         self._count, self._position = len(ranks), list(ranks).index(rank)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 
 class ClockReport(NamedTuple):
-    """The state of one rank, which all ranks receive in the same round.
+    """The state of a rank, which all ranks receive in the same round.
 
     Attributes:
         contributed: number of gradients that it has handed over.
@@ -37,7 +37,7 @@ class Decision(Enum):
 
 
 class Clock(Protocol):
-    """Counts updates, and decides when the next one is made. It is equal on all ranks."""
+    """Counts updates, and decides when the next update is made. It is equal on all ranks."""
 
     staleness: int
     updates: int
@@ -46,15 +46,15 @@ class Clock(Protocol):
         """Returns the next act, given the report of each rank."""
 
     def waits_for(self, reports: Sequence[ClockReport]) -> list[int]:
-        """Returns the ranks whose next gradient is missing for an update."""
+        """Returns the ranks that have yet to contribute a gradient to the next update."""
 
 
 class GlobalBatchClock:
-    """A clock whose updates are made of at least as many gradients as there are ranks.
+    """A clock with updates of at least as many gradients as there are ranks.
 
-    It does not matter which ranks have computed them, so a slow rank contributes fewer and stops nobody. A
-    gradient that was computed with `base` updates becomes part of update number `base + staleness` at the
-    latest, counted from 0.
+    It does not matter which ranks computed them, so a slow rank contributes fewer gradients and stops no
+    rank. A gradient that was computed with `base` updates becomes part of update number `base + staleness` at
+    the latest, counted from 0.
     """
 
     def __init__(self, staleness: int, updates: int = 0) -> None:
@@ -73,7 +73,7 @@ class GlobalBatchClock:
         return Decision.UPDATE if is_enough and not self._held_by(reports) else Decision.WAIT
 
     def waits_for(self, reports: Sequence[ClockReport]) -> list[int]:
-        """Returns the ranks whose next gradient is missing for an update."""
+        """Returns the ranks that have yet to contribute a gradient to the next update."""
         computing = [
             rank for rank, report in enumerate(reports) if report.is_computing and not report.has_ended
         ]
@@ -85,13 +85,13 @@ class GlobalBatchClock:
         self._included += gradients
 
     def _held_by(self, reports: Sequence[ClockReport]) -> list[int]:
-        """Returns the ranks whose next gradient would be too old if an update were made without it."""
+        """Returns the ranks with a gradient that would be too old if an update were made without it."""
         oldest = self.updates + 1 - self.staleness
         return [rank for rank, report in enumerate(reports) if not report.has_ended and report.base < oldest]
 
 
 class WorkerClock:
-    """A clock whose updates are made of one gradient from each rank that has not ended: its next one."""
+    """A clock with updates of 1 gradient from each rank that has not ended: its next gradient."""
 
     def __init__(self, staleness: int) -> None:
         self.staleness, self.updates = staleness, 0
@@ -104,6 +104,6 @@ class WorkerClock:
         return Decision.UPDATE if is_any else Decision.END
 
     def waits_for(self, reports: Sequence[ClockReport]) -> list[int]:
-        """Returns the ranks whose next gradient is missing for an update."""
+        """Returns the ranks that have yet to contribute a gradient to the next update."""
         missing = [not report.has_ended and report.contributed <= self.updates for report in reports]
         return [rank for rank, is_missing in enumerate(missing) if is_missing]

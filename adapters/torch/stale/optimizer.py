@@ -1,4 +1,4 @@
-"""An optimizer whose ranks run on while the gradients of their last steps are still being exchanged."""
+"""An optimizer that continues while the gradients of its last steps are still being reduced."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class StaleOptimizer(Wrapped):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Works like the optimizer's own. All ranks have to load the same one, or exchange it afterwards.
+        """Works like the optimizer's own. All ranks must load the same state, or broadcast it afterwards.
 
         Raises:
             ValueError: steps have been taken since the last `synchronize()`.
@@ -123,7 +123,7 @@ class StaleOptimizer(Wrapped):
         super()._unwrap()
 
     def _started(self) -> StaleExchange:
-        """Returns the exchange; starts it in the first step, and in the first one after `synchronize()`."""
+        """Returns the exchange; starts it in the first step, and in the first step after `synchronize()`."""
         scope = self._scope
         scope.check_world()
         if self._exchange is None:

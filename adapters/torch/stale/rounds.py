@@ -68,7 +68,7 @@ class Rounds:
         """Does what follows the last round, in the thread."""
 
     def _contribute(self) -> None:
-        """Counts a gradient of this rank, whose program computes nothing now. The caller holds the lock."""
+        """Counts a gradient of this rank, which is not computing now. The caller holds the lock."""
         now = time.monotonic()
         pause = (now - self._last_step) / _ROUNDS_PER_STEP
         self._pause, self._last_step = min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE), now
@@ -148,7 +148,7 @@ class Rounds:
         ]
 
     def _compare_options(self, reports: Sequence[ClockReport]) -> None:
-        """Compares those of ranks with the same updates. All ranks raise the same error, or none does."""
+        """Compares the options of ranks with equally many updates. All ranks raise the same error, if any."""
         first: dict[int, int] = {}
         for place, report in enumerate(reports):
             other = first.setdefault(report.applied, place)
@@ -192,7 +192,7 @@ class StaleExchange(Rounds):
         self.start()
 
     def hand_over(self, gradients: Sequence[Tensor | None]) -> None:
-        """Adds the gradients of a step to those that wait for an update."""
+        """Adds the gradients of a step to the sum for the next update."""
         with self._changed:
             self._sum.add(gradients)
             self._contribute()
@@ -257,7 +257,7 @@ class StaleExchange(Rounds):
 
 
 class UpdateContribution(NamedTuple):
-    """The part of one rank in an update.
+    """The contribution of a rank to an update.
 
     Attributes:
         tensors: the sum of its gradients for each parameter, zeros if there was none.

@@ -1,4 +1,4 @@
-"""A parameter server whose workers push gradients and pull parameters, each at its own pace."""
+"""A parameter server with workers that push gradients and pull parameters, each at its own pace."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ParameterServer:
         return self._table.pushes
 
     def push(self, gradients: Sequence[Tensor | None] | None = None) -> None:
-        """Sends gradients to those that serve their parameters. Does not wait.
+        """Sends gradients to the servers of their parameters. Does not wait.
 
         Args:
             gradients: one for each parameter, None for one without; by default the parameters' `grad`.

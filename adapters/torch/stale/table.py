@@ -38,7 +38,7 @@ class TableOptions(NamedTuple):
 
 @dataclass
 class DtypePart:
-    """The parameters of one dtype, in the order of the members that serve them.
+    """The parameters of a dtype, in the order of the members that serve them.
 
     Attributes:
         places: the positions of these parameters.
@@ -109,7 +109,7 @@ class Table(Rounds):
         self.start()
 
     def push(self, gradients: Sequence[Tensor | None]) -> None:
-        """Gives the table the next gradients of this rank, which it copies."""
+        """Copies the next gradients of this rank into the table."""
         copies = [
             None if gradient is None else gradient.detach().clone(memory_format=torch.contiguous_format)
             for gradient in gradients
@@ -146,7 +146,7 @@ class Table(Rounds):
         self._on_end(self._failure)
 
     def _wait_for_change(self, has_ended: bool, known: int) -> None:
-        """Waits for another update than the known ones: the deadline is one for a single update."""
+        """Waits for an update beyond the `known` updates: the deadline applies to each update separately."""
         self._wait(lambda: self._is_new_enough(has_ended) or self._workers.updates > known)
 
     def _is_new_enough(self, has_ended: bool) -> bool:
@@ -155,7 +155,7 @@ class Table(Rounds):
         return self._contributed - self._workers.updates <= self._workers.staleness
 
     def _compare_options(self, reports: Any) -> None:
-        """Compares nothing: each rank's optimizer is the only one of its parameters."""
+        """Compares nothing: no other rank's optimizer updates the same parameters."""
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -185,9 +185,9 @@ class Table(Rounds):
             self._changed.notify_all()
 
     def _collect(self, part: DtypePart, gradients: list[Tensor], present: list[int], name: str) -> None:
-        """Sends the gradients of one dtype to those that serve them, and sets the means of those here.
+        """Sends a dtype's gradients to their servers, and sets the means of parameters that are served here.
 
-        A server sends none: adding zeros would change the sign of a negative zero.
+        A server sends no elements: adding zeros would change the sign of a negative zero.
         """
         sent, splits = part.joined(gradients), part.lengths
         if not self._pushes:
