@@ -14,7 +14,7 @@ _READ_BYTES = 256 * 1024
 
 
 class Channel:
-    """Reads frames from one descriptor and writes frames to another; owns both.
+    """Reads frames from a descriptor and writes frames to another descriptor; owns both.
 
     `receive` is called for each frame, from the selector's loop. `ended` becomes true, and `error` gives the
     reason, when the peer has closed its end or has sent malformed data. Where `lines` is "read" or "write",
@@ -65,7 +65,7 @@ class Channel:
         self._watched = wanted
 
     def read(self) -> bool:
-        """Reads at most one buffer; returns False if nothing is available, or at the end."""
+        """Reads up to a buffer of data; returns False if nothing is available, or at the end."""
         if self.ended:
             return False
         try:
@@ -82,7 +82,7 @@ class Channel:
         return bool(data)
 
     def read_rest(self) -> None:
-        """Reads all available data and ends: the peer has exited, even if others hold its end open."""
+        """Reads all available data and ends: the peer has exited, even if its end is still open elsewhere."""
         while self.read():
             continue
         self._end("")

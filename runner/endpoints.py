@@ -1,4 +1,4 @@
-"""The servers of one host that the user has asked for: of metrics, and of the page."""
+"""The HTTP servers on hvdrun's host that the user has requested: metrics and dashboard."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class AgentLease:
         return self._count
 
     def renew(self, number: int) -> None:
-        """Takes hvdrun's answer to a question; one to no question of this lease has no effect."""
+        """Extends the lease by hvdrun's answer to question `number`; ignores unknown numbers."""
         while any(asked == number for asked, _ in self._questions):
             _, moment = self._questions.popleft()
             self._end = max(self._end, moment + self._seconds)
@@ -85,7 +85,7 @@ class HostLease:
         self.end = now + self._seconds + _MARGIN
 
     def grant(self, now: float) -> None:
-        """Records an answer to the agent; its lease ends no later than this one."""
+        """Records an answer to the agent; the agent's lease ends no later than `end`."""
         self.end = max(self.end, now + self._seconds + _MARGIN)
 
     def resume(self, now: float) -> None:

@@ -50,7 +50,7 @@ class Relays:
         return bool(self._lanes)
 
     def balance(self, backlog: int) -> None:
-        """Reads what the others send only while hvdrun takes it."""
+        """Reads from the relayed processes only while less than _MAX_BACKLOG bytes wait for hvdrun."""
         for lane in self._lanes.values():
             lane.watch(backlog < _MAX_BACKLOG)
 

@@ -138,14 +138,14 @@ class RemoteHost:
         self.send(Frame.of_values(MessageKind.START, values))
 
     def launch(self, rank: RemoteRank, values: Mapping[str, Any]) -> None:
-        """Has the agent start one more rank, in the place of one that has ended, if there was one."""
+        """Orders the agent to start a rank, which replaces any ended rank of the same number."""
         assert self._job is not None
         self._job.ranks[rank.rank] = rank
         self._launched += 1
         self.send(Frame.of_values(MessageKind.LAUNCH, values, rank.rank))
 
     def start_spare(self, lane: int, values: Mapping[str, Any]) -> None:
-        """Has the agent start a spare, whose reports the job's `spares` receive."""
+        """Orders the agent to start a spare; the job's `spares` receive its reports."""
         self._spares.add(lane)
         self.send(Frame.of_values(MessageKind.SPARE, values, lane))
 
@@ -168,7 +168,7 @@ class RemoteHost:
         self._last_received = time.monotonic()
 
     def flush(self) -> None:
-        """Passes on what waits here for an agent behind another one: hvdrun is about to be stopped."""
+        """Forwards queued input to an agent behind a relay: hvdrun is about to be stopped."""
         while isinstance(self._process, RelayedProcess) and self._process.pass_on():
             pass
 
@@ -428,7 +428,7 @@ class AgentProcess(Protocol):
 
 
 class RelayedProcess:
-    """A process of ssh on another host, to whose agent `send` sends frames.
+    """A process of ssh on another host; `send` sends frames to the agent of that host.
 
     The agent's side of its three streams is what the process would have here: the other ends do not differ.
     """
@@ -539,7 +539,7 @@ class RelayedHosts:
         self._lanes: dict[int, RelayedProcess] = {}
 
     def start(self, command: Sequence[str], streams: tuple[int, int, int]) -> RelayedProcess:
-        """Has the agent start a process, whose streams these are."""
+        """Starts a process on the agent's host, attached to `streams`."""
         lane = len(self._lanes)
         self._lanes[lane] = RelayedProcess(lane, command, self._selector, self._send, streams)
         return self._lanes[lane]

@@ -32,7 +32,7 @@ _MOST_BYTES = 64 << 20  # of these files
 
 
 class RemoteStates:
-    """The states of one host's ranks, on hvdrun's side."""
+    """The states of a host's ranks, on hvdrun's side."""
 
     def __init__(self, name: str, folder: Path, send: Callable[[Frame], None]) -> None:
         """`folder` is that of the states on this host."""

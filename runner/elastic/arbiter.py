@@ -68,7 +68,7 @@ class Arbiter:
     # ---- Events ----------------------------------------------------------------------------------------
 
     def set_slots(self, slots: Sequence[Slot], now: float) -> list[Action]:
-        """Sets the slots that may be used; workers in others are drained."""
+        """Sets the usable slots; drains the workers in all other slots."""
         self._slots.replace(slots)
         for worker in self.workers.living():
             had_slot, worker.has_slot = worker.has_slot, worker.slot in self._slots
@@ -109,7 +109,7 @@ class Arbiter:
         return self._advance(now)
 
     def received(self, number: int, message: Message, now: float) -> list[Action]:
-        """Takes a worker's message. One about another generation than the current one has no effect."""
+        """Handles a worker's message; ignores a report about any generation but the current generation."""
         if isinstance(message, Fence) and number in self.workers:  # also from one that has left: it waits
             return [Send(number, self.workers[number].answer(message))]
         if number not in self.workers or not self.workers[number].is_alive or self.phase is Phase.OVER:
@@ -185,7 +185,7 @@ class Arbiter:
             self._begin_ending()
 
     def _note_exit(self, worker: Worker) -> None:
-        """Takes a normal end: that of a worker whose function has returned, as a rule."""
+        """Records a normal exit, usually of a worker after the return of its function."""
         if self.generation and worker.first_generation == 0:
             self._orders.append(Say(f"{worker.name} has ended before it could join"))
         elif self.generation == 0:
@@ -244,7 +244,7 @@ class Arbiter:
             self._end_worker(worker, 0, "it is not needed")
 
     def _end_worker(self, worker: Worker, code: int, text: str) -> None:
-        """Tells a worker to end; one that has not connected yet, and so cannot hear it, is killed."""
+        """Ends a worker by a message, or, if it has not yet connected, by killing it."""
         if worker.status is Status.STARTING:
             self._orders += worker.give_up()
         else:
@@ -361,7 +361,7 @@ class Arbiter:
         self._orders += [Close(), Open(self.generation, formation.numbers, places, self._first_news.take())]
 
     def _without_separated(self, candidates: list[Worker], wanted: int, now: float) -> list[Worker]:
-        """Leaves out the hosts without which the others reach each other, if enough workers are left."""
+        """Leaves out hosts that other hosts cannot reach, unless too few workers remain."""
         separated = self._reach.separated(candidates)
         staying = [candidate for candidate in candidates if candidate.slot.host not in separated]
         if len(staying) < max(wanted, 1):

@@ -122,7 +122,7 @@ class Driver:
         self._finish(result)
 
     def last_ranks(self) -> dict[int, int]:
-        """Returns the last rank of each worker that has been one."""
+        """Returns the last rank of each worker that has had a rank."""
         return {worker.number: worker.rank for worker in self.arbiter.workers.all() if worker.rank >= 0}
 
     def summary(self) -> str:

@@ -71,7 +71,7 @@ class SpareProcess(RankProcess):
         return self._orders.fileno()
 
     def reports(self) -> list[dict[str, Any]] | None:
-        """Returns the reports of the spare since the last call, one as a rule: that it waits.
+        """Returns the spare's reports since the last call, usually a single report: that it is ready.
 
         Returns None if it has ended, or is killed because the program writes to its connection.
         """

@@ -169,7 +169,7 @@ def _number(value: object) -> int:
 
 
 def read_summary(results: int) -> Summary | None:
-    """Returns the summary in a file of results; None if the launcher has ended before it wrote one."""
+    """Returns the summary in a results file; None if the launcher exited before writing it."""
     end = os.fstat(results).st_size - OFFSET.size
     if end < 0:
         return None

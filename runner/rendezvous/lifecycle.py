@@ -111,7 +111,7 @@ def start(
     key: bytes | str | None = None,
     comm: Any = None,
 ) -> None:
-    """Makes this process a rank of its world; does nothing if it is one already. All ranks must call it.
+    """Makes this process a rank of its world; does nothing if it is a rank already. All ranks must call it.
 
     Raises:
         ValueError: incomplete arguments, or a setting with a wrong value.
@@ -364,8 +364,10 @@ def _report_thread(ended: threading.ExceptHookArgs) -> None:
 
 
 def _is_caused_elsewhere(context: Context) -> bool:
-    """Returns whether another rank made this one fail. The exception's class need not tell, because
-    frameworks and users wrap sirtaki's exceptions in their own.
+    """Returns whether another rank caused the failure of this rank.
+
+    The exception's class does not show this, because frameworks and users wrap sirtaki's exceptions in their
+    own.
     """
     failures = [world.failure for world in (context, *_rank.tables)]
     if culprits := [failure.culprit for failure in failures if failure is not None]:

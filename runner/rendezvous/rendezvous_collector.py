@@ -1,4 +1,4 @@
-"""The rendezvous as the ranks of one host see it: their agent's thread, with one connection to the server.
+"""The rendezvous of a host's ranks: a thread of their agent, with a single connection to the server.
 
 N ranks on H hosts need H connections to the server then, and an answer crosses the network once for each host
 instead of once for each rank.
@@ -440,8 +440,9 @@ class ServerLink:
         return True
 
     def messages(self) -> Iterator[bytes]:
-        """Yields the messages for the collector that have arrived, also those that confirm others. Raises
-        RendezvousError.
+        """Yields the messages that have arrived for the collector, including confirmations.
+
+        Raises RendezvousError.
         """
         limit = messages.delivered_limit(self._job.size)
         while (message := take_frame(self._incoming, limit)) is not None:

@@ -16,8 +16,9 @@ RoundKey = tuple[int, int]
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of one all-gather, for the ranks that wait in it: all payloads; or an error, and the
-    missing ranks that caused it.
+    """The result of an all-gather for its waiting ranks.
+
+    All payloads; or an error, and the missing ranks that caused it.
     """
 
     key: RoundKey

@@ -21,7 +21,7 @@ _OWN = "sirtaki"
 
 
 def list_path(folder: str) -> str:
-    """Returns the file with the names of the modules, in the job's folder on one host."""
+    """Returns the path of the list of module names in the job's folder on a host."""
     return os.path.join(folder, _NAME)
 
 
