@@ -397,7 +397,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class SpareReports:
-    """Passes the news of an agent's spares on to hvdrun."""
+    """Sends the reports of a host's spares to hvdrun."""
 
     send: Callable[[Frame], None]
 

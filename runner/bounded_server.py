@@ -41,7 +41,7 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         self._ends: dict[Any, threading.Timer] = {}  # by connection
 
     def keep_open(self, connection: Any) -> None:
-        """Lets a connection last for as long as its client reads."""
+        """Cancels a connection's time limit: it stays open for as long as its client reads."""
         self._ends[connection].cancel()
         with self._lock:
             if connection in self._clients:

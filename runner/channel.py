@@ -56,7 +56,7 @@ class Channel:
         self._outgoing.send(self._encode(data))
 
     def watch(self, wanted: bool) -> None:
-        """Lets the selector's loop read, or lets the peer wait."""
+        """Starts or stops reading in the selector's loop; the peer waits while it is stopped."""
         wanted = wanted and not self.ended
         if wanted and not self._watched:
             self._selector.register(self._reading, selectors.EVENT_READ, self.read)

@@ -65,7 +65,7 @@ class Endpoints:
                 self._say(_notice(endpoint, *end))
 
     def release(self) -> None:
-        """Lets them end, as the job does."""
+        """Stops watching the servers: they end with the job."""
         self._running.clear()
 
 

@@ -32,7 +32,7 @@ class AgentLease:
         self._is_suspended = False
 
     def begin(self, seconds: float, now: float) -> None:
-        """Begins a lease of this length: of the questions so far, no answer renews it."""
+        """Starts a lease of `seconds`; answers to earlier questions do not renew it."""
         self._seconds = seconds or math.inf
         self._questions.clear()
         self._end = now + self._seconds
@@ -69,7 +69,7 @@ class AgentLease:
         self._is_suspended = True
 
     def resume(self, now: float) -> None:
-        """Begins a new lease if the clock was stopped."""
+        """Starts a new lease if the clock was stopped."""
         if self._is_suspended:
             self._is_suspended, self._end = False, now + self._seconds
 
@@ -89,7 +89,10 @@ class HostLease:
         self.end = max(self.end, now + self._seconds + _MARGIN)
 
     def resume(self, now: float) -> None:
-        """Begins anew after a stop. The agent does so when it is told to, within a lease as a rule."""
+        """Starts a new lease after a stop.
+
+        The agent resumes on a message of its own, usually within a lease.
+        """
         self.end = now + 2 * self._seconds + _MARGIN
 
     def is_over(self, now: float) -> bool:

@@ -78,7 +78,7 @@ class Reaper:
             self._send_order(_ENDED + str(group))
 
     def kill_at(self, lease_end: float) -> None:
-        """Has the reaper kill all groups at this time of `lease_clock`, unless it is told another first."""
+        """Orders the reaper to kill all groups at this time of `lease_clock`; a later order replaces it."""
         if lease_end != self._lease_end and not self._released:
             self._lease_end = lease_end
             self._send_order(_LEASE + repr(lease_end))
@@ -114,7 +114,7 @@ class Reaper:
         return not self.pid
 
     def release(self) -> None:
-        """Lets the reaper start its work; the reaper exits afterwards."""
+        """Starts the reaper's work; the reaper exits afterwards."""
         if not self._released:
             self._released = True
             os.close(self._pipe)

@@ -99,7 +99,7 @@ class RemoteStates:
 
 
 def take_order(folder: Path, frame: Frame) -> None:
-    """Has the ranks of this host record. Raises WireError if the order is malformed."""
+    """Places an order for this host's ranks to record. Raises WireError if it is malformed."""
     try:
         order = parse_order(frame.values)
     except (KeyError, TypeError, ValueError, OverflowError):

@@ -169,7 +169,7 @@ class Supervisor:
         self._stragglers.end()
 
     def _finish_hosts(self) -> None:
-        """Lets the agents send their ranks' remaining files, and end."""
+        """Orders the agents to send their ranks' remaining files, and to end."""
         for host in self.hosts:
             host.finish()
         self._run_until(lambda: all(host.ended for host in self.hosts) or self._patience.has_ended)

@@ -1,4 +1,4 @@
-"""The operations that `sirtaki bench` measures, a row per operation, with bytes counted as in nccl-tests.
+"""The operations that `sirtaki bench` measures, a row each, with bytes counted as by NVIDIA's nccl-tests.
 
 The size is that of the larger of a rank's input and output. busbw is algbw times a factor of the number of
 ranks n, so that it can be compared with the bandwidth of the memory or the wire for every operation and n

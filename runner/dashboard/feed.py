@@ -52,7 +52,7 @@ class Feed:
         threading.Thread(target=self._run, name="sirtaki feed", daemon=True).start()
 
     def end(self) -> None:
-        """Tells all readers that the job has ended."""
+        """Wakes all readers: the job has ended."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -105,7 +105,7 @@ class Feed:
             time.sleep(INTERVAL_SECONDS)
 
     def _watch(self) -> None:
-        """Makes looks until nobody reads them, or the job is over."""
+        """Takes looks until nobody reads them, or the job is over."""
         before: Snapshot | None = None
         for snapshot in self._source():
             if before is not None and before.ranks and not snapshot.ranks:

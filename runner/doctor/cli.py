@@ -159,7 +159,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Door:
-    """A host's listener: its port, and the addresses that may reach it."""
+    """A host's listener: its port, and its addresses, not all of them reachable from everywhere."""
 
     port: int
     addresses: tuple[str, ...]

@@ -79,14 +79,14 @@ class Arbiter:
         return self._advance(now)
 
     def gone_since(self, number: int, moment: float) -> None:
-        """Takes the moment since when a worker seems to be gone. Its end, which follows, decides."""
+        """Records when a worker was first suspected dead; `ended()` confirms it."""
         if self.workers[number].status is Status.MEMBER:
             self._first_news.note(moment)
 
     def ended(
         self, number: int, code: int, killed_by: int, why: str, now: float, keeps_slot: bool = True
     ) -> list[Action]:
-        """Takes the end of a worker's process: its exit code, or the signal that killed it; `why` says it.
+        """Handles the end of a worker's process: exit code, or the signal that killed it; `why` describes it.
 
         `keeps_slot`: whether another worker may be started in its slot.
         """
@@ -125,7 +125,7 @@ class Arbiter:
         return self._advance(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Does what is due; starts the first workers."""
+        """Performs all due actions; also starts the first workers."""
         return self._advance(now)
 
     def stop(self) -> list[Action]:
@@ -161,7 +161,7 @@ class Arbiter:
             self._first_news.note(min(self._change.asked_at, now))
 
     def _judge(self, message: Enlist) -> None:
-        """Gives up the rank that a member blames for not doing its part in time, if it lives."""
+        """Kills the living rank that a member reports for exceeding a deadline."""
         if message.kind == "timeout" and 0 <= message.culprit < len(self._members):
             culprit = self._members[message.culprit]
             if culprit.status is Status.MEMBER and not culprit.is_given_up:
@@ -415,7 +415,7 @@ class Attempts:
         self._commit = -1
 
     def note(self, commit: int, has_news: bool) -> None:
-        """Notes that a generation is to begin with this commit. `has_news`: the ranks have changed."""
+        """Records that a generation starts from this commit. `has_news`: the ranks have changed."""
         self._failures = 0 if has_news or commit > self._commit else self._failures + 1
         self._commit = commit
 
@@ -441,7 +441,7 @@ class FirstNews:
         self._moment: float | None = None
 
     def note(self, moment: float) -> None:
-        """Notes news of this moment (time.monotonic())."""
+        """Records news at a moment (time.monotonic())."""
         self._moment = moment if self._moment is None else min(self._moment, moment)
 
     def take(self) -> float | None:
@@ -495,7 +495,7 @@ class Wait:
         return self._tell(f"{ranks} needed, and {here}: waiting for more, {limit}", self._timeout, now), ""
 
     def _is_over(self, subject: str, limit: float, now: float) -> bool:
-        """Begins the wait if it has not begun; returns whether it has taken `limit` seconds."""
+        """Starts the wait if it has not started; returns whether `limit` seconds have passed."""
         if self._subject != subject:
             self._subject, self._since, self._is_told = subject, now, False
             self.due = now + min(_TELL_SECONDS, limit)
@@ -528,7 +528,7 @@ class FirstStarts:
         self._losses: Counter[Slot] = Counter()
 
     def judge(self, lost: Worker, why: str, workers: Workers, slots: Slots) -> str:
-        """Notes a loss. Returns why the job ends; "" if another process may have more success.
+        """Records a loss. Returns why the job ends; "" if another process may succeed.
 
         The loss of a whole host, whose slots are not there any more, does not count. Of several hosts, at
         least two have to have failed, so that one host without memory does not end the job.

@@ -29,7 +29,7 @@ class SpareNews(Protocol):
         """Called when a spare is ready: number of imported modules, import time in seconds."""
 
     def ended(self, lane: int, why: str) -> None:
-        """Takes that a spare has ended, or could not be started; `why` follows its name in a sentence."""
+        """Called when a spare has ended or could not start; `why` follows its name in a sentence."""
 
 
 class HostSpares:
@@ -94,7 +94,7 @@ class HostSpares:
         return None
 
     def dismiss(self, lane: int) -> None:
-        """Tells a spare that it is not needed, if it still waits."""
+        """Dismisses a spare that still waits."""
         if (process := self._remove(lane)) is not None:
             process.dismiss()
             self._leaving[lane] = process

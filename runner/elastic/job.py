@@ -226,7 +226,7 @@ class ElasticJob:
             self._driver.note_end(worker, end)
 
     def _discover(self, now: float) -> None:
-        """Takes the answers of the discovery script."""
+        """Sets the slots from the discovery script's answers."""
         for slots in self._discovery.poll(now):
             try:
                 self._set_slots(slots)
@@ -363,7 +363,7 @@ class ElasticJob:
         return describe_separate_runs(len(arbiter.workers.all()), self._post.has_initialised, is_python)
 
     def _finish_hosts(self) -> None:
-        """Lets the agents send the last output, and end."""
+        """Orders the agents to send the last output, and to end."""
         self._hosts.finish()
         while not self._hosts.have_ended() and not self._patience.has_ended:
             self._display.balance()

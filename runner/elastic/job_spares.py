@@ -137,11 +137,11 @@ class JobSpares:
         return None if number is None else _FIRST_LANE - number
 
     def check(self) -> None:
-        """Notes the spares of this host that have ended."""
+        """Reports the spares of this host that have ended."""
         self._here.check()
 
     def end(self) -> None:
-        """Tells all spares that they are not needed: the job ends."""
+        """Dismisses all spares: the job ends."""
         self._is_over = True
         _, ended = self._pool.advance({}, False, time.monotonic())
         for spare in ended:
@@ -277,7 +277,7 @@ class SparePool:
         return max(min(moments), self._not_before) if moments else None
 
     def note_ready(self, number: int, now: float) -> None:
-        """Notes that a spare has imported its modules, and waits."""
+        """Records that a spare has imported its modules, and waits."""
         if number in self._spares:
             self._spares[number].ready = now
 
@@ -300,7 +300,7 @@ class SparePool:
         return spare.number
 
     def note_end(self, number: int, why: str, now: float) -> str:
-        """Takes the end of a spare that has no place; returns the line for the user, "" if it was ended."""
+        """Records the end of a waiting spare; returns the line for the user, "" if it was dismissed."""
         spare = self._spares.pop(number, None)
         if spare is None:
             return ""

@@ -69,7 +69,7 @@ class OtherHosts:
     _hosts: dict[str, _Host] = field(default_factory=dict)
 
     def adopt(self, remotes: Sequence[RemoteHost], slots: Sequence[Slot]) -> None:
-        """Takes hosts that have answered already. Raises LaunchError."""
+        """Adds hosts that have answered already. Raises LaunchError."""
         self.want(slots)
         for remote in remotes:
             host = self._hosts[remote.name]
@@ -121,18 +121,18 @@ class OtherHosts:
         return min(moments, default=None)
 
     def note_signal(self, number: int) -> None:
-        """Tells all agents that the ranks of the job are stopped, or go on."""
+        """Sends all agents a signal that stops or resumes the job's ranks."""
         for host in self._hosts.values():
             if host.remote is not None and host.is_prepared:
                 host.remote.note_signal(number)
 
     def renew_leases(self) -> None:
-        """Begins new leases: hvdrun and all ranks were stopped."""
+        """Renews all leases: hvdrun and all ranks were stopped."""
         for remote in self._remotes():
             remote.renew_lease()
 
     def finish(self) -> None:
-        """Lets the agents send the last output, and end; all workers have ended."""
+        """Orders the agents to send the last output and to end: all workers have ended."""
         for host in self._hosts.values():
             if host.remote is not None and host.is_ready:
                 self._release(host, host.remote)

@@ -247,7 +247,7 @@ class PlannedChange:
         return [Send(member.number, Change(generation, self._question)) for member in members]
 
     def note_count(self, worker: Worker, answer: Counted) -> list[Action]:
-        """Takes a member's answer; returns the orders once all have answered."""
+        """Records a member's answer; returns the orders once all members have answered."""
         if not self.is_asked or answer.question != self._question:
             return []
         worker.checks = answer.checks
@@ -297,7 +297,7 @@ class Reachability:
                 self._failures[pair] = self._failures.get(pair, 0) + 1
 
     def note_links(self, members: Iterable[Worker]) -> None:
-        """Notes that these workers have linked to each other."""
+        """Records that these workers have connected to each other."""
         hosts = {member.slot.host for member in members}
         for pair in [failure for failure in self._failures if failure <= hosts]:
             del self._failures[pair]

@@ -16,7 +16,7 @@ class Account:
         self._last = 0.0
 
     def note(self, is_training: bool, now: float) -> None:
-        """Notes whether the ranks are training from now on."""
+        """Records whether the ranks train from now on."""
         if self._was_training:
             self._training += now - self._last
         self._was_training, self._last = is_training, now

@@ -125,7 +125,7 @@ class ConnectionServer(ABC):
 
     @abstractmethod
     def _expire(self, now: float) -> None:
-        """Does what is due."""
+        """Performs all due actions of the subclass."""
 
     @abstractmethod
     def _next_deadline(self) -> float | None:
@@ -133,7 +133,7 @@ class ConnectionServer(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Does what has to be done last on the thread."""
+        """Performs the thread's last actions."""
 
     def _is_paused(self, connection: ServedConnection) -> bool:
         """Returns whether to read and handle no message of a client at the moment."""
@@ -260,8 +260,10 @@ class ConnectionServer(ABC):
         self._watch(connection)
 
     def _watch(self, connection: ServedConnection) -> None:
-        """Has the selector report what the server waits for: of a client that is paused, at most that it
-        takes more bytes. Without such events the selector does not know it: it would report its end for ever.
+        """Registers with the selector the events that the server waits for.
+
+        A paused client is watched for writing at most. A client without such events is unregistered: the
+        selector would report its hang-up forever.
         """
         interest = connection.interest
         if self._is_paused(connection):

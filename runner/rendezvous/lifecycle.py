@@ -201,7 +201,7 @@ def next_table() -> int:
 
 
 def note_table(context: Context) -> None:
-    """Notes that this rank shares another world with servers: it ends with that of the ranks."""
+    """Adds a context that this rank shares with table servers; it ends with the rank's own world."""
     _rank.tables.append(context)
 
 

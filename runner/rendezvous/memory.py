@@ -64,7 +64,7 @@ def close(numbers: Sequence[int]) -> None:
 
 
 def _send(connection: socket.socket, rank: int, given: Sequence[Descriptors], deadline: float) -> None:
-    """Passes the descriptors of some ranks to a rank. Raises RendezvousError if that rank is gone."""
+    """Sends the descriptors of some ranks to a rank. Raises RendezvousError if that rank is gone."""
     for first in range(0, len(given), _RANKS_PER_MESSAGE):
         batch = given[first : first + _RANKS_PER_MESSAGE]
         masks = bytes(descriptors.mask() for descriptors in batch)
@@ -76,7 +76,7 @@ def _send(connection: socket.socket, rank: int, given: Sequence[Descriptors], de
 
 
 def _has_sent(connection: socket.socket, rank: int, masks: bytes, numbers: Sequence[int]) -> bool:
-    """Passes descriptors; returns False if too many are in flight already."""
+    """Sends descriptors; returns False if too many are in flight already."""
     try:
         socket.send_fds(connection, [masks], numbers)
     except ConnectionError as error:
@@ -119,7 +119,7 @@ def _make_doorbell() -> int:
 
 
 def open_process() -> int:
-    """Returns a descriptor that reports the end of this process, or -1 if the system does not support it.
+    """Returns a descriptor that reports the end of this process, or -1 if the system refuses it.
 
     Without one, the connection to the lowest rank reports the end of this process to that rank, whose abort
     then reaches the others.

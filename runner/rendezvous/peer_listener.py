@@ -90,7 +90,7 @@ class Arrivals(Protocol):
         """Returns whether the connection of this rank and channel is expected, and has not come yet."""
 
     def take(self, key: LinkKey, connection: Connection) -> None:
-        """Takes over a connection that `wants` has asked for."""
+        """Takes ownership of a connection that `wants` has accepted."""
 
 
 @dataclass
@@ -137,8 +137,9 @@ class PeerListener:
     def accept(
         self, handshakes: Handshakes, expected: set[LinkKey], connections: dict[LinkKey, Connection]
     ) -> Accepting:
-        """Begins to accept each of the `expected` connections, and adds it to `connections`; the caller
-        closes all, even after an error.
+        """Starts accepting each of the `expected` connections, and adds it to `connections`.
+
+        The caller closes all, even after an error.
 
         Unauthenticated connections are rejected, and never block the others.
         """

@@ -167,9 +167,6 @@ class RendezvousClient:
 
         The kernel ends the connection if the peer has not acknowledged data or a probe for `lost_seconds`, if
         that is not 0.
-
-        It ends the connection when the other side has not acknowledged what was sent, or a probe, for
-        `lost_seconds`, if that is not 0.
         """
         if self._socket.family != socket.AF_UNIX:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * lost_seconds)

@@ -121,7 +121,7 @@ class RendezvousCollector(ConnectionServer):
         super()._serve()
 
     def _finish(self) -> None:
-        """Tells the server that this collector ends, and its ranks with it."""
+        """Announces to the server that this collector and its ranks end."""
         self._release()
         if self._server is not None:
             self._server.say_goodbye()
@@ -363,7 +363,7 @@ class RendezvousCollector(ConnectionServer):
             self._end_drain()
 
     def _end_drain(self) -> None:
-        """Tells the server, if it waits for that, that all clients have ended, behind all their messages."""
+        """Reports to a waiting server that all clients have ended, after all their messages."""
         if self._is_draining and not self._numbers:
             self._is_draining = False
             self._hold(messages.DRAINED, _NO_RANK)
@@ -459,7 +459,7 @@ class ServerLink:
                 del self.unconfirmed[owner]
 
     def keep(self, frame: bytes, owner: int) -> None:
-        """Notes a frame that is to be sent now, or soon."""
+        """Records a frame to be sent now, or soon."""
         self._frames.keep(owner, frame)
         self.unconfirmed[owner] += len(frame)
 
@@ -475,7 +475,7 @@ class ServerLink:
         self.connection.close()
 
     def say_goodbye(self) -> None:
-        """Tells the server that this connection ends for good, if there is room for that."""
+        """Sends the server the final end of the connection, if there is room."""
         self._outgoing += pack_frame(messages.GOODBYE)
         with contextlib.suppress(OSError):
             self.flush()

@@ -373,7 +373,7 @@ class RendezvousServer(ConnectionServer):
             self._depart(participant, _GONE)
 
     def _end_session(self, session: CollectorSession) -> None:
-        """Takes all ranks of a host as gone: its collector has ended, or was not heard of for too long."""
+        """Ends the session of a host's collector and ranks: it has ended, or was silent for too long."""
         self._collectors.end(session)
         for rank in list(session.ranks.values()):
             self._depart(rank, _HOST_GONE)

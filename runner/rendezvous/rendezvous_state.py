@@ -46,8 +46,7 @@ class RendezvousState:
         self._failed: dict[int, str] = {}  # generation: the reason of its failure
 
     def contribute(self, key: RoundKey, rank: int, payload: bytes, now: float) -> list[Answer]:
-        """Takes a rank's payload; returns answers if the all-gather is now complete or can no longer
-        complete.
+        """Records a rank's payload; returns answers if its all-gather completes, or can no longer complete.
 
         Raises RendezvousError if the rank has already contributed, or has not waited for the answer to its
         last contribution.

@@ -1,4 +1,4 @@
-"""The job of the processes that share tables, and the environment variables that describe it.
+"""The job of the processes that share tables, and the variables by which hvdrun describes it to them.
 
 hvdrun reads this module, so it does not open the core.
 """

@@ -108,7 +108,7 @@ class UnauthenticatedConnections(Generic[Pending]):
     def _make_room(self, reason: str, keeps_own: bool = False) -> bool:
         """Drops the oldest connection of the busiest source; returns False if there is none.
 
-        A crowd from a single source so does not affect other sources. `keeps_own`: keeps connections of Unix
+        So a crowd from a single source does not affect other sources. `keeps_own`: keeps connections of Unix
         sockets.
         """
         pending = [

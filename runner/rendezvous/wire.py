@@ -57,8 +57,9 @@ def pack_frame(payload: bytes) -> bytes:
 
 
 def take_frame(buffer: bytearray, limit: int) -> bytes | None:
-    """Takes the first whole frame out of `buffer`; returns None while it is incomplete. Raises
-    HandshakeError beyond `limit` bytes.
+    """Removes the first whole frame from `buffer`; returns None while it is incomplete.
+
+    Raises HandshakeError beyond `limit` bytes.
     """
     if len(buffer) < _LENGTH.size:
         return None

@@ -278,7 +278,7 @@ class LateLinks:
         _live.add(self)
 
     def start(self, listener: PeerListener) -> None:
-        """Takes over the listener, and begins to serve the context, which has started."""
+        """Takes over the listener, and starts serving the context, which has started."""
         self._bell, other_end = socket.socketpair()
         listener.listen_for_wake(other_end)
         self._listener = listener
@@ -469,7 +469,7 @@ def connect_to(
 
 
 def choose(connection: Connection) -> None:
-    """Tells the rank that has accepted a connection to use it; closes the connection if that rank is gone."""
+    """Sends CHOSEN: the accepting rank uses this connection. If it is gone, closes and raises OSError."""
     try:
         connection.send(CHOSEN)
     except OSError:

@@ -58,7 +58,7 @@ def _parser() -> OptionParser:
 
 
 def _watched(name: str | None) -> Iterator[Snapshot]:
-    """Yields a job's snapshots until it is over."""
+    """Yields a snapshot of a job per second until the job is over."""
     job = find_job(name)
     is_first = True
     for snapshot in job.snapshots():

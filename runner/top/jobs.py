@@ -59,7 +59,7 @@ class WatchedJob:
         return Snapshot(time.time(), self._since, self.folder.name, ranks)
 
     def next_snapshot(self, before: Snapshot | None) -> Snapshot:
-        """Waits for newer states of all ranks that can write them, but at most some seconds."""
+        """Returns a snapshot once all ranks that can have written newer states, or after some seconds."""
         moments = {} if before is None else {rank.place: rank.time for rank in before.ranks}
         end = time.monotonic() + (_FIRST_SECONDS if before is None else _NEXT_SECONDS)
         while True:

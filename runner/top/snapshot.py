@@ -15,7 +15,7 @@ Place = tuple[int, str, int]  # rank, host and process
 
 @dataclass(frozen=True)
 class RankSample:
-    """The state of a rank. The counters and their units are those of `hvd.stats()`.
+    """The state of a rank. The counters and their units are as in `hvd.stats()`.
 
     Attributes:
         time: when the rank began to read its counters for it, in Unix time.

@@ -319,7 +319,7 @@ def split_into_steps(
 
 
 class _Part(NamedTuple):
-    """A rank's part of an exchange: its own times, and the times of the last rank."""
+    """A rank's part of an exchange: its own times, the times of the last rank, and the index of that rank."""
 
     submitted: int
     ended: int

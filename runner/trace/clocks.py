@@ -142,7 +142,7 @@ def _bounds(trace: Trace, clocks: Sequence[HostClock]) -> list[_Bounds]:
 
 
 def _refuse(gap: int) -> None:
-    """Raises LaunchError if an exchange ended `gap` ns before a rank submitted: the files differ in job."""
+    """Raises LaunchError if an exchange ended more than _MAX_DRIFT_NS before another rank submitted."""
     if gap > _MAX_DRIFT_NS:
         raise LaunchError(
             "these files are not of one job: in one of them, exchanges had ended "

@@ -307,7 +307,7 @@ class OpenOperation:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its slices are known: the core writes a slice for any duration."""
+        """Whether all its slices have been read: the core writes a slice for every duration but 0."""
         return self.has_slices or self.operation.submitted == self.operation.ended
 
     def failed(self) -> Failed:

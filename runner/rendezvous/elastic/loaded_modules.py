@@ -46,7 +46,7 @@ def read_list(path: str) -> list[str]:
 
 
 def remove_from_list(path: str, name: str) -> None:
-    """Makes later spares do without a module. Raises OSError."""
+    """Removes a module from the list that later spares import. Raises OSError."""
     _write(path, [module for module in read_list(path) if module != name])
 
 
