@@ -1,4 +1,4 @@
-"""The context of one rank: owns the core's context, and every operation in flight on it."""
+"""The context of a rank: owns the core's context, and every operation in flight on it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Context:
         call(lib.srt_link_socket, self._pointer, peer, descriptor)
 
     def link_tls(self, peer: int, descriptor: int, session: Any) -> None:
-        """Works like `link_socket`, for a socket with an established TLS session, which it then owns."""
+        """Works like `link_socket`, for a socket with an established TLS session; takes over the session."""
         call(lib.srt_link_tls, self._pointer, peer, descriptor, session)
 
     def link_memory(self, memory: SharedMemory) -> None:
@@ -253,7 +253,7 @@ class Context:
         return list(splits)
 
     def contributors(self, batch: Batch, index: int = 0) -> list[int]:
-        """Returns the ranks whose data is in the result of request `index`, which had a deadline."""
+        """Returns the ranks that contributed data to the result of request `index`, which has a deadline."""
         ranks = ffi.new("int32_t[]", self.size)
         count = lib.srt_result_contributors(self._pointer, batch.handles[index], ranks, self.size)
         return list(ranks[0:count])
@@ -301,11 +301,11 @@ class Context:
         return self._numbers[kind]
 
     def setting(self, name: str) -> str:
-        """Returns the value of one of the core's settings, as text."""
+        """Returns the value of a setting of the core, as text."""
         return self._config.get(name)
 
     def setting_integer(self, name: str) -> int:
-        """Returns the value of one of the core's settings that is a number of bytes, or a count."""
+        """Returns the value of a setting of the core that is a count or a number of bytes."""
         return self._config.integer(name)
 
     def flush(self) -> None:
@@ -404,7 +404,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class DetachedOperations:
-    """Detached operations of one context: batches of handles, each with the memory that it reads and writes.
+    """Detached operations of a context: batches of handles, with the memory that each batch uses.
 
     They belong to handles that were dropped, or to handles for which a GPU stream waits instead of the host.
     Every method may be called from any thread.

@@ -121,7 +121,7 @@ def _open_no_link(path: str, flags: int) -> int:
 
 
 def write_changes(context: Context, changes: Sequence[RankChange]) -> None:
-    """Writes this process's changes so far to `dump_directory`, if there is one, as changes.worker<N>.json.
+    """Writes this process's changes so far to `dump_directory`, if set, as changes.worker<N>.json.
 
     A file that cannot be written is no reason to end a training: it costs a line.
     """

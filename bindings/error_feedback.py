@@ -1,4 +1,4 @@
-"""Error feedback: what a wire format cannot express of a step's values is added to those of the next step."""
+"""Error feedback: adds the rounding error of a step's wire format to the values of the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exceptions: one class for each kind of failure that the core knows.
+"""The exceptions: a class for each kind of failure that the core knows.
 
 As with Horovod, HorovodInternalError covers every failure between ranks, and ValueError wrong arguments. The
 classes below distinguish failures that need different reactions: a mistake in the program (MismatchError) and
@@ -36,7 +36,7 @@ class UnsupportedError(_Pickled, ValueError, NotImplementedError):
 
 
 class MismatchError(HorovodInternalError):
-    """The ranks disagree about an operation. Only that operation failed: the next one works."""
+    """The ranks disagree about an operation. Only that operation fails; later operations work."""
 
 
 class ParametersDifferError(ValueError):

@@ -13,7 +13,7 @@ from sirtaki.bindings.variables import values
 
 
 class GpuLibrary(NamedTuple):
-    """The result of the search for one library.
+    """The result of the search for a library.
 
     `version` is a number in the library's own encoding (libcuda: 12080 is 12.8; libnccl: 22803 is 2.28.3), 0
     if the library cannot be used. `path` is its file, "" if there is none. `text` states the same in a line,

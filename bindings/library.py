@@ -88,7 +88,7 @@ class DType(NamedTuple):
 
 
 class WireFormat(NamedTuple):
-    """A format in which all-reduces send elements. `block` of them have one scale; 0: there is none."""
+    """A format in which all-reduces send elements; `block` elements share a scale, 0: there is no scale."""
 
     code: int
     name: str
@@ -171,8 +171,9 @@ def knobs() -> tuple[Knob, ...]:
 
 
 def xla_handler(major: int, minor: int, on_gpu: int) -> int:
-    """Returns the address of the handler that programs compiled by XLA call, for this version of its foreign
-    function interface; 0 if that is older than the supported ones.
+    """Returns the address of the handler that programs compiled by XLA call; 0 if this version is too old.
+
+    `major` and `minor` are the version of XLA's foreign function interface.
     """
     handler = ctypes.CDLL(str(PATH.with_name("libsirtaki_xla.so"))).sirtaki_xla_handler
     handler.restype, handler.argtypes = ctypes.c_void_p, (ctypes.c_int32,) * 3

@@ -20,7 +20,7 @@ def first_links(context: Context) -> list[int]:
 
 
 class LinkRequests:
-    """The requests for further links, for one thread. To be created before `Context.start`."""
+    """The requests for lazy connections, for a single thread. Create it before `Context.start`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -29,5 +29,5 @@ def link_mpi(
 
 
 def _signed(handle: int) -> int:
-    """Returns a handle as a signed number: MPICH has negative ones, of which mpi4py gives the 64 bits."""
+    """Returns a handle as a signed number: MPICH's handles can be negative, and mpi4py returns 64 bits."""
     return handle - (1 << 64) if handle >> 63 else handle

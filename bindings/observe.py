@@ -13,7 +13,7 @@ from sirtaki.bindings.traffic import OperationCount, SentBytes, operation_counts
 
 
 class Lateness(TypedDict):
-    """The number of times that a rank was last to submit an operation that all others had, and its delay.
+    """How often a rank was the only late submitter of an operation, and how long the other ranks waited.
 
     Attributes:
         times: the number of such operations.
@@ -59,7 +59,7 @@ class Activity(TypedDict):
 
 
 class TensorsPerPlan(TypedDict):
-    """Distribution of the number of tensors fused into one plan."""
+    """The distribution of the number of tensors fused into a plan."""
 
     mean: float
     max: int
@@ -308,8 +308,10 @@ def tensors_of_others(context: Context) -> int:
 
 
 def failed_operations(context: Context) -> int:
-    """Returns how many operations have ended with an error, or could not be queued, since the context was
-    started; those that could not be queued together count once.
+    """Returns the number of failed or rejected operations since the context was started.
+
+    A failed operation has ended with an error; rejected operations could not be queued, and those of a batch
+    count once.
     """
     return int(_counted(context, ffi.NULL).failed) + context.refused_batches
 
@@ -346,7 +348,7 @@ def _lateness(late: Any) -> Lateness:
 
 
 def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
-    """Starts this rank's timeline: in `path` for rank 0, in `path`.rank<N> for the others.
+    """Starts this rank's timeline, in `path` on rank 0, in `path`.rank<N> on any other rank.
 
     In an elastic job it goes on in the following worlds: see sirtaki.bindings.elastic_timeline.
     """

@@ -27,7 +27,7 @@ class Profiler(Protocol):
         ...
 
     def span(self, name: str) -> AbstractContextManager[object]:
-        """Returns a context manager whose duration is shown under this name."""
+        """Returns a context manager; its duration is shown under this name."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Lets the core inspect the program's stack while other ranks wait for this one.
+"""Lets the core inspect the program's stack while other ranks wait for this rank.
 
 A thread answers the core's queries with the main thread's stack; it sleeps in the kernel until one arrives.
 For a program that holds the interpreter's lock, faulthandler writes the stacks to an unnamed file when it
@@ -90,7 +90,7 @@ def _format_stack(thread: int, frame: FrameType | None) -> str:
 
 
 def _unused_signal() -> int:
-    """Returns a real-time signal without a handler; the highest ones are the least likely to be wanted."""
+    """Returns the highest real-time signal without a handler, as least likely to be in use; 0 if none."""
     for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):
         if signal.getsignal(number) == signal.SIG_DFL:
             return number

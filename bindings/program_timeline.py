@@ -35,7 +35,7 @@ _ROOT = Path("/")
 
 
 class ProgramWatch:
-    """Watches this process for one timeline, from its creation to `stop`, or the end of the context."""
+    """Samples this process for a timeline, from creation to `stop` or to the end of the context."""
 
     def __init__(self, context: Context) -> None:
         self._context = weakref.ref(context)
@@ -92,7 +92,7 @@ class ProgramWatch:
 
 
 class _Lines:
-    """The lines of the main thread. A line lasts from the first look at it to the look at the next one."""
+    """The lines of the main thread; a line lasts from its first sample to the sample of the next line."""
 
     def __init__(self) -> None:
         self._line, self._began = "", 0
@@ -186,7 +186,7 @@ class TimelineFile:
         self._lock = threading.Lock()
 
     def start(self, context: Context, path: str, mark_decisions: bool, unless_running: bool = False) -> bool:
-        """Starts a file, after completing the one in progress. Raises OSError.
+        """Starts a file, after completing any file in progress. Raises OSError.
 
         With `unless_running` it returns False instead, and changes nothing, if there is one in progress.
         """
@@ -206,7 +206,7 @@ class TimelineFile:
             return True
 
     def stop(self, context: Context, path: str = "") -> None:
-        """Completes the file; does nothing if there is none, or if it is another one than `path`."""
+        """Completes the file; does nothing if there is no file, or if its path is not `path`."""
         with self._lock:
             if path in ("", self.path):
                 self.end_watch()
@@ -218,7 +218,7 @@ class TimelineFile:
         self.path, self._watch, self._lock = "", None, threading.Lock()
 
     def end_watch(self) -> None:
-        """Ends the watch of the program, if there is one. Takes no lock: a forked child may call it."""
+        """Ends the watch of the program, if there is any. Takes no lock: a forked child may call it."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()

@@ -1,4 +1,4 @@
-"""Batches: the requests of one rank in the core's format, created once and updated step by step.
+"""Batches: the requests of a rank in the core's format, created once and updated step by step.
 
 A batch is an array of `srt_request` in memory. Describing a request costs about a microsecond; after that
 only the values that change from step to step, pointers and flags, are written, for all requests at once.
@@ -75,7 +75,7 @@ class Batch:
 
     @property
     def gpu(self) -> int:
-        """Returns the GPU that its tensors are on, if any is on one (a rank uses a single GPU); else CPU."""
+        """Returns the GPU of its tensors, as a rank uses a single GPU; CPU if no tensor is on a GPU."""
         return self.devices[0] if self.count == 1 else max(self.devices, default=CPU)
 
     def set_request(
@@ -185,7 +185,7 @@ class Batch:
         self.requests[index].output_bytes = byte_count
 
     def set_all_buffers(self, sources: Sequence[int], targets: Sequence[int], start: int = 0) -> None:
-        """Sets the addresses of the requests from `start` on: each sequence has one per request."""
+        """Sets the buffer addresses of the requests from `start` on, given as a sequence per direction."""
         first, end = start * _UINT64_COUNT, (start + len(sources)) * _UINT64_COUNT
         self._uint64s[first + _INPUT : end : _UINT64_COUNT] = memoryview(array("Q", sources))
         self._uint64s[first + _OUTPUT : end : _UINT64_COUNT] = memoryview(array("Q", targets))

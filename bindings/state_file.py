@@ -50,7 +50,7 @@ _TENSOR_BYTES = 900
 
 
 class StateWriter:
-    """The thread of one process, and its file."""
+    """The state-writing thread of a process, and its file."""
 
     def __init__(self, folder: Path) -> None:
         self._pid = os.getpid()
@@ -151,7 +151,7 @@ def _tensors(context: Context) -> list[list[Any]]:
 
 
 def _seconds_of(phase: str, changes: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Returns how long a phase of each change took; one that is not over yet is left out."""
+    """Returns the duration of a phase in each change; omits changes in which the phase is not over yet."""
     found = [change[f"{phase}_seconds"] for change in changes]
     return [seconds for seconds in found if seconds is not None]
 
@@ -166,7 +166,7 @@ _RECORDING_JOIN_SECONDS = 1.0
 
 
 class Recordings:
-    """The recordings of this process, one at a time.
+    """The recordings of this process; a single recording runs at a time.
 
     Attributes:
         answer: what has become of the last order; None if there was none.
@@ -185,7 +185,7 @@ class Recordings:
         return self._thread is not None and self._thread.is_alive()
 
     def look(self, context: Context) -> None:
-        """Begins the recording that was ordered since the last look, if there is one."""
+        """Starts the recording that was ordered since the last call, if any."""
         if self.is_recording:
             return
         order = read_order(self._states, self._last)

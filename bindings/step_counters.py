@@ -15,7 +15,7 @@ _RECENT_WAITS = 64  # that are remembered with their times
 
 
 class Stepper(NamedTuple):
-    """An optimizer over all ranks, whose steps autotune may measure.
+    """An optimizer over all ranks; autotune may measure its steps.
 
     Attributes:
         name: tells the optimizers of a process apart.
@@ -85,7 +85,7 @@ class NativeContext(Protocol):
 
 
 class StepCounters:
-    """The training steps of one rank in one world: `sirtaki.bindings.observe.Steps` documents the counters.
+    """The training steps of a rank in a world: `sirtaki.bindings.observe.Steps` documents the counters.
 
     The core counts them: in compiled programs, steps end on threads without Python.
 
@@ -105,7 +105,7 @@ class StepCounters:
         self._native = native
 
     def end(self, number: int = 1, by: Stepper | None = None) -> None:
-        """Counts a step, or as many equal ones, that have just ended.
+        """Counts a step, or `number` equal steps, that have just ended.
 
         Args:
             number: the number of steps.
@@ -134,7 +134,7 @@ class StepCounters:
 
 @dataclass
 class CompressionCounters:
-    """The counters of one rank: `sirtaki.bindings.observe.Compressed` documents them."""
+    """The counters of a rank: `sirtaki.bindings.observe.Compressed` documents them."""
 
     exchanges: int = 0
     exact_bytes: float = 0.0

@@ -1,4 +1,4 @@
-"""Objects that outlive their world in an elastic job: optimizers, samplers and others that hold a context."""
+"""Objects that outlive their world in an elastic job: optimizers, samplers and other context holders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Membership:
 
 
 class Survivor(Protocol):
-    """An object that is made in one world and used in the next."""
+    """An object that is made in a world and used in the next world."""
 
     def move_to(self, context: Context) -> None:
         """Continues in another world. All ranks move the same objects, in the same order."""
@@ -40,7 +40,7 @@ class Survivor(Protocol):
 
 
 class Survivors:
-    """The survivors of one process, in the order in which they were made.
+    """The survivors of a process, in the order of their creation.
 
     An object that was made before `hvd.elastic.run` moves from world to world. One that the training function
     has made does not: the function begins anew in each world and makes another, also on ranks that have just

@@ -1,4 +1,4 @@
-"""A rank's position among the others, and the memory that it shares with the ranks of its host."""
+"""A rank's position among all ranks, and the memory that it shares with the ranks of its host."""
 
 from __future__ import annotations
 

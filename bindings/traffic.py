@@ -9,7 +9,7 @@ from sirtaki.bindings.library import ffi, lib, text
 
 
 class OperationCount(TypedDict):
-    """The operations of one kind that have ended, by the backend that has moved them.
+    """The ended operations of a kind, by the backend that moved them.
 
     Attributes:
         kind: such as "all-reduce".
@@ -32,7 +32,7 @@ class OperationCount(TypedDict):
 
 
 class SentBytes(TypedDict):
-    """The bytes that a rank has sent over links to the ranks of one host, before any encryption.
+    """The bytes that a rank has sent over links to the ranks of a host, before any encryption.
 
     Control messages are counted, too. Bytes within shared memory, and those that NCCL sends, are not.
 
@@ -49,7 +49,7 @@ class SentBytes(TypedDict):
 
 
 class TensorTimes(TypedDict):
-    """The operations of one name among the last 1,024 of a rank.
+    """The operations of the same name among the last 1,024 of a rank.
 
     Attributes:
         name: of the tensor, shortened where it is long.
@@ -112,7 +112,7 @@ def slowest_tensors(context: Context, most: int) -> list[TensorTimes]:
 
 
 def _rows(ctype: str, count: Any, context: Context) -> Any:
-    """Returns as many rows as there are at the first look: further ones may appear at any time.
+    """Returns the rows that exist now; further rows may appear at any time.
 
     The array owns its rows, so it must live as long as they are read.
     """

@@ -185,7 +185,7 @@ def _format_traceback(error: BaseException, shortens: bool) -> list[str]:
 
 
 def summary_of(error: BaseException) -> str:
-    """Returns an exception's class and message in one line: the first line of a longer message.
+    """Returns an exception's class and message in a line: the first line of a longer message.
 
     If the message announces more lines (TensorFlow's "Graph execution error:"), the last line that is not
     indented is included: it is the operation's own.

@@ -1,4 +1,4 @@
-"""The environment variables that sirtaki reads: settings of the core, others, and misspelt ones."""
+"""The environment variables that sirtaki reads: settings of the core, further variables, misspelt names."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def set_since_start() -> dict[str, str]:
 
 
 def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns a sentence for each variable that looks like one of sirtaki's and is not."""
+    """Returns a sentence for each variable that has sirtaki's prefix but is unknown."""
     known = OWN | {f"SIRTAKI_{knob.name.upper()}" for knob in knobs()}
     others = [name for name in environment if name.startswith("SIRTAKI_") and name not in known]
     return [_describe_unknown(name, sorted(known)) for name in others if not _KUBERNETES.fullmatch(name)]

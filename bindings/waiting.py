@@ -79,7 +79,7 @@ _CAPACITY = 512  # handles that are reported by one call
 
 
 class Watch:
-    """The end of a rank's watched operations, for one thread."""
+    """Reports the ends of a rank's watched operations, for a single thread."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -64,7 +64,7 @@ class Order(NamedTuple):
     seconds: float
 
     def file_of(self, rank: int) -> Path:
-        """Returns the file of a rank, under a name by which `sirtaki trace` finds those of the others."""
+        """Returns the path of a rank's file, named so that `sirtaki trace` finds the other ranks' files."""
         name = (
             f"rank{rank}.json"
             if self.action == RECORDER

@@ -272,7 +272,7 @@ class Agent:
             self._finished = True
 
     def _balance(self) -> None:
-        """Polls the streams whose output hvdrun can take; the other ranks wait for room."""
+        """Polls only the streams that hvdrun has granted credit; the other ranks wait."""
         ready = {descriptor for descriptor, (_, number) in self._streams.items() if self._credit[number] > 0}
         for descriptor in self._reading - ready:
             self._selector.unregister(descriptor)
@@ -397,7 +397,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class SpareReports:
-    """Passes the news of an agent's spares on to hvdrun."""
+    """Sends the reports of a host's spares to hvdrun."""
 
     send: Callable[[Frame], None]
 
@@ -422,7 +422,7 @@ _PER_RANK = 5
 
 
 class AgentJob:
-    """The ranks of this host, and the servers and spares, if any. `values` are those of the START frame."""
+    """The ranks, table servers and spares of this host, as described by the `values` of the START frame."""
 
     def __init__(self, values: Mapping[str, Any], cores: int, reaper: Reaper) -> None:
         """Raises LaunchError, or KeyError, TypeError or ValueError if the values are malformed."""
@@ -505,10 +505,10 @@ class AgentJob:
     def launch(
         self, rank: int, values: Mapping[str, Any], send: Callable[[Frame], None]
     ) -> RankProcess | None:
-        """Makes the spare that the values name one more rank, or else starts a process, and returns that.
+        """Starts a rank: assigns the spare that `values` names, else starts and returns a process.
 
-        Returns None if it cannot be started. Raises KeyError, TypeError or ValueError if the values are
-        malformed.
+        Returns None if a spare was assigned, or if the process cannot be started. Raises KeyError, TypeError
+        or ValueError if the values are malformed.
         """
         environment = self._environment_of(values)
         if self.spares is not None and "spare" in values:
@@ -521,7 +521,7 @@ class AgentJob:
         return self._start(rank, environment, send)
 
     def spare_start(self, values: Mapping[str, Any]) -> Callable[[], SpareProcess]:
-        """Returns a function that starts a spare, whose additions to the environment come with the values.
+        """Returns a function that starts a spare with the job's environment and the additions in `values`.
 
         Raises KeyError, TypeError or ValueError if the values are malformed; the function raises OSError or
         LaunchError.
@@ -593,7 +593,7 @@ class AgentJob:
             self.spares.kill()
 
     def close_collector(self) -> None:
-        """Ends the collector, if there is one: all ranks have ended."""
+        """Closes the collector, if there is any: all ranks have ended."""
         if self._collector is not None:
             self._collector.close()
             self._collector = None

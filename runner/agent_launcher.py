@@ -18,7 +18,7 @@ class AgentLauncher(Protocol):
 
     @property
     def package(self) -> str:
-        """Returns the advice for a machine on which it is missing."""
+        """Returns the advice how to install the program where it is missing."""
 
     @property
     def forwards_lines(self) -> bool:
@@ -30,7 +30,7 @@ class AgentLauncher(Protocol):
 
     @property
     def lease_seconds(self) -> float:
-        """Returns the lease of an agent of a job whose ranks stay; 0: its input ends when hvdrun has gone."""
+        """Returns the lease of a non-elastic job's agent in seconds; 0: none, its input ends with hvdrun."""
 
     def command(self, path: str, host: str) -> list[str]:
         """Returns the command that starts the agent on a host; `path` is that of the program."""

@@ -38,7 +38,10 @@ class Allocation:
 
 
 def find_allocation(environment: Mapping[str, str]) -> Allocation | None:
-    """Returns the allocation in which this process runs; None outside of one. Raises LaunchError."""
+    """Returns the batch allocation that this process runs in; None outside of an allocation.
+
+    Raises LaunchError.
+    """
     if IN_SLURM in environment:
         return _of_slurm(environment)
     if "LSB_JOBID" in environment:
@@ -47,7 +50,7 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def _of_slurm(environment: Mapping[str, str]) -> Allocation | None:
-    """Returns the nodes of the step, if srun has started hvdrun as its only task; else those of the job.
+    """Returns the nodes of the step if hvdrun is its only task (srun), else the nodes of the job.
 
     Several hvdruns in one step are jobs of their own, each on its host.
     """

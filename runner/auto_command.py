@@ -1,4 +1,4 @@
-"""--auto: the command that runs a Python script of one process on every rank, under `sirtaki.auto`."""
+"""--auto: the command that runs a single-process Python script on every rank, under `sirtaki.auto`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _parse(command: Sequence[str]) -> _Program:
 
 
 def _ends_options(program: _Program, option: str, rest: list[str]) -> bool:
-    """Reads a group of one-letter options; returns whether it names the module that is run."""
+    """Reads a group of single-letter options; returns whether it names the module to run (-m)."""
     for index, letter in enumerate(option[1:], 1):
         value = option[index + 1 :]
         if letter in "EI":

@@ -1,4 +1,4 @@
-"""hvdrun's options about autotune, besides those that are settings of the core."""
+"""hvdrun's options for autotune that are not settings of the core."""
 
 from __future__ import annotations
 

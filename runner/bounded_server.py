@@ -41,7 +41,7 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         self._ends: dict[Any, threading.Timer] = {}  # by connection
 
     def keep_open(self, connection: Any) -> None:
-        """Lets a connection last for as long as its client reads."""
+        """Cancels a connection's time limit: it stays open for as long as its client reads."""
         self._ends[connection].cancel()
         with self._lock:
             if connection in self._clients:
@@ -74,7 +74,7 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
             self._forget(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores the errors of a connection, which are those of its client."""
+        """Ignores an error of a connection: the client caused it."""
 
     def _drop_client(self) -> None:
         """Closes the oldest connection of the address with the most; the lock is held."""

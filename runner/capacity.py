@@ -32,8 +32,7 @@ class Memory:
 
 
 def read_memory(root: Path = Path("/")) -> Memory:
-    """Returns the memory of this host, or of this process's control group (version 2), or of one around that,
-    where the least is available.
+    """Returns the memory of this host or of the enclosing control group (version 2) with the least available.
 
     Pages of files that can be dropped count as available. `root` is the parent of proc and sys.
     """
@@ -52,7 +51,7 @@ def read_memory(root: Path = Path("/")) -> Memory:
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
-    """Yields this process's control group (version 2) and those around it, all of which limit it."""
+    """Yields this process's control group (version 2) and its ancestors; the limits of all of them apply."""
     top = root / "sys/fs/cgroup"
     try:
         path = (root / "proc/self/cgroup").read_text().partition("0::")[2].partition("\n")[0].lstrip("/")

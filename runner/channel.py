@@ -14,7 +14,7 @@ _READ_BYTES = 256 * 1024
 
 
 class Channel:
-    """Reads frames from one descriptor and writes frames to another; owns both.
+    """Reads frames from a descriptor and writes frames to another descriptor; owns both.
 
     `receive` is called for each frame, from the selector's loop. `ended` becomes true, and `error` gives the
     reason, when the peer has closed its end or has sent malformed data. Where `lines` is "read" or "write",
@@ -56,7 +56,7 @@ class Channel:
         self._outgoing.send(self._encode(data))
 
     def watch(self, wanted: bool) -> None:
-        """Lets the selector's loop read, or lets the peer wait."""
+        """Starts or stops reading in the selector's loop; the peer waits while it is stopped."""
         wanted = wanted and not self.ended
         if wanted and not self._watched:
             self._selector.register(self._reading, selectors.EVENT_READ, self.read)
@@ -65,7 +65,7 @@ class Channel:
         self._watched = wanted
 
     def read(self) -> bool:
-        """Reads at most one buffer; returns False if nothing is available, or at the end."""
+        """Reads up to a buffer of data; returns False if nothing is available, or at the end."""
         if self.ended:
             return False
         try:
@@ -82,7 +82,7 @@ class Channel:
         return bool(data)
 
     def read_rest(self) -> None:
-        """Reads all available data and ends: the peer has exited, even if others hold its end open."""
+        """Reads all available data and ends: the peer has exited, even if its end is still open elsewhere."""
         while self.read():
             continue
         self._end("")

@@ -169,7 +169,7 @@ def _launcher(options: argparse.Namespace) -> AgentLauncher:
 
 
 def _take_allocation(options: argparse.Namespace) -> list[str]:
-    """Sets hosts that are not named to those of the batch job, if this runs in one; returns a notice."""
+    """Sets the hosts from the batch job's allocation if the user names none; returns the notices to print."""
     if any((options.hosts, options.hostfile, options.host_discovery_script)):
         return []
     allocation = find_allocation(os.environ)
@@ -259,7 +259,7 @@ _LAUNCHERS = {"ssh": "ranks on several hosts", "mpirun": "ranks as MPI's", "srun
 
 
 def check_build(settings_of_core: Mapping[str, str]) -> int:
-    """Prints the findings, one per line; returns 0, or 1 if sirtaki itself does not work here.
+    """Prints a line for each finding; returns 0, or 1 if sirtaki itself does not work here.
 
     The settings are environment variables, in the form in which ranks receive them.
     """

@@ -21,7 +21,7 @@ def encode_lines(data: bytes) -> bytes:
 
 
 class LineDecoder:
-    """Converts lines to the bytes that they stand for; others, such as a prolog's, stay as they are."""
+    """Decodes encoded lines to bytes; passes any other line, such as a login message, unchanged."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -15,7 +15,7 @@ CANNOT_RUN = 2  # the exit code of a subcommand that could not do its work
 
 
 class Command(NamedTuple):
-    """A subcommand: the module whose `main(arguments)` returns its exit code, and its line in the help."""
+    """A subcommand: its module, with `main(arguments)` that returns the exit code, and its help line."""
 
     module: str
     help: str

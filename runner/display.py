@@ -52,14 +52,17 @@ class Display:
             self.add(rank, str(rank), folder, size)
 
     def add(self, rank: int, label: str, folder: Path | None, size: int) -> None:
-        """Prepares for one of `size` ranks, whose lines begin with "[label] ". Raises as `expect`."""
+        """Creates the streams of a rank in a job of `size` ranks; its lines begin with "[label] ".
+
+        Raises as `expect`.
+        """
         files = _open_files(folder, rank, size)
         for number, sink in self._sinks.items():
             prefix = _prefix(label, rank, sink.is_terminal)
             self._streams[rank, number] = Stream(prefix, sink, files.get(number))
 
     def add_spare(self, lane: int, label: str) -> None:
-        """Prepares for a spare, whose output is shown on hvdrun's standard error, as that of `lane`."""
+        """Creates the streams of a spare as `lane`; both are shown on hvdrun's standard error."""
         for number in self._sinks:
             self._streams[lane, number] = Stream(f"[{label}] ".encode(), self._stderr)
 
@@ -118,9 +121,11 @@ class Display:
             self.say(text)
 
     def show_error_of(self, rank: int, name: str = "", died: bool = False) -> str:
-        """Returns a line with the exception of the traceback at the end of a rank's standard error. If
-        there is none, shows the last lines again and returns "". `name`: that of the rank, if it has another.
-        `died`: a signal ended it, so an exception among its last lines is one that it has handled.
+        """Returns a line with the exception of the traceback at the end of a rank's standard error.
+
+        Without a traceback, shows the last lines again and returns "". `name`: the process's name, if it is
+        not the rank's. `died`: a signal ended the process, so an exception among the last lines has been
+        handled.
         """
         stream = self._streams[rank, STDERR]
         lines = without_log_lines(stream.tail)
@@ -133,12 +138,12 @@ class Display:
         return ""
 
     def mute_errors_except(self, rank: int) -> None:
-        """Shows no more standard error except that of one rank: N tracebacks of one Ctrl-C are useless."""
+        """Shows no more standard error of any rank but this: N tracebacks of a single Ctrl-C are useless."""
         for (other, number), stream in self._streams.items():
             stream.shown = number == STDOUT or other == rank
 
     def balance(self) -> None:
-        """Polls the ranks whose lines can be shown; the other ranks wait for room."""
+        """Polls the pipes that have room in their sink; the other ranks wait."""
         ready = {pipe for pipe in self._open if not pipe.stream.sink.full}
         for pipe in self._reading - ready:
             self._selector.unregister(pipe.descriptor)
@@ -185,7 +190,7 @@ class Display:
 
     @property
     def refreshes(self) -> bool:
-        """Returns whether a progress line replaces the previous one."""
+        """Returns whether a progress line replaces the previous progress line."""
         return self._stderr.is_terminal
 
     def _read(self, pipe: Pipe) -> None:
@@ -316,7 +321,7 @@ class Sink:
         return len(self._pending) > _PENDING_LIMIT
 
     def write_line(self, prefix: bytes, line: bytes) -> None:
-        """Takes one line with its end: a line feed or, for a progress bar, a carriage return."""
+        """Queues a line with its end: a line feed or, for a progress bar, a carriage return."""
         if self.error is not None:
             return
         if line.endswith(b"\r") and not self.is_terminal:
@@ -372,7 +377,7 @@ class Sink:
 
 
 class Stream:
-    """The standard output or standard error of one rank, on whichever host it runs."""
+    """The standard output or standard error of a rank on any host."""
 
     def __init__(
         self, prefix: bytes, sink: Sink, file: BinaryIO | None = None, is_trusted: bool = True
@@ -399,7 +404,7 @@ class Stream:
             self._show_partial_line()
 
     def end_line(self) -> None:
-        """Shows an unfinished line: its process has ended, and another one may follow."""
+        """Shows an unfinished line: the process has ended, and a new process may use the stream."""
         if self._partial_line:
             self._show_partial_line()
 
@@ -442,7 +447,7 @@ class Pipe:
         self.stream = stream
 
     def read(self) -> bytes | None:
-        """Reads at most one buffer; returns b"" at the end of the stream, None if no data is available."""
+        """Reads up to a buffer of data; returns b"" at the end of the stream, None without available data."""
         try:
             data = os.read(self.descriptor, _READ_BYTES)
         except BlockingIOError:

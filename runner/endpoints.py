@@ -1,4 +1,4 @@
-"""The servers of one host that the user has asked for: of metrics, and of the page."""
+"""The HTTP servers on hvdrun's host that the user has requested: metrics and dashboard."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Endpoints:
                 self._say(_notice(endpoint, *end))
 
     def release(self) -> None:
-        """Lets them end, as the job does."""
+        """Stops watching the servers: they end with the job."""
         self._running.clear()
 
 

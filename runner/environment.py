@@ -31,7 +31,7 @@ _LOCAL_VARIABLES = (
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """The environment of the ranks, and the servers of tables, of one job on one host."""
+    """The environment of a job's ranks and table servers on a host."""
 
     job: str
     rendezvous: str
@@ -41,7 +41,7 @@ class RankEnvironment:
     torch: Mapping[str, str] = field(default_factory=dict)  # torch's, of the host; empty: none are set
 
     def of(self, placement: RankPlacement, base: Mapping[str, str]) -> dict[str, str]:
-        """Returns the whole environment of one rank, on top of `base`."""
+        """Returns the whole environment of a rank, based on `base`."""
         environment = self._of_job(base)
         for name, value in asdict(placement).items():
             environment[f"SIRTAKI_{name.upper()}"] = environment[f"HOROVOD_{name.upper()}"] = str(value)
@@ -50,7 +50,7 @@ class RankEnvironment:
         return environment
 
     def of_server(self, number: int, base: Mapping[str, str]) -> dict[str, str]:
-        """Returns the whole environment of one server of tables, on top of `base`."""
+        """Returns the whole environment of a table server, based on `base`."""
         return {**self._of_job(base), SERVER: str(number - FIRST_SERVER)}
 
     def _of_job(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -73,8 +73,7 @@ def encrypts(environment: Mapping[str, str]) -> bool:
 
 
 def thread_counts(size: int, cores: int, user: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that divide `cores` among a host's `size` ranks, except those that the user has
-    set.
+    """Returns the variables that divide `cores` among a host's `size` ranks, except the user's own.
 
     The math libraries fall back to OMP_NUM_THREADS: if the user has set it, it applies to all of them.
     """

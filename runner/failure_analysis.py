@@ -1,4 +1,4 @@
-"""Finds the rank that caused a job to fail: the rank whose end explains the others'."""
+"""Finds the rank that caused a job to fail: its end explains the ends of the other ranks."""
 
 from __future__ import annotations
 
@@ -63,9 +63,11 @@ class ExitStatus:
 
 @dataclass(frozen=True)
 class JobFailure:
-    """The result of a failed job; `rank` is the one whose last lines explain it, if there is such a rank
-    and the text does not give the reason already. `culprit` is the rank whose own error
-    caused the failure, if one did.
+    """The result of a failed job.
+
+    `rank` is the rank to show the last lines of; None if no rank explains the failure or `text` already gives
+    the reason. `culprit` is the rank that failed by an error of its own and so caused the failure; None if
+    there is no such rank.
     """
 
     exit_code: int
@@ -176,9 +178,11 @@ class FailureAnalyzer:
         return culprit.died or (self._abort is not None and culprit.rank == self._abort.rank)
 
     def failure(self) -> JobFailure:
-        """Names the rank that caused the failure, in this order: a rank killed by a signal that hvdrun did
-        not send; the origin of the first abort; the rank that kept others waiting; the first rank that
-        failed. A rank that only lost a peer comes last.
+        """Returns the failure and the rank that caused it.
+
+        In this order: a rank killed by a signal that hvdrun did not send; the origin of the first abort; the
+        rank that kept the other ranks waiting; the first rank that failed. A rank that only lost a peer comes
+        last.
         """
         culprit = self._culprit()
         if culprit and culprit.lost:
@@ -247,7 +251,7 @@ class FailureAnalyzer:
         return JobFailure(failures[0].exit_code, failures[0].describe())
 
     def _explain_finished_peers(self, status: ExitStatus, reason: str) -> str:
-        """Returns the text if ranks that ended normally made this one fail, else ""."""
+        """Returns the failure's text if this rank failed because peers had ended normally, else ""."""
         peers = finished_peers(reason)
         if peers is None:
             return ""

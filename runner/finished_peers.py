@@ -15,7 +15,7 @@ _ADVICE = "the ranks made different numbers of calls. Give each rank the same nu
 
 
 class FinishedPeers(NamedTuple):
-    """The ranks that had finished when another one still needed them.
+    """The ranks that had finished while another rank still needed them.
 
     Attributes:
         subject: their names, as the core lists them.
@@ -32,8 +32,9 @@ class FinishedPeers(NamedTuple):
         return [int(number) for number in _RANK.findall(self.subject)]
 
     def explain(self, event: str, waiting: str, cause: str = "") -> str:
-        """Formats the failure of the rank `waiting`; `event` is the verb for what the others did, and `cause`
-        the reason, if it is known to be another one than different numbers of calls.
+        """Formats the failure of the rank `waiting`; `event` is the verb for what the finished ranks did.
+
+        `cause` is the reason, if it is known not to be different numbers of calls.
         """
         call = f" for {self.operation}" * bool(self.operation) + f" ({self.place})" * bool(self.place)
         them = "it" if len(self.ranks) == 1 else "them"

@@ -123,7 +123,10 @@ class Frame:
 
     @property
     def numbered(self) -> tuple[int, bytes]:
-        """Returns the number at the beginning of the payload, and the rest. Raises WireError without one."""
+        """Splits the payload into the number at its beginning and the rest.
+
+        Raises WireError if it is too short.
+        """
         if len(self.payload) < _NUMBER.size:
             raise WireError(f"{self.kind.name} must begin with a number")
         return int(_NUMBER.unpack_from(self.payload)[0]), self.payload[_NUMBER.size :]
@@ -154,7 +157,7 @@ class FrameReader:
         return not self._mark
 
     def take(self, data: bytes) -> Iterator[Frame]:
-        """Yields the frames that this completes. Raises WireError if one is malformed or too long."""
+        """Yields the frames that `data` completes. Raises WireError if a frame is malformed or too long."""
         self._buffer += data
         if self._mark and not self._find_mark():
             return

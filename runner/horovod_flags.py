@@ -48,7 +48,7 @@ _ALREADY_SO = (
 
 @dataclass(frozen=True)
 class Translation:
-    """A flag that sets one of the core's settings: to its value in our format, or to a fixed one."""
+    """A Horovod flag for a setting of the core: sets its value, converted to sirtaki's format, or `fixed`."""
 
     knob: str
     in_our_words: Callable[[str], str] | None = None
@@ -87,7 +87,7 @@ def add_horovod_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_translated_flags(parser: argparse.ArgumentParser, destination: Callable[[str], str]) -> None:
-    """Adds the flags that set one of the core's settings, at the destination that `destination` gives."""
+    """Adds Horovod's flags for settings of the core; `destination` maps a setting to its argparse `dest`."""
     group = parser.add_argument_group("Horovod's names for the same settings")
     for flag, translation in TRANSLATED.items():
         into, ours = destination(translation.knob), f"--{translation.knob.replace('_', '-')}"

@@ -17,10 +17,10 @@ Begin = Callable[[str, "RemoteHost | None"], RemoteHost]
 
 
 class HostAttempts:
-    """The attempts to reach hosts. `begin` begins one: from here, or over a host that has answered.
+    """The attempts to reach hosts; `begin` starts an attempt, directly or through a host that has answered.
 
-    With `relays`, only the first hosts of a job with more than AT_A_TIME are reached from here. Each of the
-    others is reached over one of them; or from here, if ssh fails there.
+    With `relays`, hvdrun reaches only the first AT_A_TIME hosts of a larger job directly, and every other
+    host through such a host, or directly if that fails.
     """
 
     def __init__(self, names: Sequence[str], begin: Begin, relays: bool) -> None:
@@ -37,7 +37,7 @@ class HostAttempts:
         self.failed_relays: list[str] = []  # reasons why hosts were not reached over others
 
     def advance(self, now: float) -> list[int]:
-        """Goes on with all hosts; returns those that have answered by now, or cannot take part."""
+        """Continues all attempts; returns the hosts that have answered by now, or have failed."""
         for relay in set(self._over.values()):  # its end is the end of those behind it
             self._remotes[relay].poll()
         settled = []
@@ -70,7 +70,7 @@ class HostAttempts:
         return [self._remotes[index] for index in range(len(self._names))]
 
     def _go_on_from(self, index: int, now: float) -> None:
-        """Reaches the hosts that waited for this one."""
+        """Continues with the hosts for which this host is the relay; directly if it failed."""
         remote = self._remotes[index]
         for child in self._children.pop(index, []):
             if remote.failure:

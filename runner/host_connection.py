@@ -38,7 +38,7 @@ class Connection:
     def connect(
         self, hosts: Sequence[Host], program: str, wakeup: WakeupPipe, reaper: Reaper, relays: bool = False
     ) -> list[RemoteHost]:
-        """Queries all hosts except this one; returns when all have answered. Raises LaunchError.
+        """Queries all hosts except this host; returns when all have answered. Raises LaunchError.
 
         `relays`: the hosts of a large job may be reached over each other, so that they are lost together.
         """
@@ -130,7 +130,7 @@ def _handle_wakeup(wakeup: WakeupPipe) -> None:
 
 
 def with_slot_counts(hosts: Sequence[Host], remotes: Sequence[RemoteHost], own_gpus: int) -> list[Host]:
-    """Returns the hosts with a slot count; the default is one slot per GPU, or else one."""
+    """Returns the hosts with a slot count; the default is the number of GPUs, or 1 without GPUs."""
     gpus = {remote.name: (remote.answer or {}).get("gpus", 0) for remote in remotes}
     return [
         Host(host.name, host.slots or max(1, own_gpus if is_own_host(host.name) else gpus.get(host.name, 0)))

@@ -26,7 +26,7 @@ _IGNORED = dict.fromkeys(_LIMIT_KEYS, "hvdrun never starts more ranks on a host 
 
 @dataclass(frozen=True)
 class Host:
-    """A host as the user named it, and its number of ranks (None: one per GPU, else one)."""
+    """A host as the user named it, and its number of ranks (None: the number of GPUs, or 1 without GPUs)."""
 
     name: str
     slots: int | None = None
@@ -69,7 +69,7 @@ def parse_hostfile(text: str, name: str) -> tuple[list[Host], list[str]]:
 
 
 def merge_hosts(hosts: Iterable[Host]) -> list[Host]:
-    """Returns each host once, with all its slots. A bare name counts as one slot each time it is repeated."""
+    """Returns each host once, with all its slots. A repeated bare name counts as a slot per repetition."""
     slots: dict[str, list[int | None]] = {}
     for host in hosts:
         slots.setdefault(host.name, []).append(host.slots)
@@ -97,7 +97,7 @@ def is_this_host(name: str, own_names: Iterable[str], is_own_address: Callable[[
 
 
 def needed(hosts: Sequence[Host], size: int | None) -> list[Host]:
-    """Returns only the first hosts that a job of this size may need; each has at least one slot."""
+    """Returns only the first hosts that a job of this size may need; an unknown slot count is at least 1."""
     if size is None:
         return list(hosts)
     chosen: list[Host] = []
@@ -109,7 +109,7 @@ def needed(hosts: Sequence[Host], size: int | None) -> list[Host]:
 
 
 def allocate(hosts: Sequence[Host], size: int | None) -> list[HostAllocation]:
-    """Assigns ranks to the hosts, one host after the other; fills all slots if there is no `size`.
+    """Assigns ranks to the hosts in order, filling each host first; without `size`, fills all slots.
 
     The slots of all hosts are known. Raises LaunchError if there are too few.
     """

@@ -1,4 +1,4 @@
-"""A job's own folder on one host, with its key: only its user may open it, and the reaper removes it."""
+"""A job's private folder on a host, with its key: only its user may open it, and the reaper removes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class JobFolder:
     """
 
     def __init__(self, reaper: Reaper, key: bytes | None = None) -> None:
-        """Creates the folder with this key, by default a new one.
+        """Creates the folder with this key, by default a new key.
 
         Raises LaunchError if no folder for temporary files can hold it.
         """

@@ -104,7 +104,7 @@ def with_reaper(run: Callable[[WakeupPipe, Reaper], int]) -> int:
 
 
 class _Launch:
-    """The steps of one job's launch, from the user's settings to the supervisor."""
+    """The launch of a job, step by step, from the user's settings to the supervisor."""
 
     def __init__(self, settings: Settings, wakeup: WakeupPipe, reaper: Reaper) -> None:
         self._settings = settings
@@ -214,8 +214,7 @@ class _Launch:
         return [] if self._servers is None else self._servers.on_host[host]
 
     def _make_server(self, job: Job, folder: Path, several_hosts: bool, **callbacks: Any) -> RendezvousServer:
-        """Creates the rendezvous: a Unix socket for ranks of this host, all of this machine's addresses for
-        others.
+        """Creates the rendezvous: Unix sockets for this host's ranks, TCP on all addresses for other hosts.
 
         The abstract socket serves another init() after the system has cleaned the job's folder away.
         """

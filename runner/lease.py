@@ -32,7 +32,7 @@ class AgentLease:
         self._is_suspended = False
 
     def begin(self, seconds: float, now: float) -> None:
-        """Begins a lease of this length: of the questions so far, no answer renews it."""
+        """Starts a lease of `seconds`; answers to earlier questions do not renew it."""
         self._seconds = seconds or math.inf
         self._questions.clear()
         self._end = now + self._seconds
@@ -59,7 +59,7 @@ class AgentLease:
         return self._count
 
     def renew(self, number: int) -> None:
-        """Takes hvdrun's answer to a question; one to no question of this lease has no effect."""
+        """Extends the lease by hvdrun's answer to question `number`; ignores unknown numbers."""
         while any(asked == number for asked, _ in self._questions):
             _, moment = self._questions.popleft()
             self._end = max(self._end, moment + self._seconds)
@@ -69,7 +69,7 @@ class AgentLease:
         self._is_suspended = True
 
     def resume(self, now: float) -> None:
-        """Begins a new lease if the clock was stopped."""
+        """Starts a new lease if the clock was stopped."""
         if self._is_suspended:
             self._is_suspended, self._end = False, now + self._seconds
 
@@ -85,11 +85,14 @@ class HostLease:
         self.end = now + self._seconds + _MARGIN
 
     def grant(self, now: float) -> None:
-        """Records an answer to the agent; its lease ends no later than this one."""
+        """Records an answer to the agent; the agent's lease ends no later than `end`."""
         self.end = max(self.end, now + self._seconds + _MARGIN)
 
     def resume(self, now: float) -> None:
-        """Begins anew after a stop. The agent does so when it is told to, within a lease as a rule."""
+        """Starts a new lease after a stop.
+
+        The agent resumes on a message of its own, usually within a lease.
+        """
         self.end = now + 2 * self._seconds + _MARGIN
 
     def is_over(self, now: float) -> bool:

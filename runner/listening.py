@@ -59,7 +59,7 @@ def authority(host: str, port: int) -> str:
 
 
 def start_server(module: str, arguments: Sequence[str], listener: socket.socket, reaper: Reaper) -> Process:
-    """Starts a module as a process, whose standard input is the listening socket.
+    """Starts a module as a process that has the listening socket as its standard input.
 
     Raises LaunchError.
     """

@@ -42,7 +42,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Returns the options, and those that are settings of the core as environment variables.
+    """Returns hvdrun's own options, and the options that are settings of the core as environment variables.
 
     Options of a --config-file come first, so that the command line overrides them. Raises LaunchError.
     """

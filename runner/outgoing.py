@@ -7,7 +7,7 @@ import selectors
 
 
 class Outgoing:
-    """A descriptor, which it owns, and the bytes that its reader has not taken yet."""
+    """An owned descriptor, and the bytes that its reader has not yet received."""
 
     def __init__(self, descriptor: int, selector: selectors.BaseSelector) -> None:
         self._descriptor = descriptor

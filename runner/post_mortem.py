@@ -99,7 +99,7 @@ class PostMortem:
 
 
 def describe(report: Mapping[str, Any], names_host: bool = False) -> str:
-    """Formats one rank's report as a line."""
+    """Formats a rank's report as a line."""
     waiting = [
         operation
         for operation in report["unfinished"]

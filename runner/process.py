@@ -1,4 +1,4 @@
-"""Processes that hvdrun starts on its own host, one for each rank; each leads its own group."""
+"""Processes that hvdrun starts on its own host, each for a rank and in its own process group."""
 
 from __future__ import annotations
 

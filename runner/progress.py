@@ -1,4 +1,4 @@
-"""Shows which peers are present and which are missing: one line, refreshed on a terminal, else repeated."""
+"""Shows which peers are present and which are missing: a line, refreshed on a terminal, else repeated."""
 
 from __future__ import annotations
 

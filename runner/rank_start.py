@@ -28,8 +28,9 @@ def report_file(folder: Path, rank: int) -> Path:
 
 
 def remove_reports(folder: Path, ranks: Iterable[int]) -> None:
-    """Removes the failure reports that ranks of an earlier job have left, before these ranks start: a rank
-    removes its own only in `hvd.init()`, which it may not reach.
+    """Removes the failure reports that an earlier job left for these ranks; call before the ranks start.
+
+    A rank removes its own old report only in `hvd.init()`, which it may not reach.
 
     Raises LaunchError if one cannot be removed: it would be taken for a report of this job.
     """

@@ -78,7 +78,7 @@ class Reaper:
             self._send_order(_ENDED + str(group))
 
     def kill_at(self, lease_end: float) -> None:
-        """Has the reaper kill all groups at this time of `lease_clock`, unless it is told another first."""
+        """Orders the reaper to kill all groups at this time of `lease_clock`; a later order replaces it."""
         if lease_end != self._lease_end and not self._released:
             self._lease_end = lease_end
             self._send_order(_LEASE + repr(lease_end))
@@ -89,15 +89,16 @@ class Reaper:
         self._send_order(_DIRECTORY + path)
 
     def lock_directory(self, path: str) -> None:
-        """Locks a registered directory until it is removed: systemd-tmpfiles skips a locked one
-        (https://systemd.io/TEMPORARY_DIRECTORIES). Raises OSError.
+        """Locks a registered directory until it is removed. Raises OSError.
+
+        systemd-tmpfiles skips a locked directory (https://systemd.io/TEMPORARY_DIRECTORIES).
         """
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         self._locks.append(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
     def replace_if_killed(self) -> bool:
-        """Starts another reaper, with the same orders, if this one has died; returns whether it had."""
+        """Starts a new reaper with the same orders if this reaper has died; returns whether it had."""
         if self._released or not self.ended():
             return False
         os.close(self._pipe)
@@ -113,7 +114,7 @@ class Reaper:
         return not self.pid
 
     def release(self) -> None:
-        """Lets the reaper start its work; the reaper exits afterwards."""
+        """Starts the reaper's work; the reaper exits afterwards."""
         if not self._released:
             self._released = True
             os.close(self._pipe)
@@ -198,7 +199,7 @@ def groups_in(orders: Sequence[str]) -> list[int]:
 
 
 def end_groups(groups: Sequence[int]) -> None:
-    """Ends all processes of these groups: SIGTERM, then SIGKILL for those that remain."""
+    """Ends all processes of these groups: SIGTERM, then SIGKILL for processes that remain."""
     deadline = time.monotonic() + GRACE_SECONDS
     alive = {group for group in groups if _signal(group, signal.SIGTERM)}
     for group in alive:

@@ -38,7 +38,10 @@ class Relays:
         self._lanes: dict[int, _Lane] = {}
 
     def take(self, frame: Frame) -> None:
-        """Takes an order of hvdrun; signals are blocked meanwhile. Raises WireError if it is malformed."""
+        """Handles an order from hvdrun; signals are blocked meanwhile.
+
+        Raises WireError if it is malformed.
+        """
         lane = self._lanes.get(frame.rank)
         if frame.kind == MessageKind.REACH and lane is None:
             self._reach(frame.rank, frame.values.get("command"))
@@ -50,7 +53,7 @@ class Relays:
         return bool(self._lanes)
 
     def balance(self, backlog: int) -> None:
-        """Reads what the others send only while hvdrun takes it."""
+        """Reads from the relayed processes only while less than _MAX_BACKLOG bytes wait for hvdrun."""
         for lane in self._lanes.values():
             lane.watch(backlog < _MAX_BACKLOG)
 
@@ -154,7 +157,7 @@ class _Lane:
         return True
 
     def _read(self, descriptor: int) -> bool:
-        """Passes on what can be read now; returns False if there is nothing, or at the end."""
+        """Forwards readable data; returns False if there is none, or at the end."""
         if descriptor not in self._open:
             return False
         try:

@@ -128,7 +128,7 @@ class RemoteHost:
         self._channel.send(Frame.of_values(MessageKind.ASK, question))
 
     def start(self, values: Mapping[str, Any], job: RemoteJob) -> None:
-        """Has the agent start its ranks."""
+        """Orders the agent to start its ranks."""
         self._job = job
         self._launched = len(job.ranks)
         if job.states is not None:
@@ -138,37 +138,37 @@ class RemoteHost:
         self.send(Frame.of_values(MessageKind.START, values))
 
     def launch(self, rank: RemoteRank, values: Mapping[str, Any]) -> None:
-        """Has the agent start one more rank, in the place of one that has ended, if there was one."""
+        """Orders the agent to start a rank, which replaces any ended rank of the same number."""
         assert self._job is not None
         self._job.ranks[rank.rank] = rank
         self._launched += 1
         self.send(Frame.of_values(MessageKind.LAUNCH, values, rank.rank))
 
     def start_spare(self, lane: int, values: Mapping[str, Any]) -> None:
-        """Has the agent start a spare, whose reports the job's `spares` receive."""
+        """Orders the agent to start a spare; the job's `spares` receive its reports."""
         self._spares.add(lane)
         self.send(Frame.of_values(MessageKind.SPARE, values, lane))
 
     def dismiss_spare(self, lane: int) -> None:
-        """Has the agent end a spare that is not needed."""
+        """Orders the agent to dismiss a spare."""
         self.send(Frame(MessageKind.DISMISS, lane))
 
     def note_signal(self, number: int) -> None:
-        """Tells the agent that all ranks of the job get this signal, also if it has none: its lease stops."""
+        """Sends the agent a signal for all ranks of the job; its lease stops even if it has no rank."""
         self.send(Frame.of_number(MessageKind.SIGNAL, NO_RANK, number))
 
     def renew_lease(self) -> None:
-        """Begins a new lease: hvdrun itself was stopped, and so were the ranks."""
+        """Starts a new lease: hvdrun itself was stopped, and so were the ranks."""
         self.forgive_silence()
         if self._job is not None and self._job.lease is not None:
             self._job.lease.resume(lease_clock())
 
     def forgive_silence(self) -> None:
-        """Begins to count the agent's silence anew: hvdrun itself was stopped."""
+        """Resets the time since the agent was last heard: hvdrun itself was stopped."""
         self._last_received = time.monotonic()
 
     def flush(self) -> None:
-        """Passes on what waits here for an agent behind another one: hvdrun is about to be stopped."""
+        """Forwards queued input to an agent behind a relay: hvdrun is about to be stopped."""
         while isinstance(self._process, RelayedProcess) and self._process.pass_on():
             pass
 
@@ -181,7 +181,7 @@ class RemoteHost:
         self.send(Frame(MessageKind.COLLECT))
 
     def finish(self) -> None:
-        """Has the agent send the ranks' remaining files, and end, because all ranks have ended."""
+        """Orders the agent to send the ranks' remaining files and to end: all ranks have ended."""
         self._end_states()
         self._credit = INITIAL_CREDIT + (self._launched + len(self._spares)) * FINAL_CREDIT
         self.send(Frame(MessageKind.FINISH))
@@ -428,7 +428,7 @@ class AgentProcess(Protocol):
 
 
 class RelayedProcess:
-    """A process of ssh on another host, to whose agent `send` sends frames.
+    """A process of ssh on another host; `send` sends frames to the agent of that host.
 
     The agent's side of its three streams is what the process would have here: the other ends do not differ.
     """
@@ -460,7 +460,7 @@ class RelayedProcess:
         return self._output.backlog
 
     def watch(self, wanted: bool) -> None:
-        """Passes its input on, or lets it wait."""
+        """Starts or stops forwarding the process's input."""
         wanted = wanted and self._input >= 0
         if wanted and not self._watched:
             self._selector.register(self._input, selectors.EVENT_READ, self.pass_on)
@@ -483,7 +483,7 @@ class RelayedProcess:
         self._errors.close()
 
     def take(self, frame: Frame) -> None:
-        """Takes a frame of the agent."""
+        """Handles a frame from the agent: output, or the end of the process."""
         if frame.kind == MessageKind.PASSED:
             self._output.send(frame.payload)
         elif frame.kind == MessageKind.PASSED_ERROR:
@@ -497,7 +497,7 @@ class RelayedProcess:
             self._end(code, killed_by)
 
     def lose(self, why: str) -> None:
-        """Notes that the agent is gone."""
+        """Records that the agent is gone."""
         if self._result is None:
             self.lost = why
             self._end(_LOST, 0)
@@ -509,7 +509,7 @@ class RelayedProcess:
         self._errors.finish()
 
     def pass_on(self) -> bool:
-        """Passes on some input; returns False if there is none."""
+        """Forwards some input; returns False if there is none."""
         if self._input < 0:  # closed by an earlier event
             return False
         try:
@@ -539,20 +539,20 @@ class RelayedHosts:
         self._lanes: dict[int, RelayedProcess] = {}
 
     def start(self, command: Sequence[str], streams: tuple[int, int, int]) -> RelayedProcess:
-        """Has the agent start a process, whose streams these are."""
+        """Starts a process on the agent's host, attached to `streams`."""
         lane = len(self._lanes)
         self._lanes[lane] = RelayedProcess(lane, command, self._selector, self._send, streams)
         return self._lanes[lane]
 
     def take(self, frame: Frame) -> None:
-        """Takes a frame of the agent. Raises WireError if it belongs to no process."""
+        """Handles a frame from the agent. Raises WireError if it belongs to no process."""
         process = self._lanes.get(frame.rank)
         if process is None:
             raise WireError(f"{frame.kind.name} of lane {frame.rank} is not expected")
         process.take(frame)
 
     def balance(self, backlog: int) -> bool:
-        """Passes input on while the agent reads it; returns whether there is room for what it sends.
+        """Forwards input while the agent reads it; returns whether its output has room.
 
         `backlog` is the number of bytes that wait for the agent.
         """
@@ -561,6 +561,6 @@ class RelayedHosts:
         return all(process.backlog < _MAX_BACKLOG for process in self._lanes.values())
 
     def lose(self, why: str) -> None:
-        """Notes that the agent is gone, and all its processes with it."""
+        """Records that the agent is gone, and with it all its processes."""
         for process in self._lanes.values():
             process.lose(why)

@@ -32,7 +32,7 @@ _MOST_BYTES = 64 << 20  # of these files
 
 
 class RemoteStates:
-    """The states of one host's ranks, on hvdrun's side."""
+    """The states of a host's ranks, on hvdrun's side."""
 
     def __init__(self, name: str, folder: Path, send: Callable[[Frame], None]) -> None:
         """`folder` is that of the states on this host."""
@@ -99,7 +99,7 @@ class RemoteStates:
 
 
 def take_order(folder: Path, frame: Frame) -> None:
-    """Has the ranks of this host record. Raises WireError if the order is malformed."""
+    """Places an order for this host's ranks to record. Raises WireError if it is malformed."""
     try:
         order = parse_order(frame.values)
     except (KeyError, TypeError, ValueError, OverflowError):

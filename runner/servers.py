@@ -18,7 +18,7 @@ _END_SECONDS = 60.0  # for a server to end when the ranks have: it may still imp
 
 
 class Servers:
-    """The servers of one job, from the start of their rendezvous to their end.
+    """The table servers of a job, from the start of their rendezvous to their end.
 
     They begin a table when a rank arrives at the rendezvous for it, and end when all ranks have. The thread
     of the rendezvous calls `on_event` and `on_message`, hvdrun's main loop everything else. `report` receives
@@ -45,7 +45,7 @@ class Servers:
         self._rendezvous: RendezvousServer | None = None
 
     def serve(self, rendezvous: RendezvousServer) -> None:
-        """Notes the rendezvous of the tables, whose callbacks these are, and which this object closes."""
+        """Sets the rendezvous of the tables, which calls this object's methods; this object closes it."""
         self._rendezvous = rendezvous
 
     def start(self, processes: Sequence[Rank]) -> None:
@@ -69,7 +69,7 @@ class Servers:
             self._report(event)
 
     def on_message(self, member: int, _: bytes) -> None:
-        """Notes that a server waits for tables, and announces those that have begun."""
+        """Records that a server is connected, and announces to it the tables that exist so far."""
         self._present.add(member)
         self._announce([member], [*self._tables, *([END] if self._is_over else [])])
 
@@ -78,7 +78,10 @@ class Servers:
         self._server.rank_ended(rank, reason)
 
     def end(self) -> None:
-        """Has the servers end: all ranks have. A server may get the message twice, and reads one."""
+        """Announces the end to the servers: all ranks have ended.
+
+        A server that receives the message twice reads it once.
+        """
         if not self._is_over:
             self._is_over = True
             self.end_due = time.monotonic() + _END_SECONDS

@@ -45,7 +45,7 @@ def flag(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """Returns a text as one line without control characters, so that no terminal obeys it."""
+    """Returns a text as a single line without control characters, so that no terminal obeys it."""
     if type(value) is not str:
         raise ValueError("it is no text")
     return one_line(value, _LONGEST_TEXT)
@@ -83,7 +83,7 @@ def table_of(check: Check) -> Check:
 
 
 def fields_of(checks: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """Returns a check for an object with these fields; others are left out."""
+    """Returns a check for an object with these fields; the check drops all other fields."""
 
     def checked(value: Any) -> dict[str, Any]:
         if type(value) is not dict:

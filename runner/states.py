@@ -18,7 +18,7 @@ from sirtaki.runner.state_shape import maybe, own_state, process_shape, remote_s
 
 
 class ProcessState(NamedTuple):
-    """A running process. `begin` is when it began, in Unix time; its memory is the resident one."""
+    """A running process: its start in Unix time (`begin`), and its CPU time and resident memory."""
 
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
@@ -106,7 +106,7 @@ def _contents(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _age_order(file: Path) -> float:
-    """Returns when a file was written last; 0 for one that has gone."""
+    """Returns the time of a file's last change; 0 for a file that is gone."""
     try:
         return file.stat().st_mtime
     except OSError:

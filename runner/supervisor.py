@@ -39,8 +39,9 @@ READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
 
 
 class Patience:
-    """The user's patience once no rank runs any more: a signal ends the wait for the ranks' output, and
-    another one also that for hvdrun's result.
+    """The user's patience after all ranks have ended.
+
+    The first signal ends the wait for the ranks' output, the second signal the wait for hvdrun's result.
     """
 
     def __init__(self) -> None:
@@ -134,8 +135,9 @@ class Supervisor:
         return self._failure.exit_code if self._failure else 0
 
     def _drain(self, wakeup: WakeupPipe) -> None:
-        """Waits for reports that ranks have sent before they ended: those of other hosts may take longer than
-        the news of their ends.
+        """Waits for reports that ranks sent before they ended.
+
+        The reports of another host may arrive later than the news of the ranks' ends.
         """
         found: list[Sequence[int]] = []
 
@@ -167,7 +169,7 @@ class Supervisor:
         self._stragglers.end()
 
     def _finish_hosts(self) -> None:
-        """Lets the agents send their ranks' remaining files, and end."""
+        """Orders the agents to send their ranks' remaining files, and to end."""
         for host in self.hosts:
             host.finish()
         self._run_until(lambda: all(host.ended for host in self.hosts) or self._patience.has_ended)
@@ -289,7 +291,7 @@ class Supervisor:
                 self._note_pause(number)
 
     def _note_pause(self, number: int) -> None:
-        """Stops the leases of all agents, or lets them go on: also of those whose ranks have ended."""
+        """Pauses or resumes the leases of all agents, also of agents that have no running rank left."""
         for remote in self.hosts:
             remote.note_signal(number)
 
@@ -317,7 +319,7 @@ class Supervisor:
             self._end(JobFailure(READER_GONE if is_pipe_closed else 1, text), signal.SIGTERM)
 
     def _end(self, failure: JobFailure, number: int) -> None:
-        """Asks all ranks to end, and kills those that do not."""
+        """Sends all ranks signal `number`, and sets the time to kill the ranks that remain."""
         self._failure = failure
         self._decide_at = None
         self._kill_at = time.monotonic() + KILL_SECONDS
@@ -365,7 +367,7 @@ _FACTOR = 10  # later reports are rare: the last rank may have hours of work of 
 
 
 class Stragglers:
-    """A timer that reports ranks which still run long after others have ended. `say` receives the line."""
+    """Reports ranks that still run long after another rank has ended. `say` receives the line."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -35,7 +35,7 @@ _ROW = re.compile(rb'"(pid|sort_index)": ?[0-9]+')
 
 
 def merge_timelines(path: Path) -> str:
-    """Merges into `path` the files that the ranks have written there and beside it, and removes those.
+    """Merges the ranks' timeline files, at `path` and beside it, into `path`, and removes the parts.
 
     If there are parts of an elastic job, an older file in `path` is the result of another merge, and is
     replaced.
@@ -78,7 +78,7 @@ def merging_file(path: Path) -> Path:
 
 
 def _merged_events(files: Sequence[Path], parts: Sequence[TimelinePart]) -> Iterator[bytes]:
-    """Yields the events of all files; `parts` are those of an elastic job, in the same order, else empty."""
+    """Yields the events of all files; `parts` describes the files of an elastic job in order, else empty."""
     clocks = [_wall_minus_monotonic(file) for file in files]
     first = next((clock for clock in clocks if clock is not None), None)
     for row, (file, clock) in enumerate(zip(files, clocks, strict=True)):

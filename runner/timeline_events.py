@@ -1,4 +1,4 @@
-"""The events in the file of a timeline: one per line, plain or compressed by gzip."""
+"""The events in the file of a timeline: an event per line, plain or compressed by gzip."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class EventFile:
 
 
 def write_events(out: IO[bytes], events: Iterable[bytes]) -> None:
-    """Writes a whole list of events, one per line."""
+    """Writes a complete list of events, an event per line."""
     out.write(b"[\n")
     separator = b""
     for event in events:

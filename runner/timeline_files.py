@@ -1,4 +1,4 @@
-"""The files that the timeline of a job consists of, before they are merged into one.
+"""The files of a job's timeline before the merge into a single file.
 
 Rank 0 writes FILE, and the others FILE.rank1, FILE.rank2, ... In an elastic job each worker writes a file for
 each generation that it takes part in, and one for the changes of the ranks: FILE.worker2.generation5,
@@ -28,7 +28,7 @@ class TimelinePart(NamedTuple):
 
 
 def rank_file(timeline: Path, rank: int) -> Path:
-    """Returns the path of a rank's file, in a job whose ranks do not change."""
+    """Returns the path of a rank's file in a non-elastic job."""
     return timeline.with_name(f"{timeline.name}.rank{rank}") if rank else timeline
 
 

@@ -73,7 +73,7 @@ def offer_of_agent(
 def offer_of_own_host(
     port: ReservedPort, others: Sequence[MasterOffer], interfaces: Sequence[str]
 ) -> MasterOffer:
-    """Returns the offer of hvdrun's host, whose address the agents of the other hosts may know from ssh."""
+    """Returns the offer of hvdrun's host; preferably with the address that agents know from ssh."""
     if not others:
         return MasterOffer(_LOOPBACK, port.number)
     return MasterOffer(_address_for_others(others[0].client, interfaces), port.number)
@@ -120,7 +120,7 @@ def _is_address(text: str) -> bool:
 
 
 def _address_for_others(preferred: str, interfaces: Sequence[str]) -> str:
-    """Returns the preferred address, if this host has it on the interfaces; else another one; else ""."""
+    """Returns the preferred address if this host has it on the interfaces, else any other, else ""."""
     from sirtaki.runner.rendezvous.interfaces import local_addresses  # imports psutil
     from sirtaki.runner.rendezvous.job import RendezvousError
 

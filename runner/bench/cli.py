@@ -317,7 +317,7 @@ def _launch_options(options: Namespace, plan: Plan) -> list[str]:
 
 
 def environment(plan: Plan) -> dict[str, str]:
-    """Returns the variables of the launcher. Only training steps have work for more than one thread."""
+    """Returns the launcher's environment; OMP_NUM_THREADS defaults to 1 except for training steps."""
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
     return inherited if plan.operation == "step" else {"OMP_NUM_THREADS": "1", **inherited}
 

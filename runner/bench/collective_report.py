@@ -33,7 +33,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class PeerFigures:
-    """A peer's figures at one size; `ratio` is its time as a multiple of sirtaki's."""
+    """A peer's figures at a given size; `ratio` is its time as a multiple of sirtaki's."""
 
     time_us: float
     p99_us: float
@@ -44,7 +44,7 @@ class PeerFigures:
 
 @dataclass(frozen=True)
 class SizeRow:
-    """The figures at one size; bandwidths in 10^9 bytes per second.
+    """The figures at a given size; bandwidths in 10^9 bytes per second.
 
     `limit` is the limit's time as a share of the operation's; None for small sizes, and without a limit.
     `backend` is the part of sirtaki's core that has moved the bytes, and `algorithm` its choice; "" where it
@@ -170,7 +170,7 @@ class CollectiveReport(Report):
 
 
 def _backends_text(rows: Sequence[SizeRow]) -> str:
-    """Returns "links (direct) up to 4096 B, hierarchical from 16384 B", or the one name for all sizes."""
+    """Returns "links (direct) up to 4096 B, hierarchical from 16384 B", or a single name for all sizes."""
     groups = [(name, list(group)) for name, group in groupby(rows, attrgetter("way")) if name]
     if len(groups) < 2:
         return groups[0][0] if groups else ""

@@ -96,7 +96,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result at one size.
+    """The result at a given size.
 
     Attributes:
         wrong, times: wrong elements on all ranks, and times, by implementation.
@@ -114,7 +114,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class LinkSpeeds:
-    """The connections from each of some ranks to each other one: bytes per second, and microseconds."""
+    """The speed of the connections between ranks: bytes per second, and latency in microseconds."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -125,7 +125,7 @@ class LinkSpeeds:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Training steps of a model: milliseconds of each kind of step by round, those of the slowest rank.
+    """Training steps of a model: milliseconds of each kind of step by round, on the slowest rank.
 
     `wrong` counts elements of parameters that differ from those of rank 0; `bytes` are those of gradients.
     """

@@ -1,4 +1,4 @@
-"""The operations that `sirtaki bench` measures, one row each, with bytes counted as NVIDIA's nccl-tests do.
+"""The operations that `sirtaki bench` measures, a row each, with bytes counted as by NVIDIA's nccl-tests.
 
 The size is that of the larger of a rank's input and output. busbw is algbw times a factor of the number of
 ranks n, so that it can be compared with the bandwidth of the memory or the wire for every operation and n
@@ -27,7 +27,7 @@ def _both_ways(n: int) -> float:
 
 @dataclass(frozen=True)
 class BenchOperation:
-    """One operation among n ranks, whose tensors are made of parts of equal size.
+    """An operation among n ranks; its tensors consist of parts of equal size.
 
     Attributes:
         torch, mpi: its function of torch.distributed, and its method of mpi4py's communicators.
@@ -56,7 +56,7 @@ class BenchOperation:
         return n if self.parts_in or self.parts_out else 1
 
     def count(self, size: int, itemsize: int, n: int) -> int:
-        """Returns the number of elements of a part, at least one, for a size of at most `size` bytes."""
+        """Returns the number of elements of a part, at least 1, for a size of at most `size` bytes."""
         return max(size // (itemsize * self.parts(n)), 1) if self.has_size else 0
 
     def input_count(self, count: int, n: int) -> int:

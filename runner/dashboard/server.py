@@ -192,7 +192,7 @@ _NAMES = {RECORDER: "the flight recorder", TIMELINE: f"a timeline of {TIMELINE_S
 
 
 class JobRecordings:
-    """The recordings of one job, one at a time. Files come into folders beside hvdrun's own files."""
+    """The recordings of a job, made in sequence, in folders beside hvdrun's own files."""
 
     def __init__(self, job: Path, parent: Path) -> None:
         """`job` is the job's private folder; folders are made in `parent`."""
@@ -243,7 +243,7 @@ class JobRecordings:
             self._view = {"action": order.action, "is_running": False, "text": text, "problems": problems}
 
     def _outcome(self, order: Order, ranks: Mapping[int, RankState]) -> tuple[str, list[str]]:
-        """Returns what the ranks have written, and sentences about those that have not."""
+        """Returns a text about the recordings that ranks wrote, and sentences about ranks that wrote none."""
         duration = order.seconds if order.action == TIMELINE else 0.0
         end = time.monotonic() + duration + _ANSWER_SECONDS
         answers: dict[int, dict[str, Any]] = {}

@@ -159,7 +159,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Door:
-    """A host's listener: its port, and the addresses at which it may be reached."""
+    """A host's listener: its port, and its addresses, not all of them reachable from everywhere."""
 
     port: int
     addresses: tuple[str, ...]
@@ -194,7 +194,7 @@ def examine(hosts: Sequence[Host], size: int | None, ssh: SshOptions, choice: Ch
 
 
 def _count_ranks(hosts: Sequence[Host], size: int | None, found: Mapping[str, HostFacts]) -> dict[str, int]:
-    """Returns the ranks of each host; without a number of slots it has one per GPU, or one, as in hvdrun."""
+    """Returns the number of ranks of each host; without a slot count, 1 per GPU, or 1, as in hvdrun."""
     counted = []
     for host in hosts:
         facts = found.get(host.name)
@@ -204,7 +204,7 @@ def _count_ranks(hosts: Sequence[Host], size: int | None, found: Mapping[str, Ho
 
 
 def _distinct(sessions: Sequence[Session], hosts: Mapping[str, HostFacts]) -> list[Session]:
-    """Returns sessions with hosts that are not one: a host that is named twice has no link to itself."""
+    """Returns a session per machine: a host that is named twice has no link to itself."""
     found: dict[object, Session] = {}
     for session in sessions:
         found.setdefault(hosts[session.host].identity or session.host, session)
@@ -216,7 +216,7 @@ def _facts(session: Session, note: Note) -> HostFacts | StartFailure:
 
 
 def _routes(names: Sequence[str], ssh: SshOptions, choice: Choice) -> dict[str, DoctorRoute]:
-    """Returns the way to this host and to each of the named ones; to this one only if there is no ssh."""
+    """Returns the route to this host and each named host; only to this host if there is no ssh."""
     path = shutil.which(ssh.program)
     # No rank runs on a host that only launches, so frameworks do not matter there.
     routes = {OWN: _route(OWN, "", ssh, choice if OWN in names else Choice((), Trial.NONE))}
@@ -286,7 +286,10 @@ def _examine_links(sessions: Sequence[Session], note: Note) -> tuple[LinkFacts, 
 
 
 def _pairs(hosts: Sequence[str], limit: int) -> list[tuple[str, str]]:
-    """Returns ordered pairs of hosts: all of them up to `limit` hosts, else those that matter most."""
+    """Returns ordered pairs of hosts: all pairs up to `limit` hosts, else a selection.
+
+    The selection consists of the pairs of neighbours, and the pairs with the first host.
+    """
     if len(hosts) <= limit:
         return [(host, other) for host in hosts for other in hosts if host != other]
     near = [(host, hosts[(index + 1) % len(hosts)]) for index, host in enumerate(hosts)]
@@ -345,7 +348,7 @@ _START_SECONDS = 60
 def try_job(
     names: Sequence[str], hosts: Mapping[str, HostFacts], ssh: SshOptions, note: Callable[[str], None]
 ) -> JobFacts | None:
-    """All-reduces with one rank on each of these hosts, with a framework that works on all of them.
+    """Runs an all-reduce with a rank per host, in a framework that works on all hosts.
 
     Returns None if there is no such framework.
     """

@@ -82,7 +82,7 @@ def _frameworks_differ(picture: Picture) -> Iterator[Evidence]:
 
 
 def _one_machine(picture: Picture) -> Iterator[Evidence]:
-    """Finds hosts that share a kernel, but not a network: containers of one machine."""
+    """Finds hosts that share a kernel but not a network: containers of the same machine."""
     hosts: dict[str, list[tuple[str, str]]] = {}
     for host, identity in picture.each("identity"):
         hosts.setdefault(identity.boot, []).append((host, identity.namespace))

@@ -32,12 +32,12 @@ def decode(cls: type[_T], value: object) -> _T:
 
 
 def line(value: object, limit: int = MAX_TEXT) -> str:
-    """Converts text from another host to one printable line."""
+    """Converts text from another host to a single printable line."""
     return printable(" ".join(str(value)[: 2 * limit].split()), limit)
 
 
 def shortened(value: Any) -> Any:
-    """Returns a value for JSON whose lists and objects have no more entries than `decode` takes."""
+    """Returns a value for JSON, with lists and objects cut to the number of entries that `decode` accepts."""
     if isinstance(value, dict):
         return {name: shortened(item) for name, item in list(value.items())[:MAX_ENTRIES]}
     if isinstance(value, (list, tuple)):

@@ -116,7 +116,7 @@ class Network:
 
 @dataclass(frozen=True)
 class HostIdentity:
-    """The marks that distinguish a host from others. `machine` is a digest of /etc/machine-id."""
+    """The properties that distinguish a host. `machine` is a digest of /etc/machine-id."""
 
     boot: str
     namespace: str
@@ -154,7 +154,7 @@ class GpuFile:
 
 @dataclass(frozen=True)
 class Gpu:
-    """NVIDIA's GPUs and libraries. `symbols`: optional functions that NCCL has; `missing`: those it lacks."""
+    """NVIDIA's GPUs and libraries. `symbols`: NCCL's optional functions; `missing`: the absent functions."""
 
     devices: int
     driver: str = ""
@@ -186,7 +186,7 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt to connect to one address of another host.
+    """An attempt to connect to an address of another host.
 
     `state`: "open", "refused", "silent" (nothing came back), or the system's error. `source` is the own
     address of an open connection, `seen_as` the same address as the other host sees it; `mtu` is that of
@@ -202,8 +202,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Speed:
-    """Measurements of a connection: median round trip in microseconds, bytes per second of one stream and of
-    several; `stalled`: small messages pass, large ones do not.
+    """Measurements of a connection.
+
+    Median round trip in microseconds; bytes per second of a single stream and of several; `stalled`: small
+    messages pass, large messages do not.
     """
 
     round_trip: float
@@ -215,7 +217,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class LinkFacts:
-    """The connection from one host to another. `failure`: why it could not be tried, "" if it was."""
+    """The connection from a host to another host. `failure`: why it could not be tested, "" if it was."""
 
     source: str
     target: str
@@ -230,7 +232,7 @@ class LinkFacts:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """A job with one rank on each host, in this folder and with this Python. `failure`: "" if it worked."""
+    """A job with a rank per host, in this folder and with this Python. `failure`: "" if it worked."""
 
     framework: str
     ranks: int

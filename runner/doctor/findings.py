@@ -61,7 +61,7 @@ class Rule(Generic[_P]):
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that applies: one line of the doctor's output. Without hosts it is about all of them."""
+    """A rule that applies: a line of the doctor's output. Without hosts it concerns all of them."""
 
     rule: str
     level: str
@@ -77,7 +77,7 @@ class Finding:
 
 
 def judge(picture: _P, rules: Iterable[Rule[_P]]) -> list[Finding]:
-    """Returns all findings, the most serious ones first; those of several hosts with one remedy are one."""
+    """Returns all findings, most serious first; findings of several hosts with the same remedy are merged."""
     found = [finding for rule in rules for finding in _apply(rule, picture)]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 

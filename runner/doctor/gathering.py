@@ -1,4 +1,4 @@
-"""Gathers the facts about this host, one topic at a time, each with its own deadline."""
+"""Gathers the facts about this host, topic by topic, each with its own deadline."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _speed(root: Path, interface: str) -> int:
 
 
 def _source_address() -> str:
-    """Returns this host's address on its default route; "" without one. Nothing is sent."""
+    """Returns this host's address on its default route, "" if it has no route. Sends nothing."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((_ELSEWHERE, _DISCARD))

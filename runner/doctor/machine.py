@@ -129,7 +129,7 @@ def _check_key_file(environment: Mapping[str, str]) -> str:
 
 
 def driver_version(root: Path = _ROOT) -> str:
-    """Returns the version of NVIDIA's driver, "" without one."""
+    """Returns the version of NVIDIA's driver, "" if there is no driver."""
     try:
         first, _, _ = (root / "proc/driver/nvidia/version").read_text().partition("\n")
     except OSError:

@@ -113,7 +113,7 @@ def _count(connection: socket.socket) -> None:
 
 
 def reach(addresses: Sequence[str], port: int, token: bytes, seconds: float) -> list[Attempt]:
-    """Tries to connect to all of these addresses at the same time, except those that this host has, too."""
+    """Tries to connect to all addresses at the same time, except this host's own addresses."""
     others = [address for address in addresses[:_MAX_ADDRESSES] if not _is_own(address)]
     if not others:
         return []
@@ -219,7 +219,7 @@ def _proof(token: bytes) -> bytes:
 
 
 def _receive(connection: socket.socket, count: int, deadline: float | None = None) -> bytes:
-    """Receives so many bytes until a deadline; without one, the socket's timeout applies to each part."""
+    """Receives `count` bytes by a deadline; without it, the socket's timeout applies to each part."""
     data = b""
     while len(data) < count:
         if deadline is not None:

@@ -19,7 +19,7 @@ _SECRET_TEXT = re.compile(
 
 
 def redacted(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables without the values of those whose name, or whose value, looks like a secret."""
+    """Returns variables with the values removed where a name, or a value, looks like a secret."""
     return {
         name: REMOVED if _SECRET_NAME.search(name) else redact(value) for name, value in variables.items()
     }

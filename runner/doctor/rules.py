@@ -401,5 +401,5 @@ def table(rules: Iterable[Rule[Any]] = RULES) -> str:
 
 
 def _in_capitals(text: str) -> str:
-    """Returns a text whose names in braces stand for values, as in `ssh HOST`."""
+    """Returns a text with each placeholder in braces replaced by its name in capitals: `ssh HOST`."""
     return re.sub(r"\{(\w+)(?::\w+)?\}", lambda match: match[1].upper(), text)

@@ -1,4 +1,4 @@
-"""A doctor on another host, or in another process, that this one asks: `answering` is its other side."""
+"""A session with a doctor in another process, usually on another host; `answering` is its other side."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Session:
         return found["answer"]
 
     def _next(self, number: int, deadline: float) -> dict[str, Any] | None:
-        """Returns the answer with this number, None at the end; late ones to other questions do not count."""
+        """Returns the answer numbered `number`, None at the end; skips late answers to earlier questions."""
         while True:
             found = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             if found is None or found.get("number") == number:

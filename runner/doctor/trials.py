@@ -141,7 +141,7 @@ def try_adapter(name: str) -> FrameworkFacts:
 
 
 def _version(module: str) -> str:
-    """Returns the version of a module, whose package may have another name: tensorflow-cpu, for example."""
+    """Returns a module's version, also if its package has another name, such as tensorflow-cpu."""
     try:
         return importlib.metadata.version(module)
     except importlib.metadata.PackageNotFoundError:

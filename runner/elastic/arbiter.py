@@ -68,7 +68,7 @@ class Arbiter:
     # ---- Events ----------------------------------------------------------------------------------------
 
     def set_slots(self, slots: Sequence[Slot], now: float) -> list[Action]:
-        """Sets the slots that may be used; workers in others are drained."""
+        """Sets the usable slots; drains the workers in all other slots."""
         self._slots.replace(slots)
         for worker in self.workers.living():
             had_slot, worker.has_slot = worker.has_slot, worker.slot in self._slots
@@ -79,14 +79,14 @@ class Arbiter:
         return self._advance(now)
 
     def gone_since(self, number: int, moment: float) -> None:
-        """Takes the moment since when a worker seems to be gone. Its end, which follows, decides."""
+        """Records when a worker was first suspected dead; `ended()` confirms it."""
         if self.workers[number].status is Status.MEMBER:
             self._first_news.note(moment)
 
     def ended(
         self, number: int, code: int, killed_by: int, why: str, now: float, keeps_slot: bool = True
     ) -> list[Action]:
-        """Takes the end of a worker's process: its exit code, or the signal that killed it; `why` says it.
+        """Handles the end of a worker's process: exit code, or the signal that killed it; `why` describes it.
 
         `keeps_slot`: whether another worker may be started in its slot.
         """
@@ -109,7 +109,7 @@ class Arbiter:
         return self._advance(now)
 
     def received(self, number: int, message: Message, now: float) -> list[Action]:
-        """Takes a worker's message. One about another generation than the current one has no effect."""
+        """Handles a worker's message; ignores a report about any generation but the current generation."""
         if isinstance(message, Fence) and number in self.workers:  # also from one that has left: it waits
             return [Send(number, self.workers[number].answer(message))]
         if number not in self.workers or not self.workers[number].is_alive or self.phase is Phase.OVER:
@@ -125,7 +125,7 @@ class Arbiter:
         return self._advance(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Does what is due; starts the first workers."""
+        """Performs all due actions; also starts the first workers."""
         return self._advance(now)
 
     def stop(self) -> list[Action]:
@@ -161,7 +161,7 @@ class Arbiter:
             self._first_news.note(min(self._change.asked_at, now))
 
     def _judge(self, message: Enlist) -> None:
-        """Gives up the rank that a member blames for not doing its part in time, if it lives."""
+        """Kills the living rank that a member reports for exceeding a deadline."""
         if message.kind == "timeout" and 0 <= message.culprit < len(self._members):
             culprit = self._members[message.culprit]
             if culprit.status is Status.MEMBER and not culprit.is_given_up:
@@ -185,7 +185,7 @@ class Arbiter:
             self._begin_ending()
 
     def _note_exit(self, worker: Worker) -> None:
-        """Takes a normal end: that of a worker whose function has returned, as a rule."""
+        """Records a normal exit, usually of a worker after the return of its function."""
         if self.generation and worker.first_generation == 0:
             self._orders.append(Say(f"{worker.name} has ended before it could join"))
         elif self.generation == 0:
@@ -244,7 +244,7 @@ class Arbiter:
             self._end_worker(worker, 0, "it is not needed")
 
     def _end_worker(self, worker: Worker, code: int, text: str) -> None:
-        """Tells a worker to end; one that has not connected yet, and so cannot hear it, is killed."""
+        """Ends a worker by a message, or, if it has not yet connected, by killing it."""
         if worker.status is Status.STARTING:
             self._orders += worker.give_up()
         else:
@@ -361,7 +361,7 @@ class Arbiter:
         self._orders += [Close(), Open(self.generation, formation.numbers, places, self._first_news.take())]
 
     def _without_separated(self, candidates: list[Worker], wanted: int, now: float) -> list[Worker]:
-        """Leaves out the hosts without which the others reach each other, if enough workers are left."""
+        """Leaves out hosts that other hosts cannot reach, unless too few workers remain."""
         separated = self._reach.separated(candidates)
         staying = [candidate for candidate in candidates if candidate.slot.host not in separated]
         if len(staying) < max(wanted, 1):
@@ -415,7 +415,7 @@ class Attempts:
         self._commit = -1
 
     def note(self, commit: int, has_news: bool) -> None:
-        """Notes that a generation is to begin with this commit. `has_news`: the ranks have changed."""
+        """Records that a generation starts from this commit. `has_news`: the ranks have changed."""
         self._failures = 0 if has_news or commit > self._commit else self._failures + 1
         self._commit = commit
 
@@ -441,7 +441,7 @@ class FirstNews:
         self._moment: float | None = None
 
     def note(self, moment: float) -> None:
-        """Notes news of this moment (time.monotonic())."""
+        """Records news at a moment (time.monotonic())."""
         self._moment = moment if self._moment is None else min(self._moment, moment)
 
     def take(self) -> float | None:
@@ -495,7 +495,7 @@ class Wait:
         return self._tell(f"{ranks} needed, and {here}: waiting for more, {limit}", self._timeout, now), ""
 
     def _is_over(self, subject: str, limit: float, now: float) -> bool:
-        """Begins the wait if it has not begun; returns whether it has taken `limit` seconds."""
+        """Starts the wait if it has not started; returns whether `limit` seconds have passed."""
         if self._subject != subject:
             self._subject, self._since, self._is_told = subject, now, False
             self.due = now + min(_TELL_SECONDS, limit)
@@ -528,7 +528,7 @@ class FirstStarts:
         self._losses: Counter[Slot] = Counter()
 
     def judge(self, lost: Worker, why: str, workers: Workers, slots: Slots) -> str:
-        """Notes a loss. Returns why the job ends; "" if another process may have more success.
+        """Records a loss. Returns why the job ends; "" if another process may succeed.
 
         The loss of a whole host, whose slots are not there any more, does not count. Of several hosts, at
         least two have to have failed, so that one host without memory does not end the job.

@@ -30,7 +30,7 @@ _UNUSABLE = "has printed something that cannot be used"
 
 
 class Discovery:
-    """The script of a job, if it has one. `say` shows a line, when an answer cannot be used."""
+    """Runs a job's host discovery script, if there is any; `say` shows a line for an unusable answer."""
 
     def __init__(self, script: Path | None, slots_per_host: int | None, say: Callable[[str], None]) -> None:
         self._script = script
@@ -178,7 +178,10 @@ class NameLookup:
         self._started = 0.0
 
     def start(self, names: Iterable[str], now: float) -> None:
-        """Begins to look up those of the names that are not known. Raises OSError if that is impossible."""
+        """Starts a lookup of all names that are not yet known.
+
+        Raises OSError if no process can be started.
+        """
         unknown = dict.fromkeys(name for name in names if name not in self._is_own)
         if not unknown:
             return

@@ -71,7 +71,7 @@ class Driver:
         on_finish: Callable[[Finish], None],
         spares: Container[str] = (),
     ) -> None:
-        """Makes the arbiter. `on_finish` is called with the result, `say` with lines for the user."""
+        """Creates the arbiter. `on_finish` receives the result, `say` the lines for the user."""
         self.arbiter = Arbiter(rules, (), spares)
         self.result: Finish | None = None
         self._post = post
@@ -86,11 +86,11 @@ class Driver:
         self._carry_out(self.arbiter.set_slots(slots, time.monotonic()))
 
     def receive(self, worker: int, message: Message) -> None:
-        """Takes a worker's message."""
+        """Handles a worker's message."""
         self._carry_out(self.arbiter.received(worker, message, time.monotonic()))
 
     def note_end(self, worker: int, end: WorkerEnd) -> None:
-        """Takes the end of a worker, after its last message."""
+        """Handles the end of a worker, after its last message."""
         self._ends.pop(worker, None)
         if end.failed:
             self.arbiter.gone_since(worker, end.since)
@@ -98,7 +98,7 @@ class Driver:
         self._carry_out(self.arbiter.ended(worker, end.code, end.killed_by, end.why, now, end.keeps_slot))
 
     def advance(self, now: float) -> None:
-        """Does what is due."""
+        """Performs all due actions, including the kill of workers that did not end in time."""
         if (due := self.arbiter.due) is not None and due <= now:
             self._carry_out(self.arbiter.tick(now))
         for worker in [number for number, due in self._ends.items() if due <= now]:
@@ -122,7 +122,7 @@ class Driver:
         self._finish(result)
 
     def last_ranks(self) -> dict[int, int]:
-        """Returns the last rank of each worker that has been one."""
+        """Returns the last rank of each worker that has had a rank."""
         return {worker.number: worker.rank for worker in self.arbiter.workers.all() if worker.rank >= 0}
 
     def summary(self) -> str:

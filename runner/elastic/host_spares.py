@@ -1,4 +1,4 @@
-"""The spares of one host, held by hvdrun or by the host's agent: the job's pool decides about them."""
+"""The spares of a host, held by hvdrun or the host's agent; the job's pool decides how many there are."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _END_SECONDS = 2.0  # for spares that were told to end, and only have to leave
 
 
 class SpareNews(Protocol):
-    """The receiver of a host's reports about its spares, each of which has a lane, as a slot has one."""
+    """Receives a host's reports about its spares; each spare is identified by its lane."""
 
     def started(self, lane: int, pid: int) -> None: ...
 
     def waits(self, lane: int, modules: int, seconds: float) -> None:
-        """Takes that a spare waits, with so many modules, which it took so long to import."""
+        """Called when a spare is ready: number of imported modules, import time in seconds."""
 
     def ended(self, lane: int, why: str) -> None:
-        """Takes that a spare has ended, or could not be started; `why` follows its name in a sentence."""
+        """Called when a spare has ended or could not start; `why` follows its name in a sentence."""
 
 
 class HostSpares:
@@ -83,7 +83,7 @@ class HostSpares:
                 self._start(lane)
 
     def take(self, lane: int, rank: int, environment: Mapping[str, str]) -> SpareProcess | None:
-        """Makes a spare a worker, with this environment, whose output is that of `rank` from now on.
+        """Makes a spare a worker with this environment; its output becomes that of `rank`.
 
         Returns None if it has ended, which is reported, or has not started.
         """
@@ -94,7 +94,7 @@ class HostSpares:
         return None
 
     def dismiss(self, lane: int) -> None:
-        """Tells a spare that it is not needed, if it still waits."""
+        """Dismisses a spare that still waits."""
         if (process := self._remove(lane)) is not None:
             process.dismiss()
             self._leaving[lane] = process
@@ -115,7 +115,7 @@ class HostSpares:
             process.signal(signal.SIGKILL)
 
     def reap(self) -> None:
-        """Dismisses all spares, waits for them, and kills those that do not leave."""
+        """Dismisses all spares, waits for them, and kills spares that do not exit in time."""
         for lane in (*self._pending, *self._processes):
             self.dismiss(lane)
         deadline = time.monotonic() + _END_SECONDS

@@ -53,7 +53,7 @@ _NO_TIMELINE = "no rank has begun to train, or all files were lost with their ho
 
 
 class ElasticJob:
-    """A job whose workers come and go. All of it runs in the main thread, so that workers can be forked."""
+    """An elastic job; runs in the main thread only, so that workers can be forked."""
 
     def __init__(
         self, settings: Settings, elastic: ElasticSettings, wakeup: WakeupPipe, reaper: Reaper
@@ -226,7 +226,7 @@ class ElasticJob:
             self._driver.note_end(worker, end)
 
     def _discover(self, now: float) -> None:
-        """Takes the answers of the discovery script."""
+        """Sets the slots from the discovery script's answers."""
         for slots in self._discovery.poll(now):
             try:
                 self._set_slots(slots)
@@ -246,7 +246,7 @@ class ElasticJob:
     # ---- Spares ----------------------------------------------------------------------------------------
 
     def _ranks_of_hosts(self) -> dict[str, int]:
-        """Returns the hosts on which workers can be started, with the numbers of those that run there."""
+        """Returns the number of running workers by host, for all hosts on which workers can be started."""
         used = Counter(slot.host for slot in self._processes.running.values())
         return {slot.host: used[slot.host] for slot in self._slots if self._hosts.takes_workers(slot)}
 
@@ -303,7 +303,7 @@ class ElasticJob:
         self._driver.stop(result)
 
     def _end(self, result: Finish) -> None:
-        """Ends the job: asks all workers to end, and kills those that do not."""
+        """Ends the job: asks all workers to end, and sets the time to kill workers that remain."""
         self._kill_at = time.monotonic() + KILL_SECONDS
         self._spares.end()
         if result.code:
@@ -363,7 +363,7 @@ class ElasticJob:
         return describe_separate_runs(len(arbiter.workers.all()), self._post.has_initialised, is_python)
 
     def _finish_hosts(self) -> None:
-        """Lets the agents send the last output, and end."""
+        """Orders the agents to send the last output, and to end."""
         self._hosts.finish()
         while not self._hosts.have_ended() and not self._patience.has_ended:
             self._display.balance()

@@ -46,7 +46,7 @@ class SpareHost(Protocol):
 
 @dataclass(frozen=True)
 class RemoteSpares:
-    """Another host's spares, which its agent holds. `values` returns those of the SPARE frame for a host."""
+    """Another host's spares, held by its agent; `values` returns the SPARE frame's values for a host."""
 
     host: RemoteHost
     values: Callable[[str], Mapping[str, Any]]
@@ -59,7 +59,7 @@ class RemoteSpares:
 
 
 class JobSpares:
-    """The spares. Its methods are called by the job's main loop; those of `SpareNews` by its hosts, too."""
+    """All spares of a job; the main loop calls its methods, and hosts call the `SpareNews` methods."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class JobSpares:
         return min((due for due in (self._pool.due, self._here.due) if due is not None), default=None)
 
     def advance(self, hosts: Mapping[str, int], is_running: bool, now: float) -> None:
-        """Starts the spares that are missing, and ends those that are not needed.
+        """Starts missing spares, and ends superfluous spares.
 
         `hosts`: those on which workers can be started, each with the number of those that run there.
         """
@@ -118,7 +118,7 @@ class JobSpares:
         return isinstance(host, str) and self._pool.has_ready(host) and self._at(host) is not None
 
     def take(self, host: str, lane: int, environment: Mapping[str, str], now: float) -> RankProcess | None:
-        """Makes a spare of this host a worker, with this environment, whose output is that of this lane.
+        """Makes a spare of this host a worker with this environment; its output becomes that of `lane`.
 
         Returns None if there is none.
         """
@@ -137,18 +137,18 @@ class JobSpares:
         return None if number is None else _FIRST_LANE - number
 
     def check(self) -> None:
-        """Notes the spares of this host that have ended."""
+        """Reports the spares of this host that have ended."""
         self._here.check()
 
     def end(self) -> None:
-        """Tells all spares that they are not needed: the job ends."""
+        """Dismisses all spares: the job ends."""
         self._is_over = True
         _, ended = self._pool.advance({}, False, time.monotonic())
         for spare in ended:
             self._dismiss(_FIRST_LANE - spare.number)
 
     def reap(self) -> None:
-        """Waits for the spares of this host, and kills those that do not leave."""
+        """Waits for the spares of this host, and kills spares that do not exit in time."""
         self.end()
         self._here.reap()
 
@@ -199,7 +199,7 @@ _STABLE_SECONDS = 60.0  # a spare that fails after it has waited for so long doe
 
 @dataclass
 class Spare:
-    """A spare: a process that has no place in the job yet. `ready` is the moment since which it waits."""
+    """A process that has no place in the job yet; `ready` is when it began to wait, None while it imports."""
 
     number: int
     host: str
@@ -208,13 +208,13 @@ class Spare:
 
 @dataclass
 class _HostFailures:
-    """The failures of a host's spares in a row, and when the next one may start."""
+    """The consecutive failures of a host's spares, and when the next spare may start."""
 
     count: int = 0
     until: float = 0.0
 
     def note(self, now: float) -> float:
-        """Notes one more; returns the pause in seconds."""
+        """Counts a failure; returns the pause in seconds."""
         self.count += 1
         pause = doubled(_SHORTEST_PAUSE, _LONGEST_PAUSE, self.count - 1)
         self.until = now + pause
@@ -239,7 +239,7 @@ class SparePool:
     def advance(
         self, hosts: Mapping[str, int], is_running: bool, now: float
     ) -> tuple[list[Spare], list[Spare]]:
-        """Returns the spares to start, and those to end, whose hosts have left, or have too many of them.
+        """Returns the spares to start, and the spares to end: of hosts that left or hold too many.
 
         Args:
             hosts: the hosts on which ranks may be started, with the number that run there. A host without any
@@ -277,7 +277,7 @@ class SparePool:
         return max(min(moments), self._not_before) if moments else None
 
     def note_ready(self, number: int, now: float) -> None:
-        """Notes that a spare has imported its modules, and waits."""
+        """Records that a spare has imported its modules, and waits."""
         if number in self._spares:
             self._spares[number].ready = now
 
@@ -300,7 +300,7 @@ class SparePool:
         return spare.number
 
     def note_end(self, number: int, why: str, now: float) -> str:
-        """Takes the end of a spare that has no place; returns the line for the user, "" if it was ended."""
+        """Records the end of a waiting spare; returns the line for the user, "" if it was dismissed."""
         spare = self._spares.pop(number, None)
         if spare is None:
             return ""
@@ -313,14 +313,15 @@ class SparePool:
         return f"a spare on {spare.host} {why}; another one starts in {pause:g} s"
 
     def _next_host(self, now: float) -> str | None:
-        """Returns the host with the fewest spares, of several the one with the most ranks; None without."""
+        """Returns the free host with the fewest spares, then the most ranks; None if no host is free."""
         free = [host for host in self._usable_hosts() if self._failures_of(host).until <= now]
         return min(free, key=lambda host: (len(self._on(host)), -self._hosts[host]), default=None)
 
     def _surplus(self, host: str) -> Spare | None:
-        """Returns a spare to end, so that one may start on this host, which has two fewer; None if none has.
+        """Returns a spare to end so that a spare may start on `host`; None if there is none.
 
-        It is one that still imports, if there is any, and the newest.
+        The spare is on a host with at least 2 spares more; a spare that still imports is preferred, then the
+        newest.
         """
         fullest = max(map(self._on, self._hosts), key=len, default=[])
         if len(fullest) < len(self._on(host)) + 2:

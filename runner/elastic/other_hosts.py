@@ -69,7 +69,7 @@ class OtherHosts:
     _hosts: dict[str, _Host] = field(default_factory=dict)
 
     def adopt(self, remotes: Sequence[RemoteHost], slots: Sequence[Slot]) -> None:
-        """Takes hosts that have answered already. Raises LaunchError."""
+        """Adds hosts that have answered already. Raises LaunchError."""
         self.want(slots)
         for remote in remotes:
             host = self._hosts[remote.name]
@@ -87,7 +87,7 @@ class OtherHosts:
         self._hosts |= {name: _Host(name, count) for name, count in counts.items()}
 
     def usable(self, slots: Sequence[Slot], used: Mapping[int, Slot]) -> list[Slot]:
-        """Returns the usable slots, and those of lost hosts in which a worker may still run."""
+        """Returns the slots in which workers can be started, and slots in which workers may still run."""
         taken = [slot for slot in used.values() if not self._leaves(slot)]
         return [slot for slot in slots if slot in taken or self.takes_workers(slot)]
 
@@ -101,7 +101,7 @@ class OtherHosts:
         return host.remote if host is not None and host.takes_orders else None
 
     def poll(self, now: float, used: Mapping[int, Slot]) -> bool:
-        """Goes on with all hosts; returns whether those that are usable have changed.
+        """Continues with all hosts; returns whether the set of usable hosts has changed.
 
         `used` are the slots in which workers run.
         """
@@ -121,18 +121,18 @@ class OtherHosts:
         return min(moments, default=None)
 
     def note_signal(self, number: int) -> None:
-        """Tells all agents that the ranks of the job are stopped, or go on."""
+        """Sends all agents a signal that stops or resumes the job's ranks."""
         for host in self._hosts.values():
             if host.remote is not None and host.is_prepared:
                 host.remote.note_signal(number)
 
     def renew_leases(self) -> None:
-        """Begins new leases: hvdrun and all ranks were stopped."""
+        """Renews all leases: hvdrun and all ranks were stopped."""
         for remote in self._remotes():
             remote.renew_lease()
 
     def finish(self) -> None:
-        """Lets the agents send the last output, and end; all workers have ended."""
+        """Orders the agents to send the last output and to end: all workers have ended."""
         for host in self._hosts.values():
             if host.remote is not None and host.is_ready:
                 self._release(host, host.remote)
@@ -191,7 +191,7 @@ class OtherHosts:
         host.is_prepared, host.due = True, now + ANSWER_SECONDS
 
     def _release(self, host: _Host, remote: RemoteHost) -> None:
-        """Lets an agent end that was asked to, or whose host is not named any more.
+        """Allows the agent of a host to end: the host was asked to end, or is no longer named.
 
         It takes no further orders: if the host is named again, another agent begins the job.
         """

@@ -1,4 +1,4 @@
-"""Chooses the members of a generation, their ranks, and the commit with which it begins."""
+"""Chooses the members of a generation, their ranks, and the commit that it starts from."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def choose_candidates(enlisted: Sequence[Worker]) -> list[Worker]:
 
 
 def form(candidates: Sequence[Worker], limit: int) -> Formation:
-    """Returns the generation of at most `limit` of the candidates, of which there is one at least.
+    """Returns a generation of at most `limit` of the candidates; there must be a candidate.
 
     Rank 0 is the oldest of those that can restore the commit. The others follow by host and slot, so that the
     ranks of a host are contiguous; hosts that were used earlier come first. Candidates that have been members
@@ -197,7 +197,7 @@ _ANSWER_SECONDS = (
 
 
 class PlannedChange:
-    """The planned change of one generation."""
+    """The planned change of a generation."""
 
     def __init__(self) -> None:
         self.is_asked = False
@@ -247,7 +247,7 @@ class PlannedChange:
         return [Send(member.number, Change(generation, self._question)) for member in members]
 
     def note_count(self, worker: Worker, answer: Counted) -> list[Action]:
-        """Takes a member's answer; returns the orders once all have answered."""
+        """Records a member's answer; returns the orders once all members have answered."""
         if not self.is_asked or answer.question != self._question:
             return []
         worker.checks = answer.checks
@@ -270,7 +270,7 @@ _Pair = frozenset[str]
 
 
 class Reachability:
-    """The pairs of hosts whose ranks could not reach each other."""
+    """Counts failures to connect by pair of hosts."""
 
     def __init__(self) -> None:
         self._failures: dict[_Pair, int] = {}  # generations, since the two hosts were linked
@@ -278,7 +278,7 @@ class Reachability:
         self._times: Counter[str] = Counter()  # how often a host was left out
 
     def note_failure(self, generation: int, worker: Worker, members: Sequence[Worker]) -> None:
-        """Notes the report of a member that has lost its generation, or could not link to the others.
+        """Records a member's failure report: its generation is lost, or it could not connect to its peers.
 
         If it could not link, it has found out which hosts it does not reach. If all had been linked, the
         verdict on the lost rank is common: it proves a lost link of one of those that report it.
@@ -297,13 +297,13 @@ class Reachability:
                 self._failures[pair] = self._failures.get(pair, 0) + 1
 
     def note_links(self, members: Iterable[Worker]) -> None:
-        """Notes that these workers have linked to each other."""
+        """Records that these workers have connected to each other."""
         hosts = {member.slot.host for member in members}
         for pair in [failure for failure in self._failures if failure <= hosts]:
             del self._failures[pair]
 
     def separated(self, workers: Sequence[Worker]) -> dict[str, str]:
-        """Returns the hosts without which the others reach each other, each with a host it does not reach.
+        """Returns the hosts to leave out so that the rest connect, each with a host that it does not reach.
 
         The host that does not reach the most ranks goes first. If the network is cut in two, the larger part
         is left; if both are equal, that of the oldest worker. Ranks that can restore their commit count
@@ -328,7 +328,10 @@ class Reachability:
         return gone
 
     def leave_out(self, host: str) -> float:
-        """Notes that a host is left out; returns for how many seconds. Then one more failure is enough."""
+        """Records that a host is left out; returns for how many seconds.
+
+        Afterwards a single failure is enough.
+        """
         for pair in [failure for failure in self._failures if host in failure]:
             self._failures[pair] = _FAILURES - 1
         self._times[host] += 1

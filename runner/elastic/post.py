@@ -1,4 +1,4 @@
-"""The connections of an elastic job: rendezvous with all workers, and one for each generation.
+"""The connections of an elastic job: the rendezvous with all workers, and a rendezvous per generation.
 
 They are served by the caller's main loop: hvdrun starts workers while the job runs, and a process with one
 thread forks safely. Workers of this host connect over Unix sockets. The others need TCP, at which nothing
@@ -187,7 +187,7 @@ class Post:
         return RendezvousServer(addresses, job, _START_SECONDS, self._note, self._interfaces)
 
     def _unix_addresses(self, job: str) -> str:
-        """Returns a Unix socket in the job's folder, and an abstract one in case that folder is removed."""
+        """Returns a Unix socket's address in the job's folder, and an abstract address as a fallback."""
         name = f"sirtaki-{hashlib.sha256(job.encode()).hexdigest()[:24]}"
         return ",".join(dict.fromkeys([unix_address(name, self._folder), unix_address(name)]))
 

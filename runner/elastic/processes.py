@@ -1,4 +1,4 @@
-"""The processes of an elastic job's workers, on this host and on others."""
+"""The processes of an elastic job's workers, on this host and on other hosts."""
 
 from __future__ import annotations
 

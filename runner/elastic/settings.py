@@ -71,7 +71,7 @@ def elastic_settings(options: argparse.Namespace) -> Callable[[Sequence[Host]], 
 
 
 def slots_of(hosts: Sequence[Host], per_host: int = 1) -> list[Slot]:
-    """Returns the slots of hosts; one without a number has `per_host`."""
+    """Returns the slots of hosts; a host without a number has `per_host` slots."""
     return [Slot(host.name, index) for host in hosts for index in range(host.slots or per_host)]
 
 

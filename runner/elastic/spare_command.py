@@ -1,4 +1,4 @@
-"""Commands whose processes can be spares: those that Python itself runs.
+"""Commands that can run as spares: commands run by Python itself.
 
 A spare is started with the user's own command. Python calls `sitecustomize` before it runs the program, and
 that is where the spare waits; a command in which it would not be called would run the program at once.

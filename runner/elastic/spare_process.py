@@ -71,7 +71,7 @@ class SpareProcess(RankProcess):
         return self._orders.fileno()
 
     def reports(self) -> list[dict[str, Any]] | None:
-        """Returns the reports of the spare since the last call, one as a rule: that it waits.
+        """Returns the spare's reports since the last call, usually a single report: that it is ready.
 
         Returns None if it has ended, or is killed because the program writes to its connection.
         """
@@ -91,7 +91,7 @@ class SpareProcess(RankProcess):
             return None
 
     def assign(self, rank: int, environment: Mapping[str, str]) -> bool:
-        """Gives the spare its place: the rank under which its output is shown, and a worker's environment.
+        """Sends the spare its place: the rank under which its output is shown, and a worker's environment.
 
         Returns whether it can have received that: it may have ended.
         """
@@ -106,7 +106,7 @@ class SpareProcess(RankProcess):
         return True
 
     def dismiss(self) -> None:
-        """Tells the spare that it is not needed: it exits with code 0. More of its reports may come."""
+        """Dismisses the spare: it exits with code 0. Reports that it sent earlier may still arrive."""
         try:
             self._orders.shutdown(socket.SHUT_WR)
         except OSError:  # it has ended

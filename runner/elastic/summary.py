@@ -16,7 +16,7 @@ class Account:
         self._last = 0.0
 
     def note(self, is_training: bool, now: float) -> None:
-        """Notes whether the ranks are training from now on."""
+        """Records whether the ranks train from now on."""
         if self._was_training:
             self._training += now - self._last
         self._was_training, self._last = is_training, now
@@ -31,7 +31,7 @@ class Account:
 
 
 def describe_separate_runs(runs: int, has_initialised: bool, runs_python: bool) -> str:
-    """Returns a notice after a successful job without any generation; "" if it had one process only."""
+    """Returns a notice after a successful job that had no generation; "" if it ran a single process."""
     if runs <= 1:
         return ""
     missing = "hvd.init() or " * (not has_initialised) + "the function of hvd.elastic.run"

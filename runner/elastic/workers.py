@@ -126,7 +126,7 @@ class Workers:
         )
 
     def used_slots(self) -> set[Slot]:
-        """Returns the slots in which a process runs, also one that was told to end."""
+        """Returns the slots in which a process runs, including processes that were told to end."""
         return {worker.slot for worker in self._iterate() if worker.is_running}
 
     def _iterate(self) -> Iterator[Worker]:

@@ -1,4 +1,4 @@
-"""The ranks of an engine's processes, and the rendezvous that one of them serves."""
+"""The ranks of an engine's processes, and the rendezvous, which the driver or a process serves."""
 
 from __future__ import annotations
 

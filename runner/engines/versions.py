@@ -6,7 +6,7 @@ from importlib import import_module
 
 
 def check_version(adapter: str, library: str, tested: str, also_needed: str = "") -> None:
-    """Raises ImportError if a library is not installed, or is of another major version than the tested one.
+    """Raises ImportError if a library is missing, or its major version differs from the tested version.
 
     Args:
         adapter: the name of the adapter, and of the extra that installs the library.

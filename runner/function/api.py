@@ -181,7 +181,7 @@ _OPTIONS = {
 
 
 def options_of(arguments: Mapping[str, Any]) -> list[str]:
-    """Returns the options for those arguments that have one and are not None. Raises ValueError.
+    """Returns the command-line options for arguments that are not None and have an option. Raises ValueError.
 
     Without a size there is one rank; with srun, one for each task of the Slurm job.
     """

@@ -202,7 +202,7 @@ def _walk(function: object) -> Iterator[tuple[str, Any]]:
 
 
 def _variables_of(item: object) -> Iterator[tuple[str, Any]]:
-    """Yields the variables that one function or class uses itself."""
+    """Yields the variables that a function or class uses directly."""
     if isinstance(item, functools.partial):
         yield from [("the function of functools.partial", item.func), *item.keywords.items()]
         yield from (
@@ -232,7 +232,7 @@ def _globals_in(code: CodeType) -> Iterator[str]:
 
 
 def _is_of_user(name: str, value: object) -> bool:
-    """Returns whether an attribute of a class is the user's, and not one that Python has made."""
+    """Returns whether an attribute of a class was written by the user, not made by Python."""
     return isinstance(value, FunctionType) or not name.startswith("__")
 
 

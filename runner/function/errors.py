@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RunError(RuntimeError):
-    """There are no results: the job could not start, or a rank ended before it had one."""
+    """There are no results: the job could not start, or a rank ended before it produced a result."""
 
 
 class RemoteError(RunError):

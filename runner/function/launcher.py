@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _end_with(parent: int) -> None:
-    """Makes this process end, with all ranks, when the one that needs the results ends: prctl(2)."""
+    """Ends this process and all ranks when the process that needs the results exits: prctl(2)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit(1)

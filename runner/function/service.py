@@ -99,11 +99,11 @@ class FunctionService:
         return b""
 
     def note_size(self, size: int) -> None:
-        """Notes the number of ranks of a job that is not elastic."""
+        """Sets the number of ranks of a non-elastic job."""
         self._summary.size = size
 
     def note_ranks(self, last_ranks: Mapping[int, int]) -> None:
-        """Notes the last rank of each worker of an elastic job."""
+        """Sets the last rank of each worker of an elastic job."""
         self._summary.last_ranks.update(last_ranks)
 
     def has_outcome(self, rank: int | None) -> bool:
@@ -112,11 +112,11 @@ class FunctionService:
         return outcome is not None and outcome.is_complete
 
     def note_failure(self, text: str, culprit: int | None) -> None:
-        """Notes how the job has failed."""
+        """Sets how the job has failed."""
         self._summary.failure, self._summary.culprit = text, culprit
 
     def note_error(self, text: str) -> None:
-        """Notes why the job has no results; the first error counts."""
+        """Sets why the job has no results; the first error counts."""
         self._summary.error = self._summary.error or text
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ def _number(value: object) -> int:
 
 
 def read_summary(results: int) -> Summary | None:
-    """Returns the summary in a file of results; None if the launcher has ended before it wrote one."""
+    """Returns the summary in a results file; None if the launcher exited before writing it."""
     end = os.fstat(results).st_size - OFFSET.size
     if end < 0:
         return None

@@ -151,7 +151,7 @@ class LauncherConnection:
         return call
 
     def begin_outcome(self, report: dict[str, Any]) -> None:
-        """Begins the outcome; one that has not ended is forgotten."""
+        """Starts an outcome; discards an unfinished outcome."""
         self._pending.clear()
         self._ask(OUTCOME + json.dumps(report).encode())
 

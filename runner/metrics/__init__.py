@@ -1,1 +1,1 @@
-"""hvdrun --metrics-port: one endpoint for Prometheus on each host of a job."""
+"""hvdrun --metrics-port: an endpoint for Prometheus on each host of a job."""

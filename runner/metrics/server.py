@@ -44,9 +44,10 @@ class _Handler(WSGIRequestHandler):
 
 
 def _guarded(application: Any, hosts: Collection[str]) -> Any:
-    """Returns the application with an answer to requests that it cannot read, instead of a traceback, and to
-    requests for other hosts than these, if there are any: to a web page whose name was made to stand for this
-    address (DNS rebinding).
+    """Returns the application with answers instead of tracebacks for requests that it cannot read.
+
+    Requests with a Host header that is not in `hosts`, if there are any, are refused: a web page's name may
+    have been made to stand for this address (DNS rebinding).
     """
 
     def answer(environment: Any, start_response: Any) -> Any:
@@ -117,7 +118,7 @@ _RANK = ["rank"]
 
 
 class RankSamples(Collector):
-    """Yields the metrics of the ranks whose files are in a folder."""
+    """Yields the metrics of the ranks that have files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

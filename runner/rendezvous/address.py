@@ -126,8 +126,10 @@ def listen_everywhere(port: int = 0) -> socket.socket:
 
 
 def addresses_of(listening: socket.socket, interfaces: Sequence[str] = ()) -> list[str]:
-    """Returns the addresses that reach a listening socket; if it listens on all of them, those of the
-    interfaces (if none are named: of all).
+    """Returns the addresses at which clients reach a listening socket.
+
+    A socket that listens on all addresses has those of the named `interfaces`, or of all interfaces if none
+    are named.
     """
     name = listening.getsockname()
     if listening.family == socket.AF_UNIX:
@@ -159,7 +161,7 @@ def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
 
 
 def _is_reachable(family: int, host: str) -> bool:
-    """Returns whether a numerical address is one of this machine's that others may use."""
+    """Returns whether a numerical address belongs to this machine and is usable from other machines."""
     return not is_loopback(host) and is_own_address(family, (host, 0))
 
 

@@ -1,4 +1,4 @@
-"""The collectors of a job's hosts as the server sees them: their ranks, over one connection after another."""
+"""The server's view of the collectors of a job's hosts: their ranks, across successive connections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CollectorSession:
     is_drained: bool = False  # whether all that its ranks have sent has arrived, and they have gone
 
     def send(self, *parts: bytes) -> None:
-        """Queues one message, in parts, of which large ones are not copied."""
+        """Queues a message given in parts; large parts are not copied."""
         parts = (frame_header(sum(map(len, parts))), *parts)
         self.frames.keep(_SERVER, *parts)
         if self.served is not None:
@@ -98,7 +98,7 @@ class CollectorSessions:
         return replaced
 
     def lose(self, connection: ServedConnection, now: float) -> None:
-        """Notes the end of a connection, which another one may continue."""
+        """Records the loss of a connection; the collector may resume on a new connection for KEPT_SECONDS."""
         if (session := self._by_connection.pop(connection, None)) is not None:
             session.served, session.deadline = None, now + KEPT_SECONDS
 
@@ -109,7 +109,7 @@ class CollectorSessions:
             self._by_connection.pop(session.served, None)
 
     def overdue(self, now: float) -> list[CollectorSession]:
-        """Returns those that have been without a connection for too long."""
+        """Returns the sessions that have had no connection for too long."""
         return [
             session
             for session in self._by_token.values()

@@ -1,4 +1,4 @@
-"""Connects to the right process at one of several addresses, and verifies that it is the right one.
+"""Connects to the right process at any of several addresses, and authenticates it.
 
 All addresses are tried at the same time, as in "Happy Eyeballs" (RFC 8305), and so are their handshakes: a
 machine may be known by addresses that are unreachable from here (a container's bridge, another network), or
@@ -68,7 +68,7 @@ def connect(
     deadline: float,
     meanwhile: Meanwhile | None = None,
 ) -> tuple[Connection, Identity]:
-    """Connects to the first of `addresses` whose handshake succeeds; returns the connection and the peer.
+    """Connects to the first address that completes the handshake; returns the connection and the peer.
 
     `begin_handshake` begins the handshake on a connected socket, as `handshake_steps` does. An address
     without a listener, or whose connection queue is full, is retried until the deadline (time.monotonic()). A
@@ -138,7 +138,7 @@ class _Attempt:
         return self._is_queue_full or self.closed_early is not None
 
     def run(self, connect_until: float, deadline: float) -> tuple[Connection, Identity] | None:
-        """Returns the first connection whose handshake succeeds, owned by the caller, or None.
+        """Returns the first connection with a completed handshake, owned by the caller, or None.
 
         Connecting may take until `connect_until`, handshakes until `deadline`, and over TCP
         HANDSHAKE_SECONDS each.

@@ -1,4 +1,4 @@
-"""Serves the connections of a job's processes in one thread, which never blocks on any of them."""
+"""Serves the connections of a job's processes in a single thread that never blocks on any of them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ServedConnection(HandshakeConnection):
 
 
 class ConnectionServer(ABC):
-    """Listens at one address or several (separated by commas) as the rendezvous of `job`, until it is closed.
+    """Listens at the comma-separated addresses as the rendezvous of `job`, until it is closed.
 
     Port 0 lets the operating system choose. `address` is the address for clients: of all interfaces if the
     server listens on all, or of the named `interfaces`.
@@ -125,7 +125,7 @@ class ConnectionServer(ABC):
 
     @abstractmethod
     def _expire(self, now: float) -> None:
-        """Does what is due."""
+        """Performs all due actions of the subclass."""
 
     @abstractmethod
     def _next_deadline(self) -> float | None:
@@ -133,7 +133,7 @@ class ConnectionServer(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Does what has to be done last on the thread."""
+        """Performs the thread's last actions."""
 
     def _is_paused(self, connection: ServedConnection) -> bool:
         """Returns whether to read and handle no message of a client at the moment."""
@@ -234,7 +234,7 @@ class ConnectionServer(ABC):
         return take_frame(connection.incoming, self._limit_of(connection))
 
     def _flush_or_drop(self, connection: ServedConnection) -> None:
-        """Sends what is queued for a client, which may be another one than is being served.
+        """Sends a client's queued data; the client need not be the client being served.
 
         If that fails, a client that has authenticated is dropped once all is read that it has sent: its last
         report may be among it.
@@ -260,8 +260,10 @@ class ConnectionServer(ABC):
         self._watch(connection)
 
     def _watch(self, connection: ServedConnection) -> None:
-        """Has the selector report what the server waits for: of a client that is paused, at most that it
-        takes more bytes. Without such events the selector does not know it: it would report its end for ever.
+        """Registers with the selector the events that the server waits for.
+
+        A paused client is watched for writing at most. A client without such events is unregistered: the
+        selector would report its hang-up forever.
         """
         interest = connection.interest
         if self._is_paused(connection):
@@ -279,7 +281,7 @@ class ConnectionServer(ABC):
         connection.is_watched = interest != 0
 
     def _close_with(self, connection: ServedConnection, message: bytes) -> None:
-        """Ends the connection of an authenticated client, whose last message is this one."""
+        """Sends an authenticated client a last message, and ends the connection."""
         connection.outgoing += pack_frame(message)
         self._end_soon(connection)
 

@@ -47,7 +47,7 @@ def own_certificate() -> Certificate:
 
 
 class TlsConnection:
-    """A connected socket with TLS on it, and those methods of a socket that its users need.
+    """A connected socket with TLS, with the methods of a socket that its users need.
 
     One thread may receive while another one sends. `peer`: the fingerprint of the peer's certificate.
     """

@@ -1,4 +1,4 @@
-"""A non-blocking connection whose peer has yet to authenticate."""
+"""A non-blocking connection to a peer that has not yet authenticated."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class HandshakeConnection:
             return False
 
     def hand_over(self) -> Connection:
-        """Returns the connection, which is complete, as a blocking one."""
+        """Returns the established connection, set to blocking."""
         self.socket.setblocking(True)
         return self.connection
 

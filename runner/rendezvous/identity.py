@@ -90,7 +90,7 @@ def host_identity() -> str:
 
 
 def describe_process(listens_at: str, settings: Mapping[str, str], role: str = "") -> RankDescription:
-    """Returns this process's description of itself. Texts show the role, if there is one, with its host."""
+    """Returns the description of this process. The role, if any, is shown after the host name in texts."""
     hostname = f"{socket.gethostname()}, {role}" if role else socket.gethostname()
     digest = hashlib.sha256(pack_settings(settings)).hexdigest()
     return RankDescription(host_identity(), hostname, os.getpid(), listens_at, digest)

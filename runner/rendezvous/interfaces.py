@@ -26,8 +26,7 @@ def restrict_nccl(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def local_addresses(interfaces: Sequence[str] = ()) -> list[str]:
-    """Returns the addresses at which others may reach this machine, IPv4 first; no loopback, none with a
-    scope.
+    """Returns this machine's addresses for other machines, IPv4 first; no loopback, no scoped addresses.
 
     Raises RendezvousError if one of the `interfaces` does not exist.
     """

@@ -32,7 +32,7 @@ class RendezvousTimeout(RendezvousError):
 
 
 class HandshakeError(RendezvousError):
-    """The peer is not the expected one."""
+    """The peer is not the expected process."""
 
 
 class Role(enum.IntEnum):
@@ -63,9 +63,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Identity:
-    """One side of a connection: its rank, its generation (the number of init() calls in its process), its
-    channel (which of several connections between the same two), and the fingerprint of the certificate
-    with which it encrypts this connection, b"" if it does not.
+    """The identity of a side of a connection.
+
+    Its rank, its generation (the number of init() calls in its process), its channel (which of several
+    connections between the same processes), and the fingerprint of the certificate with which it encrypts
+    this connection, b"" if it does not.
     """
 
     rank: int

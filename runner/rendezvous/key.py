@@ -14,7 +14,7 @@ KEY_ADVICE = (
 
 
 def write_key(path: str, key: bytes | None = None) -> bytes:
-    """Writes a key, by default a new one, to a new file at `path` (mode 0600) and returns it."""
+    """Writes a key, by default a new key, to a new file at `path` (mode 0600), and returns the key."""
     key = key or os.urandom(KEY_BYTES)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key.hex() + "\n")

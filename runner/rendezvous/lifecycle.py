@@ -111,7 +111,7 @@ def start(
     key: bytes | str | None = None,
     comm: Any = None,
 ) -> None:
-    """Makes this process a rank of its world; does nothing if it is one already. All ranks must call it.
+    """Makes this process a rank of its world; does nothing if it is a rank already. All ranks must call it.
 
     Raises:
         ValueError: incomplete arguments, or a setting with a wrong value.
@@ -201,7 +201,7 @@ def next_table() -> int:
 
 
 def note_table(context: Context) -> None:
-    """Notes that this rank shares another world with servers: it ends with that of the ranks."""
+    """Adds a context that this rank shares with table servers; it ends with the rank's own world."""
     _rank.tables.append(context)
 
 
@@ -364,8 +364,10 @@ def _report_thread(ended: threading.ExceptHookArgs) -> None:
 
 
 def _is_caused_elsewhere(context: Context) -> bool:
-    """Returns whether another rank made this one fail. The exception's class need not tell, because
-    frameworks and users wrap sirtaki's exceptions in their own.
+    """Returns whether another rank caused the failure of this rank.
+
+    The exception's class does not show this, because frameworks and users wrap sirtaki's exceptions in their
+    own.
     """
     failures = [world.failure for world in (context, *_rank.tables)]
     if culprits := [failure.culprit for failure in failures if failure is not None]:

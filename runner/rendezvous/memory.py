@@ -39,7 +39,7 @@ _SLACK_SECONDS = (
 
 @dataclass
 class Descriptors:
-    """The descriptors of a rank that the others of its host need; -1 for a missing one."""
+    """The descriptors that a rank shares with the other ranks of its host; -1 for a missing descriptor."""
 
     engine: int = -1
     waiter: int = -1
@@ -64,7 +64,7 @@ def close(numbers: Sequence[int]) -> None:
 
 
 def _send(connection: socket.socket, rank: int, given: Sequence[Descriptors], deadline: float) -> None:
-    """Passes the descriptors of some ranks to a rank. Raises RendezvousError if that rank is gone."""
+    """Sends the descriptors of some ranks to a rank. Raises RendezvousError if that rank is gone."""
     for first in range(0, len(given), _RANKS_PER_MESSAGE):
         batch = given[first : first + _RANKS_PER_MESSAGE]
         masks = bytes(descriptors.mask() for descriptors in batch)
@@ -76,7 +76,7 @@ def _send(connection: socket.socket, rank: int, given: Sequence[Descriptors], de
 
 
 def _has_sent(connection: socket.socket, rank: int, masks: bytes, numbers: Sequence[int]) -> bool:
-    """Passes descriptors; returns False if too many are in flight already."""
+    """Sends descriptors; returns False if too many are in flight already."""
     try:
         socket.send_fds(connection, [masks], numbers)
     except ConnectionError as error:
@@ -119,7 +119,7 @@ def _make_doorbell() -> int:
 
 
 def open_process() -> int:
-    """Returns a descriptor that reports the end of this process, or -1 where the system refuses one.
+    """Returns a descriptor that reports the end of this process, or -1 if the system refuses it.
 
     Without one, the connection to the lowest rank reports the end of this process to that rank, whose abort
     then reaches the others.
@@ -153,11 +153,10 @@ class MemoryLinks:
     by_rank: dict[int, Descriptors] = field(default_factory=dict)
 
     def exchange(self, memory: int, deadline: float) -> None:
-        """Passes on this rank's descriptors, receives those of all, and hands them to the core, which
-        duplicates them.
+        """Sends this rank's descriptors, receives all ranks' descriptors, and hands them to the core.
 
-        `memory` describes the shared memory on the lowest rank, which keeps owning it; it is -1 on the
-        others.
+        The core duplicates the descriptors. `memory` describes the shared memory on the lowest rank, which
+        keeps owning it; it is -1 on the other ranks.
 
         Raises RendezvousError if a rank is gone or has failed, RendezvousTimeout at the deadline.
         """
@@ -186,13 +185,13 @@ class MemoryLinks:
             self._receive(peer, [peer])
 
     def _pass_all(self, deadline: float) -> None:
-        """Passes the descriptors of all ranks to each of the others."""
+        """Sends the descriptors of all ranks to every rank but the lowest."""
         given = [self.by_rank[rank] for rank in self.ranks]
         for peer in self.ranks[1:]:
             _send(self.sockets[peer], peer, given, deadline)
 
     def _receive_all(self, deadline: float) -> None:
-        """Receives the descriptors of all ranks from the lowest one."""
+        """Receives the descriptors of all ranks from the lowest rank."""
         for first in range(0, len(self.ranks), _RANKS_PER_MESSAGE):
             for sender in self._arrivals(self.ranks[:1], deadline):
                 self._receive(sender, self.ranks[first : first + _RANKS_PER_MESSAGE])

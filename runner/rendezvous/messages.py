@@ -93,7 +93,7 @@ def describe(event: RankEvent) -> str:
 
 
 def pack_failure(rank: int, text: str) -> bytes:
-    """Packs a failure; the format is the same in both directions: JOIN_FAILED and FAILED are one letter."""
+    """Packs a failure, in both directions alike: JOIN_FAILED and FAILED are the same byte."""
     return FAILED + NUMBER.pack(rank) + text[:TEXT_LIMIT].encode(errors="replace")
 
 
@@ -155,12 +155,12 @@ def unpack_welcome(body: bytes) -> tuple[bytes, Route | None]:
 
 
 def pack_collector_join(size: int, token: bytes) -> bytes:
-    """Packs a collector's first message: a rank's, and the token with which it may continue later."""
+    """Packs a collector's first message: like a rank's, plus the token for resuming the session later."""
     return JOIN + NUMBER.pack(size) + token
 
 
 def pack_resumption(token: bytes, received: int) -> bytes:
-    """Packs a collector's first message on a connection that continues another one."""
+    """Packs a collector's first message on a new connection that resumes its session."""
     return RESUME + token + COUNT.pack(received)
 
 

@@ -21,7 +21,7 @@ def node_names(text: str) -> Iterator[str]:
 
 
 def _numbers(ranges: str) -> Iterator[str]:
-    """Yields the numbers of "07-09,12", with the leading zeros of each range's first one."""
+    """Yields the numbers of "07-09,12", padded to the width of each range's first number."""
     for part in ranges.split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or not (last.isdecimal() and int(first) <= int(last) if dash else True):

@@ -90,7 +90,7 @@ class Arrivals(Protocol):
         """Returns whether the connection of this rank and channel is expected, and has not come yet."""
 
     def take(self, key: LinkKey, connection: Connection) -> None:
-        """Takes over a connection that `wants` has asked for."""
+        """Takes ownership of a connection that `wants` has accepted."""
 
 
 @dataclass
@@ -112,7 +112,7 @@ class PeerListener:
     """This rank's listening sockets; on TCP only once `listen_to_hosts` has been called."""
 
     def __init__(self, folder: str = "") -> None:
-        """Listens. `folder` is private to the job, if its launcher has made one; it holds the Unix socket."""
+        """Starts to listen on a Unix socket, in `folder` if the launcher has made a private folder."""
         self._selector = selectors.DefaultSelector()
         self._name = "a rank"
         self._unauthenticated = UnauthenticatedConnections[HandshakeConnection](self._reject)
@@ -121,7 +121,7 @@ class PeerListener:
         self._listen(local)
 
     def listen_to_hosts(self, reachable: list[str], job: Job) -> list[str]:
-        """Starts accepting ranks of other hosts; returns the addresses to try, the most likely ones first.
+        """Starts accepting ranks of other hosts; returns this rank's addresses, the known reachable first.
 
         `reachable` are addresses of this machine that are known to be reachable. Raises RendezvousError
         without a key of the user's or of the launcher's.
@@ -137,8 +137,9 @@ class PeerListener:
     def accept(
         self, handshakes: Handshakes, expected: set[LinkKey], connections: dict[LinkKey, Connection]
     ) -> Accepting:
-        """Begins to accept each of the `expected` connections, and adds it to `connections`; the caller
-        closes all, even after an error.
+        """Starts accepting each of the `expected` connections, and adds it to `connections`.
+
+        The caller closes all, even after an error.
 
         Unauthenticated connections are rejected, and never block the others.
         """
@@ -276,9 +277,7 @@ class Accepting:
 
 
 def has_ended(connection: Connection) -> bool:
-    """Returns whether the peer has closed a connection on which it has sent nothing more: it has given up,
-    and may come again.
-    """
+    """Returns whether the peer has closed a connection and left no unread data: it may connect again."""
     plain = connection if isinstance(connection, socket.socket) else connection.socket
     try:
         return not plain.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -295,7 +294,7 @@ def _say(text: str) -> None:
 
 
 def _listen_locally(folder: str) -> tuple[str, socket.socket]:
-    """Returns a new listening Unix socket's address, and it; an abstract one if the folder is gone."""
+    """Returns the address of a new listening Unix socket, and the socket; abstract if the folder is gone."""
     name = f"sirtaki-{os.getpid()}-{secrets.token_hex(8)}"
     with contextlib.suppress(RendezvousError):
         address = unix_address(name, folder)

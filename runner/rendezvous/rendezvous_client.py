@@ -57,8 +57,9 @@ class RendezvousClient:
     def connect(
         cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0, request: bytes = b""
     ) -> RendezvousClient:
-        """Connects to one of the addresses, proves that this is rank `mine.rank` of `job`, and joins;
-        `start_timeout` is in seconds, and a collector has a `request` of its own.
+        """Connects to any of the addresses, proves that this is rank `mine.rank` of `job`, and joins.
+
+        `start_timeout` is in seconds; a collector passes its own `request`.
 
         Raises RendezvousError with the server's reason if it rejects this rank, RendezvousTimeout if no
         server answers in time. Behind a collector, the first all-gather raises the server's reason.
@@ -162,10 +163,10 @@ class RendezvousClient:
         return self._receive(messages.CALL, deadline, messages.CALL_LIMIT)
 
     def keep_alive(self, lost_seconds: int = 0) -> None:
-        """Has the kernel probe the connection while nothing is sent: networks cut those that look unused.
+        """Has the kernel probe the idle connection: networks cut connections that look unused.
 
-        It ends the connection when the other side has not acknowledged what was sent, or a probe, for
-        `lost_seconds`, if that is not 0.
+        The kernel ends the connection if the peer has not acknowledged data or a probe for `lost_seconds`, if
+        that is not 0.
         """
         if self._socket.family != socket.AF_UNIX:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * lost_seconds)
@@ -207,7 +208,7 @@ class RendezvousClient:
             check_encryption(self._route.encrypt, "the rendezvous", self._job.encrypt, mine.name)
 
     def _request(self, payload: bytes, deadline: float) -> None:
-        """Sends a message whose answer this thread receives.
+        """Sends a message that has an answer, which this thread receives.
 
         A rank behind a collector may be refused after its welcome: if the connection has ended, raises the
         reason that was received before.

@@ -1,4 +1,4 @@
-"""The rendezvous as the ranks of one host see it: their agent's thread, with one connection to the server.
+"""The rendezvous of a host's ranks: a thread of their agent, with a single connection to the server.
 
 N ranks on H hosts need H connections to the server then, and an answer crosses the network once for each host
 instead of once for each rank.
@@ -121,7 +121,7 @@ class RendezvousCollector(ConnectionServer):
         super()._serve()
 
     def _finish(self) -> None:
-        """Tells the server that this collector ends, and its ranks with it."""
+        """Announces to the server that this collector and its ranks end."""
         self._release()
         if self._server is not None:
             self._server.say_goodbye()
@@ -363,7 +363,7 @@ class RendezvousCollector(ConnectionServer):
             self._end_drain()
 
     def _end_drain(self) -> None:
-        """Tells the server, if it waits for that, that all clients have ended, behind all their messages."""
+        """Reports to a waiting server that all clients have ended, after all their messages."""
         if self._is_draining and not self._numbers:
             self._is_draining = False
             self._hold(messages.DRAINED, _NO_RANK)
@@ -440,8 +440,9 @@ class ServerLink:
         return True
 
     def messages(self) -> Iterator[bytes]:
-        """Yields the messages for the collector that have arrived, also those that confirm others. Raises
-        RendezvousError.
+        """Yields the messages that have arrived for the collector, including confirmations.
+
+        Raises RendezvousError.
         """
         limit = messages.delivered_limit(self._job.size)
         while (message := take_frame(self._incoming, limit)) is not None:
@@ -458,7 +459,7 @@ class ServerLink:
                 del self.unconfirmed[owner]
 
     def keep(self, frame: bytes, owner: int) -> None:
-        """Notes a frame that is to be sent now, or soon."""
+        """Records a frame to be sent now, or soon."""
         self._frames.keep(owner, frame)
         self.unconfirmed[owner] += len(frame)
 
@@ -474,7 +475,7 @@ class ServerLink:
         self.connection.close()
 
     def say_goodbye(self) -> None:
-        """Tells the server that this connection ends for good, if there is room for that."""
+        """Sends the server the final end of the connection, if there is room."""
         self._outgoing += pack_frame(messages.GOODBYE)
         with contextlib.suppress(OSError):
             self.flush()

@@ -1,4 +1,4 @@
-"""The server side of the rendezvous: one thread that serves all ranks and never blocks on any of them."""
+"""The server side of the rendezvous: a single thread serves all ranks and never blocks on any of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HOST_GONE = "has gone (the connection to the agent of its host ended)"
 
 @dataclass(frozen=True)
 class LastMessagesWait:
-    """A wait for the last messages of ranks: until when, what is called then, and whose are not awaited."""
+    """A wait for the ranks' last messages: its deadline, its callback, and the ranks that it skips."""
 
     deadline: float
     then: Callable[[Sequence[int]], None]
@@ -94,10 +94,10 @@ class RendezvousServer(ConnectionServer):
     def drain(
         self, seconds: float, then: Callable[[Sequence[int]], None], lost: Collection[int] = ()
     ) -> None:
-        """Waits for what ranks, all of which have ended, have sent before: it may arrive after the news of
-        their ends. Calls `then` from the server's thread, at the latest in so many seconds, with the ranks of
-        other hosts whose last messages may be missing. Nothing is awaited of ranks that are `lost` with their
-        host.
+        """Waits for messages that ranks sent before they ended; they may arrive after the news of the ends.
+
+        Calls `then` from the server's thread, after at most `seconds`, with the ranks of other hosts with
+        possibly missing last messages. Does not wait for ranks that are `lost` with their host.
         """
         drain = LastMessagesWait(time.monotonic() + seconds, then, frozenset(lost))
         self._call_soon(lambda: self._begin_drain(drain))
@@ -373,7 +373,7 @@ class RendezvousServer(ConnectionServer):
             self._depart(participant, _GONE)
 
     def _end_session(self, session: CollectorSession) -> None:
-        """Takes all ranks of a host as gone: its collector has ended, or was not heard of for too long."""
+        """Ends the session of a host's collector and ranks: it has ended, or was silent for too long."""
         self._collectors.end(session)
         for rank in list(session.ranks.values()):
             self._depart(rank, _HOST_GONE)

@@ -16,8 +16,9 @@ RoundKey = tuple[int, int]
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of one all-gather, for the ranks that wait in it: all payloads; or an error, and the
-    missing ranks that caused it.
+    """The result of an all-gather for its waiting ranks.
+
+    All payloads; or an error, and the missing ranks that caused it.
     """
 
     key: RoundKey
@@ -45,8 +46,7 @@ class RendezvousState:
         self._failed: dict[int, str] = {}  # generation: the reason of its failure
 
     def contribute(self, key: RoundKey, rank: int, payload: bytes, now: float) -> list[Answer]:
-        """Takes a rank's payload; returns answers if the all-gather is now complete or can no longer
-        complete.
+        """Records a rank's payload; returns answers if its all-gather completes, or can no longer complete.
 
         Raises RendezvousError if the rank has already contributed, or has not waited for the answer to its
         last contribution.

@@ -18,7 +18,7 @@ CONFIRM_BYTES = 32 * 1024
 
 
 class ResumableFrames:
-    """One side's frames: those that it has sent and keeps, and the number of those that it has received.
+    """The frames of a side of a connection: the sent frames that it keeps, and the number it has received.
 
     Each frame has an owner, a number whose meaning is the user's.
     """
@@ -30,7 +30,7 @@ class ResumableFrames:
         self._confirmed = 0  # frames that were kept before those
 
     def keep(self, owner: int, *parts: bytes) -> None:
-        """Notes a frame that is sent, in parts, of which large ones are not copied."""
+        """Records a sent frame, given in parts; large parts are not copied."""
         self._kept.append((owner, parts))
 
     def confirm(self, count: int) -> Iterator[tuple[int, int]]:
@@ -45,7 +45,7 @@ class ResumableFrames:
             yield owner, sum(map(len, parts))
 
     def note_received(self, size: int) -> bytes:
-        """Counts a message of `size` bytes; returns the bytes of a confirmation if it is time for one."""
+        """Counts a message of `size` bytes; returns a confirmation if it is due, else b""."""
         self.received += 1
         self._received_bytes += len(frame_header(size)) + size
         if self._received_bytes < CONFIRM_BYTES:

@@ -12,7 +12,7 @@ SHARED_BYTES = 4096  # from this size on, bytes are kept as they are instead of 
 
 
 class SendQueue:
-    """Bytes to send, in order. Several queues share large ones, of which none has a copy."""
+    """Bytes to send, in order; queues share large messages instead of copying them."""
 
     def __init__(self) -> None:
         self._parts: deque[bytearray | memoryview] = deque()

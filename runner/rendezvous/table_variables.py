@@ -1,4 +1,4 @@
-"""The job whose members share tables, and the variables by which hvdrun describes it to its processes.
+"""The job of the processes that share tables, and the variables by which hvdrun describes it to them.
 
 hvdrun reads this module, so it does not open the core.
 """
@@ -15,5 +15,5 @@ END = 0  # sent to a server in the place of a table's number: the ranks have end
 
 
 def job_of_tables(job: Job, servers: int) -> Job:
-    """Returns the job whose members are the ranks of a job, then its servers."""
+    """Returns the job in which the ranks of `job`, followed by its servers, share tables."""
     return replace(job, id=f"{job.id}-tables", size=job.size + servers)

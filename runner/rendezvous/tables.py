@@ -77,7 +77,7 @@ class TableNews:
                 return number
 
     def report_failure(self, reason: str) -> None:
-        """Tells hvdrun, while another thread may wait for the next table, why this server fails."""
+        """Reports this server's failure to hvdrun, even while another thread waits for the next table."""
         self._client.report("aborted", reason)
 
 

@@ -52,7 +52,7 @@ def handshake_deadline(connection: socket.socket) -> float:
 
 
 class UnauthenticatedConnections(Generic[Pending]):
-    """Connections whose handshake is in progress, oldest first.
+    """Connections with a handshake in progress, oldest first.
 
     `reject` has to close a connection, with the given reason, and to remove it.
     """
@@ -106,8 +106,10 @@ class UnauthenticatedConnections(Generic[Pending]):
         return sum(pending.source != OWN_MACHINE for pending in self._pending)
 
     def _make_room(self, reason: str, keeps_own: bool = False) -> bool:
-        """Drops the oldest connection of the busiest source, so that a crowd from one source does not
-        affect the others. Returns False if there was none. `keeps_own`: drops none of a Unix socket.
+        """Drops the oldest connection of the busiest source; returns False if there is none.
+
+        So a crowd from a single source does not affect other sources. `keeps_own`: keeps connections of Unix
+        sockets.
         """
         pending = [
             connection for connection in self._pending if not (keeps_own and connection.source == OWN_MACHINE)
@@ -120,8 +122,10 @@ class UnauthenticatedConnections(Generic[Pending]):
 
 
 class RejectionLog:
-    """A rate-limited log of rejected connections: the first few are reported at once, later ones at
-    intervals, with the number of those not reported.
+    """A rate-limited log of rejected connections.
+
+    The first few are reported at once, later rejections at intervals, with the number of unreported
+    rejections.
     """
 
     def __init__(self, log: Callable[[str], None]) -> None:

@@ -57,8 +57,9 @@ def pack_frame(payload: bytes) -> bytes:
 
 
 def take_frame(buffer: bytearray, limit: int) -> bytes | None:
-    """Takes the first whole frame out of `buffer`; returns None while it is incomplete. Raises
-    HandshakeError beyond `limit` bytes.
+    """Removes the first whole frame from `buffer`; returns None while it is incomplete.
+
+    Raises HandshakeError beyond `limit` bytes.
     """
     if len(buffer) < _LENGTH.size:
         return None
@@ -71,13 +72,14 @@ def take_frame(buffer: bytearray, limit: int) -> bytes | None:
 
 
 def send_frame(connection: Connection, payload: bytes, deadline: float) -> None:
-    """Sends one frame. Raises like `send_all`."""
+    """Sends a frame. Raises like `send_all`."""
     send_all(connection, pack_frame(payload), deadline)
 
 
 def receive_frame(connection: Connection, deadline: float, limit: int) -> bytes:
-    """Receives one frame of at most `limit` bytes. Raises like `receive_exactly`, and HandshakeError beyond
-    `limit`.
+    """Receives a frame of at most `limit` bytes.
+
+    Raises like `receive_exactly`, and HandshakeError for a longer frame.
     """
     length = _checked_length(receive_exactly(connection, _LENGTH.size, deadline), limit)
     return receive_exactly(connection, length, deadline)

@@ -54,7 +54,7 @@ _LINK_PATIENCE = 0.75
 
 
 def single_rank_context(config: Config) -> Context:
-    """Returns a running world of one."""
+    """Returns a running context of a world with a single rank."""
     context = Context(topology_of(0, [describe_process("", {})]), config)
     context.start()
     return context
@@ -62,7 +62,7 @@ def single_rank_context(config: Config) -> Context:
 
 @dataclass
 class WorldBuilder:
-    """The init() of one rank in a world of several; the generation counts the init() calls of its process.
+    """Runs init() of a rank in a multi-rank world; `generation` counts the init() calls of its process.
 
     `role` describes a process that is no rank of its job.
     """
@@ -105,7 +105,7 @@ class WorldBuilder:
         return context
 
     def _first_failure(self, error: Exception) -> Exception:
-        """Reports to the other ranks why this one failed, before they see its connections close.
+        """Reports this rank's failure to the other ranks before they see its connections close.
 
         Returns the failure that came first in this init(), which may be another rank's.
         """
@@ -116,7 +116,7 @@ class WorldBuilder:
     def _link(
         self, members: Sequence[RankDescription], listener: PeerListener, cleanup: contextlib.ExitStack
     ) -> tuple[Context, LateLinks | None]:
-        """Returns the context with its first links, and what makes further ones, if it will need any."""
+        """Returns the context with its initial connections, and the maker of lazy connections, if needed."""
         world = self.world
         context = Context(topology_of(world.rank, members), self.config)
         if len(members) == 1:
@@ -200,7 +200,7 @@ class WorldBuilder:
     def _endpoints(
         self, members: Sequence[RankDescription], offers: Sequence[Offer]
     ) -> dict[int, PeerEndpoint]:
-        """Returns how this rank reaches each other one."""
+        """Returns the addresses at which this rank reaches each other rank."""
         here = members[self.world.rank].host
         channels = int(self.config.get("sockets_per_link"))
         endpoints = {}
@@ -256,7 +256,7 @@ class Neighbourhood:
 
 @dataclass(eq=False)
 class LateLinks:
-    """Makes the further links of a context, on two threads: one accepts, the other connects.
+    """Creates the lazy connections of a context on two threads: accepting and connecting.
 
     Created before the context starts; `start` takes over the listener afterwards.
     """
@@ -278,7 +278,7 @@ class LateLinks:
         _live.add(self)
 
     def start(self, listener: PeerListener) -> None:
-        """Takes over the listener, and begins to serve the context, which has started."""
+        """Takes over the listener, and starts serving the context, which has started."""
         self._bell, other_end = socket.socketpair()
         listener.listen_for_wake(other_end)
         self._listener = listener
@@ -287,7 +287,7 @@ class LateLinks:
             thread.start()
 
     def close(self) -> None:
-        """Ends the threads, once the context has ended; one that is connecting ends by itself."""
+        """Ends the threads after the context has ended; a thread that is connecting ends by itself."""
         self._end_accepting()
         for thread in self._threads:
             thread.join(_JOIN_SECONDS)
@@ -469,7 +469,7 @@ def connect_to(
 
 
 def choose(connection: Connection) -> None:
-    """Tells the rank that has accepted a connection to use it; closes the connection if that rank is gone."""
+    """Sends CHOSEN: the accepting rank uses this connection. If it is gone, closes and raises OSError."""
     try:
         connection.send(CHOSEN)
     except OSError:

@@ -58,7 +58,7 @@ def _parser() -> OptionParser:
 
 
 def _watched(name: str | None) -> Iterator[Snapshot]:
-    """Yields a job's snapshots, one a second, until it is over."""
+    """Yields a snapshot of a job per second until the job is over."""
     job = find_job(name)
     is_first = True
     for snapshot in job.snapshots():
@@ -106,7 +106,7 @@ def _recording(snapshots: Iterator[Snapshot], file: TextIO) -> Iterator[Snapshot
 
 
 def _pairs(snapshots: Iterable[Snapshot]) -> Iterator[tuple[Snapshot | None, Snapshot]]:
-    """Yields each snapshot with the one before it."""
+    """Yields each snapshot with its predecessor, None for the first snapshot."""
     before = None
     for snapshot in snapshots:
         yield before, snapshot
@@ -125,7 +125,7 @@ def _print_lines(snapshots: Iterator[Snapshot], is_once: bool) -> int:
 
 
 def _print_table(snapshots: Iterator[Snapshot], is_once: bool) -> int:
-    """Prints the table of the second snapshot, which has rates, or that of the last one."""
+    """Prints the table of the second snapshot (the first with rates) if `is_once`, else of the last."""
     last: tuple[Snapshot | None, Snapshot] | None = None
     for last in _pairs(snapshots):
         if is_once and last[0] is not None:

@@ -1,4 +1,4 @@
-"""The jobs of this user on this host, found by their private folders, and the snapshots of one of them."""
+"""This user's jobs on this host, found by their private folders, and the snapshots of a job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_SECONDS = 0.05
 
 
 class WatchedJob:
-    """A job with ranks on this host, whose states are written from now on, for as long as it is watched."""
+    """A job with ranks on this host; its ranks write states for as long as it is watched."""
 
     def __init__(self, folder: Path) -> None:
         """Raises LaunchError if the folder has gone, is another user's, or cannot be written to."""
@@ -59,9 +59,7 @@ class WatchedJob:
         return Snapshot(time.time(), self._since, self.folder.name, ranks)
 
     def next_snapshot(self, before: Snapshot | None) -> Snapshot:
-        """Waits until all ranks that can have written states after those of the snapshot before, or some
-        seconds have passed.
-        """
+        """Returns a snapshot once all ranks that can have written newer states, or after some seconds."""
         moments = {} if before is None else {rank.place: rank.time for rank in before.ranks}
         end = time.monotonic() + (_FIRST_SECONDS if before is None else _NEXT_SECONDS)
         while True:
@@ -71,7 +69,7 @@ class WatchedJob:
             time.sleep(_LOOK_SECONDS)
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """Yields a snapshot a second until the job is over; the last one may have no ranks."""
+        """Yields a snapshot per second until the job is over; the last may have no ranks."""
         snapshot: Snapshot | None = None
         while snapshot is None or not self.is_over:
             snapshot = self.next_snapshot(snapshot)
@@ -82,7 +80,7 @@ class WatchedJob:
 
 
 def find_job(text: str | None) -> WatchedJob:
-    """Returns the job that a folder, or the process of one of its ranks or of its hvdrun, belongs to.
+    """Returns the job of a folder, or of a process: a rank or its hvdrun.
 
     Without a text it is the only job. Raises LaunchError if there is none, or several.
     """

@@ -67,7 +67,7 @@ class TrainingProgress:
 
 
 def rows_of(before: Snapshot | None, now: Snapshot) -> list[RankRow]:
-    """Returns a row for each rank of a snapshot. Rates are 0 for ranks that the one before does not have."""
+    """Returns a row for each rank of a snapshot; rates are 0 for ranks that `before` does not contain."""
     earlier = {rank.place: rank for rank in before.ranks} if before is not None else {}
     elapsed = now.time - before.time if before is not None else 0.0
     missing = {rank.rank: missing_ranks(rank, now.ranks, earlier) for rank in now.ranks}
@@ -184,7 +184,7 @@ def progress_of(now: Snapshot, rows: Sequence[RankRow]) -> TrainingProgress | No
 
 
 def _state(rank_sample: RankSample, now: Snapshot, missing: list[int], wanted: float) -> tuple[str, str]:
-    """Returns what a rank does, and the level; others have waited for it for `wanted` seconds."""
+    """Returns what a rank does, and the level; `wanted` is how many seconds other ranks waited for it."""
     silence, pending = now.time - max(rank_sample.time, now.since), rank_sample.activity
     if not rank_sample.is_up:
         return "has ended, or left its world", PROBLEM

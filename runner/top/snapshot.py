@@ -1,4 +1,4 @@
-"""Snapshots of a job: the last state of each of its ranks at one moment. They can be recorded."""
+"""Snapshots of a job: the last state of each of its ranks at a moment. Snapshots can be recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Place = tuple[int, str, int]  # rank, host and process
 
 @dataclass(frozen=True)
 class RankSample:
-    """The state of a rank. Counters and their units are those of `hvd.stats()`.
+    """The state of a rank. The counters and their units are as in `hvd.stats()`.
 
     Attributes:
         time: when the rank began to read its counters for it, in Unix time.
@@ -65,13 +65,13 @@ class RankSample:
 
     @property
     def place(self) -> Place:
-        """Returns what tells a rank's process from all others: hosts number their processes by themselves."""
+        """Returns the key of a rank's process; the host is included, as hosts number their own processes."""
         return self.rank, self.host, self.pid
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A job at one moment.
+    """A job at a moment.
 
     Attributes:
         time: that moment, in Unix time.
@@ -101,8 +101,9 @@ class Snapshot:
         return max(0, self.size - len(self.ranks))
 
     def is_newer_than(self, moments: Mapping[Place, float]) -> bool:
-        """Returns whether each rank of the job that can has written a state after its moment, or after
-        `since` if it has none there. A stopped rank, and one that has ended, cannot.
+        """Returns whether every running rank of the job has written a state that is newer than its moment.
+
+        A rank without a moment needs a state after `since`. Stopped and ended ranks do not count.
         """
         able = [rank for rank in self.ranks if rank.is_up and not rank.is_stopped]
         return 0 < self.size <= len(self.ranks) and all(

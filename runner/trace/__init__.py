@@ -1,1 +1,1 @@
-"""`sirtaki trace`: joins the timelines of all ranks on one clock, and reports what is slow."""
+"""`sirtaki trace`: joins the timelines of all ranks on a common clock, and reports what is slow."""

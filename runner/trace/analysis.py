@@ -47,7 +47,7 @@ class Step:
 
 
 class LateStep(NamedTuple):
-    """A step in which a rank was critical because it submitted late, and how long the others waited.
+    """A step in which a rank was critical because it submitted late, and how long the other ranks waited.
 
     Attributes:
         at_first: its first submission was late already.
@@ -89,14 +89,16 @@ class RankMeasures:
         return sorted(found)
 
     def doings(self) -> list[Doing]:
-        """Returns what its program did in the worst steps while the others waited."""
+        """Returns what the rank's program did in its worst steps while the other ranks waited."""
         return doings([*self.row.program.values()], [step.alone for step in self.worst_steps()])
 
 
 @dataclass
 class TensorMeasures:
-    """All exchanges of a name: of each rank the wait (last submission - own one) and the transfer (end - last
-    submission), in nanoseconds.
+    """All exchanges of a name.
+
+    By rank, the wait (last submission - own submission) and the transfer (end - last submission), in
+    nanoseconds.
     """
 
     name: int
@@ -131,7 +133,7 @@ class Measures:
 
 
 def measure(trace: Trace, clocks: Sequence[HostClock]) -> Measures:
-    """Measures all generations. Raises LaunchError if the rows are not of one job."""
+    """Measures all generations. Raises LaunchError if the rows are not from the same job."""
     offset_of = {id(row): clock.offset for clock in clocks for row in clock.rows}
     found = Measures()
     for rows in trace.generations():
@@ -140,7 +142,7 @@ def measure(trace: Trace, clocks: Sequence[HostClock]) -> Measures:
 
 
 class _Generation:
-    """The rows of one generation, whose measures are added to those of the trace."""
+    """Measures the rows of a generation, and adds them to the measures of the trace."""
 
     def __init__(self, rows: Sequence[ProcessRow], offsets: Sequence[int], found: Measures) -> None:
         self._rows, self._offsets, self._found = rows, offsets, found
@@ -207,7 +209,7 @@ class _Generation:
 
 
 def _critical_row(step: Step, caused: Counter[int], by_row: Mapping[int, Exposure]) -> int | None:
-    """Sets the cause of a step; returns the position of its critical row, if there is one."""
+    """Sets the cause of a step; returns the index of its critical row, None if there is no such row."""
     parts = {LATE: step.wait, SLOW_DECISION: step.decision, SLOW_TRANSFER: step.transfer}
     cause = max(parts, key=lambda name: parts[name])
     if parts[cause] < _CAUSE_SHARE * step.wall or not parts[cause]:
@@ -220,7 +222,7 @@ def _critical_row(step: Step, caused: Counter[int], by_row: Mapping[int, Exposur
 
 
 def _longest_alone(step: Sequence[Exchange], row: int, offset: int) -> Window:
-    """Returns the longest time in which all others had submitted an operation and this row had not.
+    """Returns the longest window in which every other rank had submitted an operation, and this row had not.
 
     `offset` is that of the row's clock, by which the exchanges are moved.
     """
@@ -271,7 +273,7 @@ class StepTensors(NamedTuple):
 
 
 def find_step_tensors(found: Iterable[Exchange]) -> StepTensors:
-    """Returns the step tensors of one generation, from all its exchanges."""
+    """Returns the step tensors of a generation, from all its exchanges."""
     counts: Counter[Tensor] = Counter()
     sizes: Counter[Tensor] = Counter()
     for exchange in found:
@@ -291,7 +293,7 @@ def find_step_tensors(found: Iterable[Exchange]) -> StepTensors:
 def split_into_steps(
     found: Iterable[Exchange], tensors: frozenset[Tensor]
 ) -> Iterator[tuple[int, list[Exchange]]]:
-    """Yields the number of each step, from 1, and its exchanges; with 0 those before the first step."""
+    """Yields the number of each step, from 1, and its exchanges; 0 for exchanges before the first step."""
     seen: Counter[Tensor] = Counter()
     number, current = 0, list[Exchange]()
     for exchange in found:
@@ -317,7 +319,7 @@ def split_into_steps(
 
 
 class _Part(NamedTuple):
-    """A rank's part of an exchange: own moments, and those of the last rank, with its position."""
+    """A rank's part of an exchange: its own times, the times of the last rank, and the index of that rank."""
 
     submitted: int
     ended: int
@@ -382,7 +384,7 @@ def _exposure(parts: Iterable[_Part]) -> Exposure:
 
 
 def _moving(burst: Iterable[_Part], begin: int, end: int) -> int:
-    """Returns how long data moves between two moments: later plans may be decided when earlier ones end."""
+    """Returns how long data moves between `begin` and `end`; overlapping parts count once."""
     total, until = 0, begin
     for part in sorted(burst, key=lambda part: part.decided):
         first, last = max(part.decided, until), min(part.ended, end)
@@ -393,7 +395,7 @@ def _moving(burst: Iterable[_Part], begin: int, end: int) -> int:
 
 
 def _bursts(parts: Iterable[_Part]) -> Iterator[Sequence[_Part]]:
-    """Yields parts that overlap, directly or through others, in the order of submission."""
+    """Yields groups of parts that overlap, directly or transitively, in the order of submission."""
     burst, end = list[_Part](), 0
     for part in parts:
         if burst and part.submitted > end:

@@ -63,7 +63,7 @@ class _Bounds:
     def narrow(
         self, first: Sequence[RecordedOperation], other: Sequence[RecordedOperation], is_reduced: bool
     ) -> None:
-        """Takes the events of an exchange on the first clock and on the other one, if data moved."""
+        """Narrows the bounds by an exchange that moved data: its events on the first and on this clock."""
         if not all(operation.started for operation in (*first, *other)):
             return
         begin = "started" if is_reduced else "submitted"
@@ -75,7 +75,7 @@ class _Bounds:
 
 
 def align_clocks(trace: Trace) -> list[HostClock]:
-    """Returns the clocks of a trace; the first one is that of the first rank, with offset 0.
+    """Returns the clocks of a trace; the first clock belongs to the first rank, with offset 0.
 
     Raises LaunchError if the rows are not of one job, or some have been merged without the others.
     """
@@ -100,7 +100,7 @@ def align_clocks(trace: Trace) -> list[HostClock]:
 
 
 def _refuse_mixtures(trace: Trace) -> None:
-    """Raises LaunchError if some rows have been moved to a common clock, and others have not."""
+    """Raises LaunchError if only some rows have been moved to a common clock."""
     merged = [row for row in trace.rows if row.clock.is_merged]
     if merged and len(merged) < len(trace.rows):
         raise LaunchError(
@@ -110,7 +110,7 @@ def _refuse_mixtures(trace: Trace) -> None:
 
 
 def _by_host(trace: Trace) -> list[HostClock]:
-    """Returns the clocks: rows with one difference of wall and monotonic clock share one."""
+    """Returns the clocks; rows with the same difference of wall and monotonic clock share a clock."""
     clocks: list[HostClock] = []
     for row in sorted(trace.rows, key=lambda row: (row.rank is None, row.output_pid)):
         own = row.clock.wall_minus_monotonic
@@ -125,7 +125,7 @@ def _by_host(trace: Trace) -> list[HostClock]:
 
 
 def _bounds(trace: Trace, clocks: Sequence[HostClock]) -> list[_Bounds]:
-    """Returns the bounds of each clock's offset to the first one. Raises as `align_clocks`."""
+    """Returns the bounds of each clock's offset to the first clock. Raises as `align_clocks`."""
     bounds = [_Bounds() for _ in clocks]
     number_of = {id(row): number for number, clock in enumerate(clocks) for row in clock.rows}
     for rows in trace.generations():
@@ -142,7 +142,7 @@ def _bounds(trace: Trace, clocks: Sequence[HostClock]) -> list[_Bounds]:
 
 
 def _refuse(gap: int) -> None:
-    """Raises LaunchError if a rank had a result so long before another one submitted."""
+    """Raises LaunchError if an exchange ended more than _MAX_DRIFT_NS before another rank submitted."""
     if gap > _MAX_DRIFT_NS:
         raise LaunchError(
             "these files are not of one job: in one of them, exchanges had ended "

@@ -1,4 +1,4 @@
-"""The reasons why a rank was late: what its program did while the others waited for it.
+"""Reasons why a rank was late: what its program did while the other ranks waited for it.
 
 The core writes slices of both beside the operations; those of one kind never overlap. A pause is named as its
 track, and a line is not.
@@ -32,7 +32,7 @@ class Doing(NamedTuple):
 
 
 class Slices:
-    """The times of one pause or line, in order."""
+    """The times of a pause or of a line, in order."""
 
     def __init__(self, what: str, is_pause: bool) -> None:
         self.what, self.is_pause = what, is_pause

@@ -1,4 +1,4 @@
-"""Joins the operations of all ranks: those of one plan and one name are parts of one exchange."""
+"""Joins the operations of all ranks: operations of the same plan and name are parts of an exchange."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Exchange(NamedTuple):
 
 
 def exchanges(rows: Sequence[ProcessRow], offsets: Sequence[int] | None = None) -> Iterator[Exchange]:
-    """Yields the exchanges of one generation, by plan and name; `offsets` are added to the rows' times.
+    """Yields the exchanges of a generation, by plan and name; `offsets` are added to the rows' times.
 
     Raises LaunchError where the rows are not of one job.
     """
@@ -61,7 +61,7 @@ def _parts(row: ProcessRow, position: int, offset: int) -> Iterator[_Part]:
 
 
 def _check_plan(rows: Sequence[ProcessRow], plan: int, parts: Sequence[_Part]) -> None:
-    """Raises LaunchError if a plan is not the same on all ranks: plans are numbered in one sequence."""
+    """Raises LaunchError if a plan differs between ranks: plan numbers are the same on all ranks."""
     first = parts[0]
     names = defaultdict(set)
     for _, name, position, operation in parts:

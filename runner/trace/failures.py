@@ -41,7 +41,7 @@ class Disagreement:
 
     @property
     def places(self) -> dict[int, str]:
-        """The line of the program of each rank at which it learnt of the error, where that is known."""
+        """Returns by rank the program line that received the error, where the reports have it."""
         return {row.rank or 0: failed.place for row, failed in self.parts if failed.place}
 
     @property

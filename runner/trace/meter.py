@@ -1,4 +1,4 @@
-"""Tells how far the files of a trace have been read: large ones take a while."""
+"""Shows how far the files of a trace have been read: large files take a while."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Meter:
         self._before = 0  # bytes of the files that have been read to their ends
 
     def lines(self, file: EventFile) -> Iterator[bytes]:
-        """Yields the events of one of the files. Raises OSError."""
+        """Yields the events of a file of the trace. Raises OSError."""
         whole = max(sum(self._sizes.values()), 1)
         for number, line in enumerate(file):
             if number % _LINES == 0:

@@ -10,7 +10,7 @@ _LAST = 4096  # operations: a failure report has the last 256, and files nearly 
 
 
 class RecordedOperation(NamedTuple):
-    """A tensor's part in a plan, on one rank. Times are in nanoseconds of the host's monotonic clock.
+    """A tensor's part in a plan, on a rank. Times are in nanoseconds of the host's monotonic clock.
 
     Attributes:
         plan: the number of the plan, the same on all ranks.
@@ -76,7 +76,7 @@ class Operations:
         return self.first_plan < plan < self.last_plan
 
     def end_of(self, plan: int, name: int) -> int | None:
-        """Returns the end of an operation of the last plans; None if it is not one of them."""
+        """Returns the end of an operation among the last plans; None if it is not among them."""
         for index in range(len(self._plans) - 1, max(len(self._plans) - _LAST, 0) - 1, -1):
             if (self._plans[index], self._names[index]) == (plan, name):
                 return self._ended[index]

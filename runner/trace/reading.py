@@ -90,7 +90,7 @@ def _is_empty(file: Path) -> bool:
 
 
 def _refuse_twins(rows: Sequence[ProcessRow]) -> None:
-    """Raises LaunchError if two rows are of one rank: files of one job have each rank once."""
+    """Raises LaunchError if two rows are of the same rank: files of a job have each rank once."""
     seen: dict[tuple[int, int], ProcessRow] = {}
     for row in rows:
         if row.rank is None:
@@ -137,7 +137,7 @@ _MAX_RANKS = 1 << 16
 
 
 class FileReader:
-    """The rows of one file, and the operation of each row whose slices are being read."""
+    """Reads a file's rows, and for each row keeps the operation for which slices are being read."""
 
     def __init__(self, source: Source, texts: dict[str, int]) -> None:
         self.rows: dict[int, ProcessRow] = {}  # by the process id in the file
@@ -159,7 +159,7 @@ class FileReader:
         self._close_all()
 
     def add_report(self, report: FailureReport, row: ProcessRow | None) -> None:
-        """Adds the events of a failure report to the row of its rank; None: to a new one.
+        """Adds the events of a failure report to the row of its rank; None: to a new row.
 
         Raises LaunchError if it is malformed.
         """
@@ -257,7 +257,7 @@ class FileReader:
             self._open[pid].add_slice(event)
 
     def _add_program(self, row: ProcessRow, event: dict[str, Any], what: str) -> None:
-        """Adds a slice of the program, whose pauses are named as their tracks."""
+        """Adds a slice of the program; a pause has the same name as its track."""
         is_pause = self._texts.get(what) == self._tracks[row.pid][event["tid"]]
         slices = row.program.setdefault((event["tid"], what), Slices(what, is_pause))
         begin = nanoseconds(event["ts"])
@@ -279,7 +279,7 @@ class FileReader:
         return self._texts.setdefault(printable(text), len(self._texts))
 
     def _close(self, pid: int) -> None:
-        """Adds the operation of a row whose slices have been read."""
+        """Adds a row's open operation: all its slices have been read."""
         if (read := self._open.pop(pid, None)) is None:
             return
         row, operation = self.rows[pid], read.operation
@@ -297,7 +297,7 @@ _MOVING = ("PACK", "TRANSFER", "UNPACK")  # the slices of an operation's transfe
 
 @dataclass
 class OpenOperation:
-    """An operation whose slices follow it in the file."""
+    """An operation with its slices still to be read from the file."""
 
     operation: RecordedOperation
     status: str
@@ -307,7 +307,7 @@ class OpenOperation:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its slices are known: the core writes one for any duration."""
+        """Whether all its slices have been read: the core writes a slice for every duration but 0."""
         return self.has_slices or self.operation.submitted == self.operation.ended
 
     def failed(self) -> Failed:
@@ -410,7 +410,7 @@ class FailureReport:
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Raises one of `MALFORMED` if these are not the values of a report."""
+        """Raises an exception of `MALFORMED` if the values are not a failure report."""
         self.rank, self.size = int(values["rank"]), int(values["size"])
         self.title = f"rank {self.rank} (pid {int(values['pid'])} on {printable(str(values['host']))})"
         self.moment = _number(values["clock"]["monotonic_ns"])
@@ -449,7 +449,7 @@ class ReportEvents:
         yield self._event("i", happened, _DECISIONS, (report.moment, None), **what)
 
     def _operation(self, reported: Reported, moment: int) -> Iterator[bytes]:
-        """Yields an operation with its phases, as the core writes them; `moment` ends those in flight."""
+        """Yields an operation with its phases, as the core writes them; unfinished phases end at `moment`."""
         name = reported["name"]
         if name not in self._tracks:
             self._tracks[name] = max(self._tracks.values(), default=_DECISIONS) + 1
@@ -498,7 +498,7 @@ def read_failure_report(path: Path) -> FailureReport:
 
 
 def _checked(operation: Reported) -> Reported:
-    """Returns an operation of a report. Raises one of `MALFORMED` if it has not what it needs."""
+    """Returns an operation of a report. Raises an exception of `MALFORMED` if required values are missing."""
     for number in (*_TIMES, *_FACTS):
         _number(operation.get(number, 0))
     _number(operation["submitted_ns"])

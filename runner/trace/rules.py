@@ -85,7 +85,7 @@ def _pausing(picture: TracePicture) -> Iterator[Evidence]:
 
 
 def _late_ranks(picture: TracePicture, is_often: bool) -> Iterator[Evidence]:
-    """Yields the ranks that are late in at least half of the steps, or those that are so in fewer."""
+    """Yields the ranks that are late in at least half of the steps, or, unless `is_often`, in fewer."""
     wall, steps = picture.measures.wall, len(picture.measures.steps)
     for rank in sorted(picture.measures.ranks, key=lambda rank: -rank.caused):
         worst = rank.worst_steps()

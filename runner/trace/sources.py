@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
-    """Returns the files of folders, and those of other ranks beside a named file.
+    """Returns the files of folders, and the other ranks' files beside a named file.
 
     Raises LaunchError if there is none.
     """

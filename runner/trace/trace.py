@@ -35,7 +35,7 @@ class Failed(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The failure report of a rank: why its world failed, by whose fault, and what the rank was doing.
+    """A rank's failure report: why its world failed, by which rank's fault, and what the rank was doing.
 
     The recorder of a rank whose world runs has the status "ok".
     """
@@ -68,7 +68,7 @@ class StatedClock(NamedTuple):
 
 @dataclass
 class ProcessRow:
-    """A process of a file: a rank, in an elastic job in one generation, or the changes of a worker.
+    """A row of a file: a rank (in an elastic job, of a generation), or the changes of a worker.
 
     Attributes:
         pid: its process id in the file.

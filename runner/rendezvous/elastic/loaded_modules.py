@@ -21,7 +21,7 @@ _OWN = "sirtaki"
 
 
 def list_path(folder: str) -> str:
-    """Returns the file with the names of the modules, in the job's folder on one host."""
+    """Returns the path of the list of module names in the job's folder on a host."""
     return os.path.join(folder, _NAME)
 
 
@@ -46,7 +46,7 @@ def read_list(path: str) -> list[str]:
 
 
 def remove_from_list(path: str, name: str) -> None:
-    """Makes later spares do without a module. Raises OSError."""
+    """Removes a module from the list that later spares import. Raises OSError."""
     _write(path, [module for module in read_list(path) if module != name])
 
 

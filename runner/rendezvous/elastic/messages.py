@@ -56,7 +56,10 @@ class Received(Message):
 
 @dataclass(frozen=True)
 class Counted(Message):
-    """An answer to this `Change`: the number of checks that a worker has begun. It waits in its next one."""
+    """Answers `Change`: the number of checks that the worker has started.
+
+    The worker waits in its next check.
+    """
 
     generation: int
     question: int
@@ -147,7 +150,7 @@ class Over(Message):
 
 @dataclass(frozen=True)
 class Standing(Message):
-    """An answer to this `Fence`: whether the worker still is a rank, or has returned as one."""
+    """Answers `Fence`: whether the worker is still a rank, or has returned as a rank."""
 
     generation: int
     question: int
@@ -175,7 +178,7 @@ def pack(message: Message) -> bytes:
 
 
 def unpack(payload: bytes, kinds: tuple[type[Message], ...]) -> Message:
-    """Parses a message of one of these kinds, sent by an authenticated peer.
+    """Parses a message from an authenticated peer; `kinds` are the accepted classes.
 
     Raises RendezvousError if it is malformed.
     """

@@ -151,7 +151,7 @@ _state = _State()
 
 
 def find() -> WorkerProcess | None:
-    """Returns this process as a worker of an elastic job; None outside of one."""
+    """Returns this process as a worker of an elastic job; None outside an elastic job."""
     return _state.process
 
 
@@ -214,15 +214,17 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @dataclass
 class _Draining:
-    """Handles SIGTERM in one process."""
+    """Handles SIGTERM in a worker process."""
 
     worker: ElasticWorker
     parent: int = field(default_factory=os.getppid)  # hvdrun or its agent, as a rule
     is_asked: threading.Event = field(default_factory=threading.Event)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Asks to leave. A second signal ends the process, and so does the first one if the job has ended:
-        hvdrun sends it after its message. If hvdrun, or the agent of this host, is gone, the kernel sends it.
+        """Asks the arbiter for this rank's departure.
+
+        A second signal ends the process, and so does the first signal if the job has ended: hvdrun sends it
+        after its message. If hvdrun, or the agent of this host, is gone, the kernel sends it.
         """
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.is_asked.set()

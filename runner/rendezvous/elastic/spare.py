@@ -49,7 +49,7 @@ class GpuOpenedError(Exception):
 
 @dataclass
 class _Waiting:
-    """The spare that has not got its place yet, if this process is one."""
+    """The state of this process as a spare without a place yet; `orders` is None in any other process."""
 
     orders: SpareOrders | None = None
     since: float = 0.0  # when this process has begun to import modules (time.monotonic())
@@ -72,7 +72,7 @@ class SpareOrders:
         self._reader.start()
 
     def report_ready(self, modules: int, seconds: float) -> None:
-        """Tells hvdrun that this spare waits, with so many modules, which it took so long to import.
+        """Reports to hvdrun that this spare is ready: number of imported modules, import time in seconds.
 
         hvdrun may have given it a place before, and closed the connection.
         """
@@ -80,7 +80,7 @@ class SpareOrders:
             self._socket.sendall(json.dumps({"modules": modules, "seconds": seconds}).encode() + b"\n")
 
     def wait(self) -> None:
-        """Waits for this process's place, and puts it into the environment; ends the process without one."""
+        """Waits for this process's place, and puts it into the environment; exits if it gets none."""
         self._reader.join()
         self._socket.close()
         for name, value in self._place.items():
@@ -90,7 +90,7 @@ class SpareOrders:
                 os.environ[name] = value
 
     def _read(self) -> None:
-        """Reads the place, which is one line. Ends the process if there is none: it is not needed."""
+        """Reads the place, a line of JSON. Exits if the connection closes first: the spare is not needed."""
         data = b""
         while not data.endswith(b"\n"):
             try:
@@ -142,7 +142,7 @@ def wait_for_place() -> None:
 
 
 def preload(names: Sequence[str]) -> int:
-    """Imports these modules, and returns the number of those that are there.
+    """Imports these modules, and returns the number of modules that are loaded.
 
     The failure of one fails nothing: the program imports what it needs, and says so then. Raises
     GpuOpenedError.

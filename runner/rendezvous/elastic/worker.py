@@ -50,7 +50,7 @@ class WorkerEnded(Exception):  # it is no error of the program's
 
 @dataclass
 class _Agreed:
-    """The state that the connection's thread and the program share, under one lock."""
+    """The state shared by the connection's thread and the program, under a lock."""
 
     generation: int = 0  # the one that the program takes part in; 0 for none
     checks: int = 0  # that the program has begun in this generation
@@ -145,7 +145,7 @@ class ElasticWorker:
             )
 
     def check(self, before_leaving: Callable[[], None]) -> None:
-        """Counts a check. If all members leave at this one, calls `before_leaving`.
+        """Counts a check; if all members leave at this check, calls `before_leaving`.
 
         Raises:
             HostsUpdatedInterrupt: this worker leaves its generation here.
@@ -170,7 +170,7 @@ class ElasticWorker:
 
     @property
     def counts_differ(self) -> str:
-        """Returns why a member may have left before this one: their numbers of checks differ; "" if not."""
+        """Returns why a member may have left earlier: this worker has counted fewer checks; "" if not."""
         agreed = self._agreed
         if not agreed.leave_at or agreed.checks >= agreed.leave_at:
             return ""

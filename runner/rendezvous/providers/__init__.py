@@ -48,7 +48,7 @@ def find_world(
     comm: Any = None,
     environment: Mapping[str, str] = os.environ,
 ) -> World:
-    """Returns this process's world: that of the arguments, else the launcher's, else a world of one.
+    """Returns this process's world: from the arguments, else from the launcher, else of a single rank.
 
     Raises:
         ValueError: the arguments are incomplete or contradict each other.

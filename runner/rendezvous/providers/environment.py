@@ -110,7 +110,7 @@ _KUBEFLOW_NAMES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER
 
 
 def find_kubeflow(environment: Mapping[str, str]) -> World | None:
-    """Returns the world of a TrainJob's pods; None outside of one."""
+    """Returns the world of a Kubeflow TrainJob's pods; None outside a TrainJob."""
     if not all(environment.get(name) for name in _KUBEFLOW_NAMES):
         return None
     per_pod = environment.get("PET_NPROC_PER_NODE", "1")

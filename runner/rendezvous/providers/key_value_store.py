@@ -1,4 +1,4 @@
-"""Ranks that share a key-value store, such as the one with which torch.distributed forms its groups.
+"""Ranks that share a key-value store, such as the store with which torch.distributed forms its groups.
 
 Rank 0 writes to the store where its rendezvous listens. A store may let anybody read and write. On one host
 rank 0 writes a random key, too, and all ranks then connect over Unix sockets to processes of the same user
@@ -31,7 +31,7 @@ _FIELDS = ("job", "address", "key", "refusal")
 
 
 class KeyValueStore(Protocol):
-    """The calls of a store that are used: those of torch.distributed.Store."""
+    """The methods of a store that are used, as in torch.distributed.Store."""
 
     def set(self, key: str, value: str, /) -> None:
         """Writes a value."""
@@ -77,7 +77,7 @@ def world_of(store: KeyValueStore, rank: int, size: int, environment: Mapping[st
 
 
 class _Channel:
-    """The part of a store that one init() of all ranks uses: rank 0 writes values, the others read them."""
+    """The keys of a store used by a collective init(): rank 0 writes values, the other ranks read."""
 
     def __init__(self, store: KeyValueStore, rank: int) -> None:
         self._store, self._rank = store, rank

@@ -1,4 +1,4 @@
-"""Ranks that MPI has started, or that belong to one of its communicators, found with mpi4py.
+"""Ranks that MPI started, or that belong to an MPI communicator, found with mpi4py.
 
 MPI supplies the ranks and their number, and its own channel passes the key and the address of the rendezvous.
 The data uses sirtaki's own links, or, with transport=mpi, the communicator (`rendezvous/mpi_links.py`).

@@ -1,5 +1,7 @@
-"""Ranks whose launcher serves PMI-1, the simple process management interface: Flux, MPICH's mpiexec, and
-launchers made from that (https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_13.html).
+"""Ranks of a launcher that serves PMI-1, the simple process management interface.
+
+Flux, MPICH's mpiexec, and launchers derived from it do
+(https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_13.html).
 
 The launcher leaves a descriptor in PMI_FD, over which processes exchange values line by line. Rank 0 writes
 the key and the address of the rendezvous; no MPI library is involved.
@@ -42,7 +44,7 @@ def find(environment: Mapping[str, str]) -> World | None:
 
 
 class _Channel:
-    """The values that one init() of all ranks exchanges: rank 0 writes them, the others read them."""
+    """The values exchanged by a collective init(): rank 0 writes, the other ranks read."""
 
     def __init__(self, wire: _Wire, rank: int, seconds: float) -> None:
         self._wire, self._rank, self._seconds = wire, rank, seconds
@@ -74,12 +76,12 @@ class _Channel:
 
 @functools.lru_cache(maxsize=1)
 def _wire_of(descriptor: int) -> _Wire:
-    """Returns this process's wire, which all its init() calls share: a launcher takes one conversation."""
+    """Returns this process's wire, shared by all its init() calls: launchers allow a single conversation."""
     return _Wire(descriptor)
 
 
 class _Wire:
-    """A process's conversation with its launcher: one line is asked, one line answers.
+    """A process's conversation with its launcher: a line per request, a line per answer.
 
     Attributes:
         turn: how many init() calls have used it.

@@ -19,14 +19,14 @@ _BY_MPI = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_S
 
 
 def is_task(environment: Mapping[str, str]) -> bool:
-    """Returns whether this process is a task of a step itself, and not started by a launcher that is one."""
+    """Returns whether this process is a task of a step, rather than a child of a launcher that is a task."""
     own = (environment.get(_RANK), environment.get(_SIZE))
     by_mpi = [(environment[rank], environment.get(size)) for rank, size in _BY_MPI if rank in environment]
     return None not in own and all(pair == own for pair in by_mpi)
 
 
 def find(environment: Mapping[str, str]) -> World | None:
-    """Returns the world of a job step; None outside of one (in a batch script itself, for example)."""
+    """Returns the world of a job step; None outside a step, for example in the batch script itself."""
     if environment.get(_SIZE, "1") == "1" or not is_task(environment):
         return None
     rank, size = number_in(environment, _RANK), number_in(environment, _SIZE)

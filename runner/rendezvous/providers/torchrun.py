@@ -61,7 +61,7 @@ def find(environment: Mapping[str, str]) -> World | None:
 
 
 class _Channel:
-    """torchrun's store: rank 0 writes values to it, the others read them."""
+    """torchrun's store: rank 0 writes values to it, the other ranks read them."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         from torch.distributed import TCPStore

@@ -1,4 +1,4 @@
-"""A provider's result: a rank's position in its world, and how it reaches the others."""
+"""A provider's result: a rank's position in its world, and how it reaches the other ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_START_TIMEOUT = 120.0  # seconds from the first rank's init()
 
 @dataclass(frozen=True)
 class World:
-    """A rank's position, and how it reaches the others.
+    """A rank's position, and how it reaches the other ranks.
 
     Attributes:
         rank: this process's number, from 0.
@@ -49,12 +49,12 @@ class World:
 
 
 def single_rank_world() -> World:
-    """Returns a world of one."""
+    """Returns a world of a single rank."""
     return World(0, Job("", 1, b"", VERSION))
 
 
 def served_by_rank_0(rank: int, size: int, address: str, job: str, environment: Mapping[str, str]) -> World:
-    """Returns a world whose rank 0 serves the rendezvous at an address that all ranks know beforehand."""
+    """Returns a world in which rank 0 serves the rendezvous at an address that all ranks know beforehand."""
     if not 0 <= rank < size:
         raise RendezvousError(f"rank is {rank} and size is {size}, but ranks go from 0 to size - 1")
     if size == 1:
@@ -135,7 +135,7 @@ _state = _State()
 
 
 def find_assigned(environment: Mapping[str, str]) -> World | None:
-    """Returns the world of this process; None if no engine has assigned one. The environment is unused."""
+    """Returns the world of this process; None if no engine has assigned a world. Ignores the environment."""
     return _state.world
 
 

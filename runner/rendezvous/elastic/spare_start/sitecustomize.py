@@ -13,7 +13,7 @@ from types import ModuleType
 
 
 def _import_installed(own: ModuleType, folder: str) -> Exception | None:
-    """Imports the module of this name that this one hides; returns its failure, which Python shows."""
+    """Imports the module of the same name that this module hides; returns its failure for Python to show."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != folder]
     sys.path_importer_cache.pop(folder, None)
     del sys.modules[__name__]
@@ -30,7 +30,7 @@ def _import_installed(own: ModuleType, folder: str) -> Exception | None:
 
 
 def _run() -> Exception | None:
-    """Begins the spare; returns the failure of the module that this one hides."""
+    """Starts the spare; returns the failure of the module that this module hides."""
     from sirtaki.runner.rendezvous.elastic import spare
 
     folder = os.path.dirname(os.path.abspath(__file__))
