@@ -288,7 +288,7 @@ def _examine_links(sessions: Sequence[Session], note: Note) -> tuple[LinkFacts, 
 def _pairs(hosts: Sequence[str], limit: int) -> list[tuple[str, str]]:
     """Returns ordered pairs of hosts: all pairs up to `limit` hosts, else a selection.
 
-    The selection consists of the pairs of neighbours, and the pairs with the first host.
+    The selection consists of the pairs of hosts next to each other, and the pairs with the first host.
     """
     if len(hosts) <= limit:
         return [(host, other) for host in hosts for other in hosts if host != other]
