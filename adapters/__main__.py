@@ -2,6 +2,6 @@
 
 import sys
 
-from sirtaki.runner.commands import main
+from sirtaki.runner.cli.commands import main
 
 sys.exit(main())

@@ -2,6 +2,6 @@
 
 import sys
 
-from sirtaki.runner.cli import main
+from sirtaki.runner.cli.hvdrun import main
 
 sys.exit(main())

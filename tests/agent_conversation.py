@@ -14,7 +14,7 @@ from typing import Any
 
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.frames import START_MARK, Frame, FrameReader, MessageKind
+from sirtaki.runner.hosts.frames import START_MARK, Frame, FrameReader, MessageKind
 
 KEY = bytes(range(32))
 
@@ -71,7 +71,7 @@ def agents(folder: Path) -> Iterator[Callable[[], Conversation]]:
     def start() -> Conversation:
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         environment = {**os.environ, "TMPDIR": str(folder)}
-        command = [sys.executable, "-m", "sirtaki.runner.agent"]
+        command = [sys.executable, "-m", "sirtaki.runner.hosts.agent"]
         started.append(subprocess.Popen(command, env=environment, **pipes))
         return Conversation(started[-1])
 

@@ -42,7 +42,7 @@ def agents_of(homes: Path) -> list[int]:
     """Returns the agents of the hosts with these home folders."""
     found = []
     for pid, arguments in all_processes():
-        if b"sirtaki.runner.agent" in arguments and b"-T" not in arguments.split(b"\0"):
+        if b"sirtaki.runner.hosts.agent" in arguments and b"-T" not in arguments.split(b"\0"):
             try:
                 environment = Path(f"/proc/{pid}/environ").read_bytes()
             except OSError:

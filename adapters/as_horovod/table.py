@@ -14,7 +14,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.common.basics": ("sirtaki.common.public",),
     "horovod.common.elastic": _ELASTIC,
     "horovod.common.exceptions": ("sirtaki.common.exceptions", f"{_HERE}.exceptions"),
-    "horovod.common.process_sets": ("sirtaki.common.process_sets",),
+    "horovod.common.process_sets": ("sirtaki.common.ops.process_sets",),
     "horovod.common.util": (f"{_HERE}.util",),
     "horovod.elastic": _ELASTIC,
     "horovod.keras": (_KERAS,),

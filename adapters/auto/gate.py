@@ -20,9 +20,9 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.bindings.library import ffi
 from sirtaki.bindings.user_code import is_internal
-from sirtaki.common import ops
-from sirtaki.common.handles import Handle, Operation, pooled_batch, start
-from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
+from sirtaki.common.ops import reduction as ops
+from sirtaki.common.ops.handles import Handle, Operation, pooled_batch, start
+from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
 _NAME = "the data that rank 0 prepares (hvdrun --auto)"  # stall reports show it
 _WORLD = 0  # the process set of all ranks

@@ -18,8 +18,13 @@ from sirtaki.bindings.errors import (
 )
 from sirtaki.bindings.traffic import operation_counts
 from sirtaki.common.autotune import tuner_of
-from sirtaki.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from sirtaki.common.root import is_root, on_root
+from sirtaki.common.ops.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from sirtaki.common.ops.root import is_root, on_root
 from sirtaki.common.semantics import are_horovods
 
 if TYPE_CHECKING:

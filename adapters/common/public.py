@@ -10,7 +10,7 @@ from typing import Any
 from sirtaki.common import basics, observing
 from sirtaki.common.basics import *  # noqa: F403
 from sirtaki.common.observing import *  # noqa: F403
-from sirtaki.common.ops import Adasum, Average, Max, Min, Product, Sum
+from sirtaki.common.ops.reduction import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [*basics.__all__, *observing.__all__, "Adasum", "Average", "Max", "Min", "Product", "Sum"]
 

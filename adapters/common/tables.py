@@ -21,7 +21,7 @@ from sirtaki.bindings.errors import (
     OutOfMemoryError,
     SystemRefusedError,
 )
-from sirtaki.common.objects import broadcast_object
+from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.runner.rendezvous import lifecycle
 from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.table_variables import END

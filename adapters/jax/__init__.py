@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sirtaki.common.joining import join
-from sirtaki.common.objects import allgather_object, broadcast_object
+from sirtaki.common.ops.joining import join
+from sirtaki.common.ops.objects import allgather_object, broadcast_object
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister

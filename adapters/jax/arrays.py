@@ -14,8 +14,8 @@ import numpy as np
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import Batch
-from sirtaki.common.handles import Streams
-from sirtaki.common.tensor import TensorView
+from sirtaki.common.ops.handles import Streams
+from sirtaki.common.ops.tensor import TensorView
 from sirtaki.numpy import arrays
 from sirtaki.numpy.arrays import address_of as address_of
 from sirtaki.numpy.arrays import split_counts as split_counts

@@ -25,10 +25,10 @@ import jax.numpy as jnp
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
-from sirtaki.common import ops
-from sirtaki.common.compression import compressed
-from sirtaki.common.ops import Average, reduction
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops import reduction as ops
+from sirtaki.common.ops.compression import compressed
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Average, reduction
 from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.exchange_options import ExchangeOptions
 from sirtaki.jax.primitives import bind

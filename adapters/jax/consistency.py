@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
 

@@ -11,7 +11,7 @@ import numpy as np
 from sirtaki.bindings import request as core
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.step_counters import Stepper
-from sirtaki.common.tensor import DTYPE_CODES
+from sirtaki.common.ops.tensor import DTYPE_CODES
 
 KINDS = {
     core.ALLREDUCE: "allreduce",

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sirtaki.common import one_batch
-from sirtaki.common.ops import Sum
+from sirtaki.common.ops.reduction import Sum
+from sirtaki.common.training import one_batch
 from sirtaki.common.trees import Leaves, Path
 from sirtaki.jax.collectives import allgather, allreduce
 from sirtaki.jax.consistency import is_key
@@ -93,7 +93,7 @@ def mirrored(
     )
 
 
-# ---- The functions of `sirtaki.common.one_batch.StepLibrary` -------------------------------------------
+# ---- The functions of `common.training.one_batch.StepLibrary` ------------------------------------------
 
 
 def flatten(tree: Any) -> Leaves:

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.step_counters import Stepper
-from sirtaki.common.averaging import fixed_divisor, gradient_sum
-from sirtaki.common.ops import Adasum, Average, reduction
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Adasum, Average, reduction
+from sirtaki.common.training.averaging import fixed_divisor, gradient_sum
 from sirtaki.jax.collectives import combined
 from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.consistency import BROADCAST, around

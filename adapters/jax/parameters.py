@@ -8,7 +8,7 @@ import jax
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.collectives import _run
 from sirtaki.jax.consistency import is_array, is_key
 from sirtaki.jax.exchange_options import ExchangeOptions

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.ops import Min, Sum
+from sirtaki.common.ops.reduction import Min, Sum
 from sirtaki.jax.collectives import allreduce, broadcast
 from sirtaki.jax.compression import Compression, Compressor
 from sirtaki.jax.consistency import is_traced

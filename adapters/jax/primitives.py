@@ -15,11 +15,11 @@ from jax.interpreters import ad, batching
 from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current, process
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common.collectives import Collectives
-from sirtaki.common.handles import run as run_operation
-from sirtaki.common.ops import Call, Reduction
-from sirtaki.common.requests import BY_KIND, CollectiveOptions
-from sirtaki.common.shares import refuse_derivative
+from sirtaki.common.ops.collectives import Collectives
+from sirtaki.common.ops.handles import run as run_operation
+from sirtaki.common.ops.reduction import Call, Reduction
+from sirtaki.common.ops.requests import BY_KIND, CollectiveOptions
+from sirtaki.common.training.shares import refuse_derivative
 from sirtaki.jax import arrays as adapter
 from sirtaki.jax import lowering, target
 from sirtaki.jax.exchange_options import KINDS, ExchangeOptions, dtype_code, result_shape

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.ops import Adasum, Average, Sum
-from sirtaki.common.process_sets import global_process_set
+from sirtaki.common.ops.process_sets import global_process_set
+from sirtaki.common.ops.reduction import Adasum, Average, Sum
 from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.jax.collectives import allgather, reducescatter
 from sirtaki.jax.compression import Compression, Compressor

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common.ops import reduction
-from sirtaki.common.process_sets import ProcessSet
-from sirtaki.common.shares import Share, current_share
+from sirtaki.common.ops.process_sets import ProcessSet
+from sirtaki.common.ops.reduction import reduction
+from sirtaki.common.training.shares import Share, current_share
 
 # A factor is a constant of the programs that are traced with it. Its value is therefore part of the key by
 # which JAX finds compiled programs; older versions have no such context.

@@ -8,9 +8,9 @@ from sirtaki.keras.version import check as _check
 
 _check()
 
-from sirtaki.common.joining import join  # noqa: E402
-from sirtaki.common.objects import allgather_object, broadcast_object  # noqa: E402
-from sirtaki.common.ops import barrier  # noqa: E402
+from sirtaki.common.ops.joining import join  # noqa: E402
+from sirtaki.common.ops.objects import allgather_object, broadcast_object  # noqa: E402
+from sirtaki.common.ops.reduction import barrier  # noqa: E402
 from sirtaki.common.public import *  # noqa: E402, F403
 from sirtaki.common.public import __all__ as _shared  # noqa: E402
 from sirtaki.common.public import lister as _lister  # noqa: E402

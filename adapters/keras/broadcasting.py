@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from sirtaki.common.objects import allgather_object
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.objects import allgather_object
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.keras.compression import Compression, Compressor
 from sirtaki.keras.operations import broadcast
 from sirtaki.keras.optimizer import DistributedOptimizer

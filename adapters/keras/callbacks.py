@@ -12,9 +12,9 @@ import numpy as np
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
-from sirtaki.common.objects import allgather_object, broadcast_object
-from sirtaki.common.ops import Min
-from sirtaki.common.process_sets import global_process_set
+from sirtaki.common.ops.objects import allgather_object, broadcast_object
+from sirtaki.common.ops.process_sets import global_process_set
+from sirtaki.common.ops.reduction import Min
 from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.consistency import check_before_local_steps

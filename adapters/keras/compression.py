@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from sirtaki.common.compression import CastingCompressor, Compressor, NoneCompressor, compressors
+from sirtaki.common.ops.compression import CastingCompressor, Compressor, NoneCompressor, compressors
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 

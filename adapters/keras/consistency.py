@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.semantics import object_to
 from sirtaki.keras.gradient_reducer import GradientReduction, stable_path
 from sirtaki.keras.sharded.optimizer import ShardedVariables, equal_variables

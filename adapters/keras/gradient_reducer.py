@@ -13,10 +13,10 @@ import keras
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.step_counters import Stepper
-from sirtaki.common.averaging import fixed_divisor
-from sirtaki.common.groups import Groups, partitioned
-from sirtaki.common.ops import Adasum, Average, Max, Sum, gradient_reduction
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Adasum, Average, Max, Sum, gradient_reduction
+from sirtaki.common.training.averaging import fixed_divisor
+from sirtaki.common.training.groups import Groups, partitioned
 from sirtaki.keras.backends import Backend, Gradient, GradientCombination
 from sirtaki.keras.compression import Compressor, NoneCompressor
 from sirtaki.numpy.worlds import is_elastic, require_all_ranks, reserve_number

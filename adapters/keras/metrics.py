@@ -12,9 +12,9 @@ import numpy as np
 
 from sirtaki import numpy as arrays
 from sirtaki.bindings.default_context import current
-from sirtaki.common.objects import allgather_object
-from sirtaki.common.ops import Sum
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.objects import allgather_object
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Sum
 
 
 class Results(NamedTuple):

@@ -13,9 +13,9 @@ import keras
 import numpy as np
 
 from sirtaki import numpy as arrays
-from sirtaki.common.compression import compressed
-from sirtaki.common.ops import Average
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.compression import compressed
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Average
 from sirtaki.keras.compression import Compression, Compressor
 
 __all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.groups import GroupRules, Groups, check_groups
-from sirtaki.common.ops import Average
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Average
+from sirtaki.common.training.groups import GroupRules, Groups, check_groups
 from sirtaki.keras import backends
 from sirtaki.keras._private import is_autocast, is_training, layers_of, loss_reductions
 from sirtaki.keras.compression import Compression, Compressor

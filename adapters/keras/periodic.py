@@ -10,7 +10,7 @@ import numpy as np
 
 from sirtaki import numpy as arrays
 from sirtaki.bindings.default_context import current
-from sirtaki.common.ops import Sum
+from sirtaki.common.ops.reduction import Sum
 from sirtaki.keras._private import layers_of
 
 

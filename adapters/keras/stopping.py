@@ -9,7 +9,7 @@ import numpy as np
 
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import MismatchError
-from sirtaki.common.ops import Max
+from sirtaki.common.ops.reduction import Max
 from sirtaki.keras.gradient_reducer import GradientReduction
 from sirtaki.numpy.collectives import allreduce
 

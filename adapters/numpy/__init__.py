@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sirtaki.common.handles import Handle, poll, synchronize
-from sirtaki.common.joining import join
-from sirtaki.common.objects import allgather_object, broadcast_object
-from sirtaki.common.ops import barrier
+from sirtaki.common.ops.handles import Handle, poll, synchronize
+from sirtaki.common.ops.joining import join
+from sirtaki.common.ops.objects import allgather_object, broadcast_object
+from sirtaki.common.ops.reduction import barrier
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister

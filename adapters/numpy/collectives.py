@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from numpy.typing import ArrayLike
 
-from sirtaki.common.collectives import ArrayCollectives, asynchronous
+from sirtaki.common.ops.collectives import ArrayCollectives, asynchronous
 from sirtaki.numpy import arrays
 from sirtaki.numpy.arrays import Array
 

@@ -12,12 +12,12 @@ import numpy as np
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common import consistency
-from sirtaki.common.checksums import checksum
-from sirtaki.common.consistency import Options, Scope, Spread
-from sirtaki.common.ops import Max, Min
-from sirtaki.common.process_sets import ProcessSet
-from sirtaki.common.round_checks import RoundChecks
+from sirtaki.common.ops.process_sets import ProcessSet
+from sirtaki.common.ops.reduction import Max, Min
+from sirtaki.common.training import consistency
+from sirtaki.common.training.checksums import checksum
+from sirtaki.common.training.consistency import Options, Scope, Spread
+from sirtaki.common.training.round_checks import RoundChecks
 from sirtaki.numpy.arrays import row_major_view
 from sirtaki.numpy.collectives import allreduce
 from sirtaki.numpy.worlds import add_survivor
@@ -41,7 +41,7 @@ class Subject(NamedTuple):
 
 
 class Arrays:
-    """A subject in the form that `sirtaki.common.consistency` compares."""
+    """A subject in the form that `sirtaki.common.training.consistency` compares."""
 
     def __init__(self, scope: Scope, subject: Subject) -> None:
         self.subject = subject

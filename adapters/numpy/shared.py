@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import DTypeLike
 
-from sirtaki.common.shared_arrays import memory_of
+from sirtaki.common.ops.shared_arrays import memory_of
 from sirtaki.numpy.arrays import Array
 
 __all__ = ["empty"]

@@ -30,9 +30,9 @@ from sirtaki.runner.elastic.driver import CannotStart, Driver, WorkerEnd
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.rules import Rules
 from sirtaki.runner.engines.outcomes import RankOutcome, results_of
-from sirtaki.runner.environment import encrypts
 from sirtaki.runner.function.errors import RunError
-from sirtaki.runner.hosts import is_own_host
+from sirtaki.runner.launch.environment import encrypts
+from sirtaki.runner.launch.hosts import is_own_host
 from sirtaki.runner.rendezvous.elastic.process import Assignment, workers_job
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.rendezvous.key import KEY_BYTES

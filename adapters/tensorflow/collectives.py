@@ -19,9 +19,9 @@ from typing import Any
 import tensorflow as tf
 
 from sirtaki.bindings import request as core
-from sirtaki.common.compression import compressed
-from sirtaki.common.ops import Average, Reduction, reduction
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.compression import compressed
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Average, Reduction, reduction
 from sirtaki.tensorflow import gradients as _gradients  # noqa: F401  # it registers them
 from sirtaki.tensorflow import operations
 from sirtaki.tensorflow.autograph import as_written

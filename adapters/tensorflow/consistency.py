@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
 from sirtaki.numpy.worlds import add_survivor

@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from sirtaki.bindings.default_context import current, find
-from sirtaki.common.averaging import fixed_divisor
-from sirtaki.common.groups import GroupRules, Groups, check_groups, partitioned
-from sirtaki.common.ops import Average, Reduction, Sum, gradient_reduction
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Average, Reduction, Sum, gradient_reduction
+from sirtaki.common.training.averaging import fixed_divisor
+from sirtaki.common.training.groups import GroupRules, Groups, check_groups, partitioned
 from sirtaki.numpy.worlds import is_elastic, require_all_ranks
 from sirtaki.tensorflow.collectives import grouped_allreduce
 from sirtaki.tensorflow.compression import Compression, Compressor

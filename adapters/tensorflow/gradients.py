@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from sirtaki.bindings import request as core
 from sirtaki.common import semantics
-from sirtaki.common.ops import Reduction
+from sirtaki.common.ops.reduction import Reduction
 from sirtaki.tensorflow import operations
 from sirtaki.tensorflow.op_names import part
 from sirtaki.tensorflow.operations import Call

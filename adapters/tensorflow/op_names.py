@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.ops import numbered_name
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import numbered_name
 from sirtaki.numpy.worlds import is_elastic
 from sirtaki.tensorflow._private import BODY_GRAPHS
 

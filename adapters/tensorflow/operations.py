@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sirtaki.bindings import request as core
-from sirtaki.common.ops import Reduction
+from sirtaki.common.ops.reduction import Reduction
 from sirtaki.tensorflow import xla
 from sirtaki.tensorflow._private import control_manager_of
 from sirtaki.tensorflow.library import library

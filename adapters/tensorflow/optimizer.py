@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from sirtaki.bindings.context import Context
-from sirtaki.common.ops import Adasum, Average
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Adasum, Average
 from sirtaki.numpy.worlds import add_survivor
 from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.collectives import grouped_allreduce

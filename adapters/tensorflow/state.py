@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from sirtaki.bindings.errors import HorovodInternalError
-from sirtaki.common import objects
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops import objects
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.collectives import broadcast_
 

@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from sirtaki.bindings.default_context import find
-from sirtaki.common.ops import Sum
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Sum
 from sirtaki.numpy.worlds import is_elastic, require_all_ranks
 from sirtaki.tensorflow._private import require_moments
 from sirtaki.tensorflow.collectives import allreduce

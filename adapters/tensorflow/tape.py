@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sirtaki.common.ops import Average
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Average
 from sirtaki.tensorflow.autograph import as_written
 from sirtaki.tensorflow.compression import Compression, Compressor
 from sirtaki.tensorflow.exchange import GradientCombiner

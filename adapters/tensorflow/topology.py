@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from sirtaki.common import basics, joining, ops
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common import basics
+from sirtaki.common.ops import joining
+from sirtaki.common.ops import reduction as ops
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy.worlds import is_elastic
 from sirtaki.tensorflow import operations
 from sirtaki.tensorflow.autograph import as_written

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sirtaki.common.handles import Handle, poll, synchronize
-from sirtaki.common.objects import allgather_object, broadcast_object
-from sirtaki.common.ops import barrier
+from sirtaki.common.ops.handles import Handle, poll, synchronize
+from sirtaki.common.ops.objects import allgather_object, broadcast_object
+from sirtaki.common.ops.reduction import barrier
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
 from sirtaki.common.public import loader as _loader
 from sirtaki.torch import plain_optimizers, profiling
-from sirtaki.torch.collectives import *  # noqa: F403
-from sirtaki.torch.collectives import __all__ as _collectives
-from sirtaki.torch.compression import Compression
+from sirtaki.torch.ops.collectives import *  # noqa: F403
+from sirtaki.torch.ops.collectives import __all__ as _collectives
+from sirtaki.torch.ops.compression import Compression
 
 if TYPE_CHECKING:
     from sirtaki.torch import elastic
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from sirtaki.torch.gradient_memory import empty
     from sirtaki.torch.joining import join
     from sirtaki.torch.one_batch import consistent, mirrored
-    from sirtaki.torch.optimizer import DistributedOptimizer
-    from sirtaki.torch.periodic import DiLoCo, LocalSGD
-    from sirtaki.torch.sharded.clipping import clip_grad_norm_, clip_grad_value_
-    from sirtaki.torch.sharded.optimizer import full_state_dict
-    from sirtaki.torch.sparse import sparse_allreduce, sparse_allreduce_async
-    from sirtaki.torch.stale.server import ParameterServer
+    from sirtaki.torch.ops.sparse import sparse_allreduce, sparse_allreduce_async
     from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
     from sirtaki.torch.sync_batch_norm import SyncBatchNorm
+    from sirtaki.torch.training.optimizer import DistributedOptimizer
+    from sirtaki.torch.training.periodic import DiLoCo, LocalSGD
+    from sirtaki.torch.training.sharded.clipping import clip_grad_norm_, clip_grad_value_
+    from sirtaki.torch.training.sharded.optimizer import full_state_dict
+    from sirtaki.torch.training.stale.server import ParameterServer
 
 # Imported when a program first uses them: together they take longer than all of the rest.
 _LATER = {
@@ -38,13 +38,13 @@ _LATER = {
     "data": ("DataLoader", "DistributedSampler"),
     "joining": ("join",),
     "one_batch": ("consistent", "mirrored"),
-    "optimizer": ("DistributedOptimizer",),
-    "periodic": ("DiLoCo", "LocalSGD"),
-    "sharded.clipping": ("clip_grad_norm_", "clip_grad_value_"),
-    "sharded.optimizer": ("full_state_dict",),
+    "training.optimizer": ("DistributedOptimizer",),
+    "training.periodic": ("DiLoCo", "LocalSGD"),
+    "training.sharded.clipping": ("clip_grad_norm_", "clip_grad_value_"),
+    "training.sharded.optimizer": ("full_state_dict",),
     "gradient_memory": ("empty",),
-    "sparse": ("sparse_allreduce", "sparse_allreduce_async"),
-    "stale.server": ("ParameterServer",),
+    "ops.sparse": ("sparse_allreduce", "sparse_allreduce_async"),
+    "training.stale.server": ("ParameterServer",),
     "state": ("broadcast_optimizer_state", "broadcast_parameters"),
     "sync_batch_norm": ("SyncBatchNorm",),
 }

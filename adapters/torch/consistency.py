@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import MAX, MIN
-from sirtaki.common import checksums, consistency
-from sirtaki.common.consistency import Options, Scope, Spread
-from sirtaki.common.handles import run
-from sirtaki.common.ops import Reduction
-from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.common.requests import ALLREDUCE
-from sirtaki.common.round_checks import RoundChecks
-from sirtaki.torch.autograd import COLLECTIVES, CollectiveScope
-from sirtaki.torch.loss_scale import LossScale
-from sirtaki.torch.parameters import NamedParameter
+from sirtaki.common.ops.handles import run
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Reduction
+from sirtaki.common.ops.requests import ALLREDUCE
+from sirtaki.common.training import checksums, consistency
+from sirtaki.common.training.consistency import Options, Scope, Spread
+from sirtaki.common.training.round_checks import RoundChecks
+from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.tensors import plain_name, view
 from sirtaki.torch.state import named_tensors
-from sirtaki.torch.tensors import plain_name, view
+from sirtaki.torch.training.loss_scale import LossScale
+from sirtaki.torch.training.parameters import NamedParameter
 
 _BROADCAST_PARAMETERS = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
 _BROADCAST_BOTH = f"{_BROADCAST_PARAMETERS} and hvd.broadcast_optimizer_state(optimizer, root_rank=0)"
@@ -159,7 +159,7 @@ def _frozen(tensor: Tensor) -> str:
 
 
 class TorchTensors:
-    """Named tensors in the form that `sirtaki.common.consistency` compares."""
+    """Named tensors in the form that `sirtaki.common.training.consistency` compares."""
 
     def __init__(self, scope: CollectiveScope, named: Sequence[tuple[str, Tensor]]) -> None:
         self._scope, self._named = scope, named

@@ -12,12 +12,12 @@ from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find
-from sirtaki.common.checksums import checksum_of_text, combined
 from sirtaki.common.epochs import Epoch, note_batch
 from sirtaki.common.hints import hint
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.training.checksums import checksum_of_text, combined
 from sirtaki.torch.consistency import checksum_of
-from sirtaki.torch.wrapping import TorchSurvivor
+from sirtaki.torch.training.wrapping import TorchSurvivor
 
 _SAMPLED_BYTES = 1 << 20
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sirtaki.common import joining
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops import joining
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from sirtaki.common import one_batch
-from sirtaki.common.ops import Sum
-from sirtaki.common.shares import Share, current_share
+from sirtaki.common.ops.reduction import Sum
+from sirtaki.common.training import one_batch
+from sirtaki.common.training.shares import Share, current_share
 from sirtaki.common.trees import Leaves, Path
 from sirtaki.torch import _private
-from sirtaki.torch.collectives import grouped_allgather, grouped_allreduce
 from sirtaki.torch.consistency import checksum_of
-from sirtaki.torch.reducer import GradientReducer
-from sirtaki.torch.wrapping import Wrapped
+from sirtaki.torch.ops.collectives import grouped_allgather, grouped_allreduce
+from sirtaki.torch.training.reducer import GradientReducer
+from sirtaki.torch.training.wrapping import Wrapped
 
 text: Callable[[Path], str] = _private.keystr
 
@@ -96,7 +96,7 @@ def mirrored(
     )
 
 
-# ---- The functions of `sirtaki.common.one_batch.StepLibrary` -------------------------------------------
+# ---- The functions of `common.training.one_batch.StepLibrary` ------------------------------------------
 
 
 def flatten(tree: Any) -> Leaves:

@@ -18,8 +18,8 @@ from sirtaki.bindings import observe
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
 from sirtaki.common.hints import hint
-from sirtaki.torch.autograd import averaged_losses
-from sirtaki.torch.wrapping import Wrapped
+from sirtaki.torch.ops.autograd import averaged_losses
+from sirtaki.torch.training.wrapping import Wrapped
 
 _STEPS = 3  # without any exchange, or with losses that were averaged before their backward pass
 _LITTLE_STEPS = 100  # with little exchange; parameters that are averaged by hand may be so every few steps

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.objects import broadcast_object
-from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.torch.broadcasting import Placeholder, broadcast_all, described, filled
-from sirtaki.torch.nested import Path, tensors_of
-from sirtaki.torch.optimizer_state import (
+from sirtaki.common.ops.objects import broadcast_object
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.torch.ops.broadcasting import Placeholder, broadcast_all, described, filled
+from sirtaki.torch.ops.nested import Path, tensors_of
+from sirtaki.torch.training.optimizer_state import (
     group_sizes,
     options_of,
     parameters_of,
@@ -21,7 +21,7 @@ from sirtaki.torch.optimizer_state import (
     set_state,
     state_of,
 )
-from sirtaki.torch.sharded.optimizer import Sharded
+from sirtaki.torch.training.sharded.optimizer import Sharded
 
 
 def broadcast_parameters(

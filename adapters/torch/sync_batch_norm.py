@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from sirtaki.bindings.default_context import find
-from sirtaki.common.process_sets import ProcessSet, global_process_set
-from sirtaki.common.shares import refuse_derivative
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.training.shares import refuse_derivative
 from sirtaki.torch._private import BatchNormBase
-from sirtaki.torch.autograd import AllGather, AllReduce, CollectiveScope
+from sirtaki.torch.ops.autograd import AllGather, AllReduce, CollectiveScope
 
 
 class SyncBatchNorm(BatchNormBase):

@@ -13,10 +13,10 @@ from sirtaki import __version__
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import Batch
-from sirtaki.common import ops
-from sirtaki.common.ops import Call as Named
-from sirtaki.common.ops import Reduction, Sum, reduction
-from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
+from sirtaki.common.ops import reduction as ops
+from sirtaki.common.ops.reduction import Call as Named
+from sirtaki.common.ops.reduction import Reduction, Sum, reduction
+from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
 
 class Core(Peer):

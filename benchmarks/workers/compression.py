@@ -17,9 +17,9 @@ import sirtaki.numpy as hvd
 from sirtaki.bindings import request as core
 from sirtaki.bindings.error_feedback import quantise
 from sirtaki.bindings.library import wire_formats
-from sirtaki.common.collectives import Collectives
-from sirtaki.common.ops import Reduction
-from sirtaki.common.requests import ALLREDUCE_IN_PLACE, CollectiveOptions
+from sirtaki.common.ops.collectives import Collectives
+from sirtaki.common.ops.reduction import Reduction
+from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, CollectiveOptions
 from sirtaki.numpy import arrays
 
 WIRE_FORMATS = {row.name: row.code for row in wire_formats() if row.block}

@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any, NamedTuple
 
-from sirtaki.runner.allocation import find_allocation
 from sirtaki.runner.bench.collective_report import CollectiveReport
 from sirtaki.runner.bench.columns import Column, heads, line, peer_columns
 from sirtaki.runner.bench.messages import (
@@ -51,12 +50,13 @@ from sirtaki.runner.bench.peers import (
 from sirtaki.runner.bench.report import Load, Report, comment
 from sirtaki.runner.bench.samples import median_ratio
 from sirtaki.runner.bench.sizes import ITEMSIZES, check_range, parse_factor, parse_size
-from sirtaki.runner.command import module_words
-from sirtaki.runner.cores import usable_cores
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.options import OptionParser, add_options_for_hosts, whole_number
+from sirtaki.runner.cli.command import module_words
+from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
+from sirtaki.runner.launch.allocation import find_allocation
+from sirtaki.runner.launch.cores import usable_cores
+from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.rendezvous.wire import printable
-from sirtaki.runner.terminal_status import terminal_status
+from sirtaki.runner.supervise.terminal_status import terminal_status
 
 _USAGE = "sirtaki bench [OPERATION] -np N [-H HOST:SLOTS,… | --hostfile FILE] [options]"
 _DESCRIPTION = (

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError
 
 CPU, CUDA = DEVICES = ("cpu", "cuda")
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 
 from sirtaki.runner.bench.operations import BenchOperation
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.options import number_above
+from sirtaki.runner.cli.options import number_above
+from sirtaki.runner.launch.errors import LaunchError
 
 ITEMSIZES = {
     "float32": 4,

@@ -6,7 +6,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 
-from sirtaki.runner.bounded_server import hosts_of
+from sirtaki.runner.observe.bounded_server import hosts_of
 
 TOKEN_FILE = "dashboard_token"  # in the job's private folder
 ACTION_HEADER = "X-Sirtaki-Token"  # of requests that change something

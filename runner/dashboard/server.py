@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.watch_marks import ANSWER, FOLDER, RECORDER, TIMELINE, Order, place_order, watch_for_now
-from sirtaki.runner.bounded_server import CLIENT_SECONDS, BoundedServer
 from sirtaki.runner.dashboard.access import ACTION_HEADER, TOKEN_FILE, Access
 from sirtaki.runner.dashboard.feed import Feed
-from sirtaki.runner.states import RankState, read_job
+from sirtaki.runner.observe.bounded_server import CLIENT_SECONDS, BoundedServer
+from sirtaki.runner.observe.states import RankState, read_job
 from sirtaki.runner.top.jobs import WatchedJob
 from sirtaki.runner.top.snapshot import Snapshot
 from sirtaki.runner.trace.formats import ranks_text

@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sirtaki.runner.cli import named_hosts
-from sirtaki.runner.command import module_words
+from sirtaki.runner.cli.command import module_words
+from sirtaki.runner.cli.hvdrun import named_hosts
+from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
 from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, decode, line
 from sirtaki.runner.doctor.facts import (
     FRAMEWORKS,
@@ -34,13 +35,12 @@ from sirtaki.runner.doctor.report import as_json, as_lines, exit_code, print_lin
 from sirtaki.runner.doctor.rules import RULES
 from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
 from sirtaki.runner.doctor.trials import run_job
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import Host, allocate, is_own_host, needed
-from sirtaki.runner.options import OptionParser, add_options_for_hosts, whole_number
+from sirtaki.runner.hosts.ssh import SshOptions, StartFailure, diagnose, ssh_command
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import Host, allocate, is_own_host, needed
 from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
-from sirtaki.runner.ssh import SshOptions, StartFailure, diagnose, ssh_command
-from sirtaki.runner.terminal_status import terminal_status
+from sirtaki.runner.supervise.terminal_status import terminal_status
 
 _DESCRIPTION = (
     "Looks for what a job needs on this host, or on the hosts of -H or --hostfile and between them, and "

@@ -7,7 +7,7 @@ from functools import partial
 
 from sirtaki.runner.doctor.facts import HostFacts, LinkFacts
 from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Picture, Rule
-from sirtaki.runner.ssh import FAILURES
+from sirtaki.runner.hosts.ssh import FAILURES
 
 _CLOCK_SECONDS = 1.0
 _SLOW_SHARE = 0.3  # of the card's speed, or of what a single process in Python can send

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from sirtaki.runner.doctor.facts import ClockOffset, HostFacts, JobFacts, LinkFacts
-from sirtaki.runner.ssh import StartFailure
+from sirtaki.runner.hosts.ssh import StartFailure
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"  # a problem makes the exit code 1
 LEVELS = (PROBLEM, WARNING, NOTE)

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from sirtaki.runner.capacity import read_memory
-from sirtaki.runner.cores import count_gpus, usable_cores
 from sirtaki.runner.doctor.facts import (
     Cores,
     Gpu,
@@ -24,6 +22,8 @@ from sirtaki.runner.doctor.facts import (
 )
 from sirtaki.runner.doctor.redaction import redacted
 from sirtaki.runner.doctor.trials import find_gpu_libraries, try_core, try_memory
+from sirtaki.runner.launch.capacity import read_memory
+from sirtaki.runner.launch.cores import count_gpus, usable_cores
 from sirtaki.runner.rendezvous.job import RendezvousError
 from sirtaki.runner.rendezvous.key import read_key
 

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sirtaki.runner.capacity import RANKS_PER_CORE, Capacity, Memory
 from sirtaki.runner.doctor.cluster_rules import CLUSTER_RULES
 from sirtaki.runner.doctor.facts import Gpu, HostFacts, Limits
 from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Picture, Rule
 from sirtaki.runner.doctor.session import FAILURES as SESSION_FAILURES
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.ssh import FAILURES as SSH_FAILURES
+from sirtaki.runner.hosts.ssh import FAILURES as SSH_FAILURES
+from sirtaki.runner.launch.capacity import RANKS_PER_CORE, Capacity, Memory
+from sirtaki.runner.launch.errors import LaunchError
 
 # ---- Rules about one host: pure functions from facts to evidence, and the table of them ----------------
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
-from sirtaki.runner.command import code_words, module_words
+from sirtaki.runner.cli.command import code_words, module_words
 from sirtaki.runner.doctor.decoding import line
 from sirtaki.runner.doctor.facts import FrameworkFacts
 

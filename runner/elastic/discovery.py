@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sirtaki.runner.command import module_words
+from sirtaki.runner.cli.command import module_words
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.settings import slots_of
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import OWN_HOST, Host, merge_own, parse_hosts
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import OWN_HOST, Host, merge_own, parse_hosts
 from sirtaki.runner.rendezvous.wire import printable
 
 _PAUSE_SECONDS = 1.0  # between two runs
@@ -157,7 +157,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 # ---- Finds out which names of hosts mean this machine, without waiting for name servers ----------------
 
 
-_COMMAND = (sys.executable, *module_words("sirtaki.runner.own_host"))
+_COMMAND = (sys.executable, *module_words("sirtaki.runner.hosts.own_host"))
 _LOOK_UP_SECONDS = 60.0  # for the names of one answer; those that were found by then are kept
 
 

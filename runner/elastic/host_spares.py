@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from sirtaki.runner.elastic.spare_process import SpareProcess
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.failure_analysis import ExitStatus, signal_name
+from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
+from sirtaki.runner.supervise.failure_analysis import ExitStatus, signal_name
 
 _LIST_SECONDS = 0.5  # between looks for the list of modules, which a rank writes after its first commit
 _END_SECONDS = 2.0  # for spares that were told to end, and only have to leave

@@ -15,10 +15,7 @@ from typing import Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.watch_marks import FOLDER as STATES
-from sirtaki.runner.capacity import Capacity
-from sirtaki.runner.command import runs_python
-from sirtaki.runner.cores import usable_cores
-from sirtaki.runner.display import Display
+from sirtaki.runner.cli.command import runs_python
 from sirtaki.runner.elastic.actions import Finish, Slot
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.elastic.driver import Driver, WorkerEnd
@@ -32,20 +29,23 @@ from sirtaki.runner.elastic.spare_command import check_spare_command
 from sirtaki.runner.elastic.spare_process import SpareProcess
 from sirtaki.runner.elastic.summary import describe_separate_runs
 from sirtaki.runner.elastic.workers import Status
-from sirtaki.runner.endpoints import metrics_question, start_endpoints
-from sirtaki.runner.environment import encrypts
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.failure_analysis import ExitStatus, describe_threads, signal_name
-from sirtaki.runner.finished_peers import finished_peers
-from sirtaki.runner.host_connection import Connection
-from sirtaki.runner.hosts import is_own_host
-from sirtaki.runner.job_folder import JobFolder
-from sirtaki.runner.launch import OUTPUT_FILES, Settings, with_reaper
-from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.hosts.host_connection import Connection
+from sirtaki.runner.launch.capacity import Capacity
+from sirtaki.runner.launch.cores import usable_cores
+from sirtaki.runner.launch.environment import encrypts
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import is_own_host
+from sirtaki.runner.launch.job import OUTPUT_FILES, Settings, with_reaper
+from sirtaki.runner.launch.job_folder import JobFolder
+from sirtaki.runner.launch.reaper import Reaper
+from sirtaki.runner.observe.endpoints import metrics_question, start_endpoints
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import Job
-from sirtaki.runner.signals import PASSED_ON, WakeupPipe, stop_this_process
-from sirtaki.runner.supervisor import KILL_SECONDS, READER_GONE, Patience
+from sirtaki.runner.supervise.display import Display
+from sirtaki.runner.supervise.failure_analysis import ExitStatus, describe_threads, signal_name
+from sirtaki.runner.supervise.finished_peers import finished_peers
+from sirtaki.runner.supervise.signals import PASSED_ON, WakeupPipe, stop_this_process
+from sirtaki.runner.supervise.supervisor import KILL_SECONDS, READER_GONE, Patience
 
 _PER_WORKER = 4  # descriptors: the ends of two pipes, and the connections to the arbiter and to a generation
 _NO_WORKER = -1  # the number of a spare, which has none

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from sirtaki.runner.elastic.host_spares import HostSpares
 from sirtaki.runner.elastic.pauses import doubled
 from sirtaki.runner.elastic.spare_process import SpareProcess
-from sirtaki.runner.hosts import is_own_host
-from sirtaki.runner.process import RankProcess
-from sirtaki.runner.remote import RemoteHost
+from sirtaki.runner.hosts.remote import RemoteHost
+from sirtaki.runner.launch.hosts import is_own_host
+from sirtaki.runner.launch.process import RankProcess
 
 _FIRST_LANE = -2  # of spares, downwards: slots have the lanes from 0 on, and -1 is none
 

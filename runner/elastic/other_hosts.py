@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.pauses import doubled
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.host_attempts import ANSWER_SECONDS
-from sirtaki.runner.hosts import is_own_host
-from sirtaki.runner.remote import RemoteHost
+from sirtaki.runner.hosts.host_attempts import ANSWER_SECONDS
+from sirtaki.runner.hosts.remote import RemoteHost
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import is_own_host
 
 _STABLE_SECONDS = 60.0  # a host that was usable for that long begins anew with the shortest pause
 

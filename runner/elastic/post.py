@@ -16,16 +16,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from sirtaki.runner.elastic.actions import Open, Slot
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.failure_analysis import first_line
-from sirtaki.runner.hosts import is_own_host
-from sirtaki.runner.launch import addresses_for_others, check_reachable, network_address
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import is_own_host
+from sirtaki.runner.launch.job import addresses_for_others, check_reachable, network_address
 from sirtaki.runner.rendezvous.address import unix_address
 from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, Message, pack, unpack
 from sirtaki.runner.rendezvous.elastic.process import WORKERS
 from sirtaki.runner.rendezvous.job import Job, RendezvousError, name_of
 from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.supervise.failure_analysis import first_line
 
 _ANSWER_SECONDS = 0.1  # the longest pause of the caller's orders for the connections
 _START_SECONDS = 60.0  # the limit of a generation's all-gathers; its members have shorter ones of their own

@@ -11,32 +11,32 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.cores import usable_cores
-from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.driver import CannotStart
 from sirtaki.runner.elastic.host_spares import SpareNews
 from sirtaki.runner.elastic.job_spares import JobSpares
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.environment import RankEnvironment, thread_counts
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.failure_analysis import ExitStatus
-from sirtaki.runner.host_connection import Connection, with_slot_counts
-from sirtaki.runner.hosts import Host, is_own_host
-from sirtaki.runner.job_folder import JobFolder
-from sirtaki.runner.launch import Settings, start_values
-from sirtaki.runner.lease import HostLease, lease_clock
-from sirtaki.runner.process import Rank, RankProcess
-from sirtaki.runner.rank_start import REPORTS, describe_start_failure
-from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.remote import RemoteHost, RemoteJob
-from sirtaki.runner.remote_rank import RemoteRank
+from sirtaki.runner.hosts.host_connection import Connection, with_slot_counts
+from sirtaki.runner.hosts.lease import HostLease, lease_clock
+from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
+from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.launch.cores import usable_cores
+from sirtaki.runner.launch.environment import RankEnvironment, thread_counts
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import Host, is_own_host
+from sirtaki.runner.launch.job import Settings, start_values
+from sirtaki.runner.launch.job_folder import JobFolder
+from sirtaki.runner.launch.process import Rank, RankProcess
+from sirtaki.runner.launch.rank_start import REPORTS, describe_start_failure
+from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES
 from sirtaki.runner.rendezvous.elastic.process import ARBITER
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.rendezvous.lifecycle import WORKER
-from sirtaki.runner.signals import WakeupPipe
+from sirtaki.runner.supervise.display import Display
+from sirtaki.runner.supervise.failure_analysis import ExitStatus
+from sirtaki.runner.supervise.signals import WakeupPipe
 
 _LAST_MESSAGE_SECONDS = 5.0  # for the last message of a worker, at most; elsewhere it may come after the end
 
@@ -246,7 +246,7 @@ class HostStart:
         remotes = self.connection.connect(hosts, program, self.wakeup, self.reaper)
         if all(host.slots for host in hosts):
             return remotes, list(hosts)
-        from sirtaki.runner.cores import count_gpus
+        from sirtaki.runner.launch.cores import count_gpus
 
         return remotes, with_slot_counts(hosts, remotes, count_gpus())
 

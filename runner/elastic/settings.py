@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.rules import LOST, RANK, Rules
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import Host
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import Host
 
 _TIMEOUT, _COOLDOWN = 600.0, (1.0, 60.0)  # seconds; docs/elastic.md
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError
 
 _INTERPRETER = re.compile(r"python(3(\.\d+)?)?t?")
 _WITH_VALUE = "WX"  # the value follows, in the same argument or the next one

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.frames import NO_RANK
-from sirtaki.runner.process import RankProcess
-from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.hosts.frames import NO_RANK
+from sirtaki.runner.launch.process import RankProcess
+from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.rendezvous.elastic import spare_start
 from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
 from sirtaki.runner.rendezvous.elastic.spare import SPARE, instructions

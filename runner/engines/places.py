@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.environment import encrypts
+from sirtaki.runner.launch.environment import encrypts
 from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.rendezvous.key import KEY_BYTES

@@ -9,11 +9,11 @@ import signal
 import sys
 from dataclasses import replace
 
-from sirtaki.runner.cli import open_standard_streams, run_options
-from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.cli.hvdrun import open_standard_streams, run_options
 from sirtaki.runner.function.process import LauncherOrders
 from sirtaki.runner.function.service import FunctionService
-from sirtaki.runner.launch import Settings
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.job import Settings
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any, TextIO
 
-from sirtaki.runner.command import module_words
+from sirtaki.runner.cli.command import module_words
 
 _READ_BYTES = 64 * 1024
 

@@ -13,12 +13,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from sirtaki.runner.environment import encrypts
 from sirtaki.runner.function.call import FunctionCall, python_version, settle
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.pickling import import_cloudpickle
 from sirtaki.runner.function.report import RETURNED, exit_code, report_of
 from sirtaki.runner.function.service import END, HELLO, OFFSET, OUTCOME, PIECE, PIECE_BYTES, READ
+from sirtaki.runner.launch.environment import encrypts
 from sirtaki.runner.rendezvous.job import CALLS, Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.providers import find_world
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient

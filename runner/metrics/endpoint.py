@@ -7,9 +7,9 @@ import socket
 from pathlib import Path
 
 from sirtaki.bindings.watch_marks import ALWAYS, FOLDER
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.listening import authority, is_loopback, listen, start_server
-from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.reaper import Reaper
+from sirtaki.runner.observe.listening import authority, is_loopback, listen, start_server
 
 
 def find_problem(address: str) -> str:

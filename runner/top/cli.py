@@ -12,8 +12,8 @@ from typing import TextIO
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.options import OptionParser
+from sirtaki.runner.cli.options import OptionParser
+from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.top.jobs import INTERVAL_SECONDS, find_job
 from sirtaki.runner.top.rows import PROBLEM, RankRow, rows_of
 from sirtaki.runner.top.snapshot import Snapshot, from_line

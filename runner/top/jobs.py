@@ -12,8 +12,8 @@ import psutil
 
 from sirtaki.bindings.ownership import held_folder
 from sirtaki.bindings.watch_marks import FOLDER, watch_for_now
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.states import RankState, read_job
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.observe.states import RankState, read_job
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
 INTERVAL_SECONDS = 1.0  # the ranks write as often

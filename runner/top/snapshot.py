@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sirtaki.runner.state_shape import real, sample_shape, text
+from sirtaki.runner.observe.state_shape import real, sample_shape, text
 
 SCHEMA = 2
 Place = tuple[int, str, int]  # rank, host and process

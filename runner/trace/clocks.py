@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.timeline import ONE_HOST_NS
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.observe.timeline import ONE_HOST_NS
 from sirtaki.runner.trace.exchanges import exchanges
 from sirtaki.runner.trace.operations import RecordedOperation
 from sirtaki.runner.trace.trace import ProcessRow, Trace

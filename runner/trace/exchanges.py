@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.trace.operations import RecordedOperation
 from sirtaki.runner.trace.trace import ProcessRow
 

@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, cast
 
-from sirtaki.runner.timeline import in_row, merging_file, shifted
-from sirtaki.runner.timeline_events import EventFile, in_microseconds, write_events
+from sirtaki.runner.observe.timeline import in_row, merging_file, shifted
+from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds, write_events
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.exchanges import exchanges
 from sirtaki.runner.trace.failures import MISMATCH, failures

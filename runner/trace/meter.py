@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from sirtaki.runner.timeline_events import EventFile
+from sirtaki.runner.observe.timeline_events import EventFile
 from sirtaki.runner.trace.formats import percent
 
 _LINES = 4096  # between two looks at the position: a few milliseconds

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.frames import LIMITS, MessageKind
-from sirtaki.runner.post_mortem import MALFORMED, describe, place_of
+from sirtaki.runner.hosts.frames import LIMITS, MessageKind
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.observe.timeline import clock_offset, shifted
+from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds
 from sirtaki.runner.rendezvous.wire import printable
-from sirtaki.runner.timeline import clock_offset, shifted
-from sirtaki.runner.timeline_events import EventFile, in_microseconds
+from sirtaki.runner.supervise.post_mortem import MALFORMED, describe, place_of
 from sirtaki.runner.trace.doings import Slices
 from sirtaki.runner.trace.formats import ranks_text
 from sirtaki.runner.trace.meter import Meter, Show, show_nothing

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.timeline_events import EventFile
-from sirtaki.runner.timeline_files import TimelinePart, elastic_parts, part_of, rank_files
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.observe.timeline_events import EventFile
+from sirtaki.runner.observe.timeline_files import TimelinePart, elastic_parts, part_of, rank_files
 
 _HEAD = b'{"ph": "M", "name": "process_name"'  # how the file of a rank begins
 _REPORT_HEAD = b'{"rank": '

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sirtaki.common import repeated
+from sirtaki.common.ops import repeated
 
 THREADS, OPERATIONS = 4, 20_000
 

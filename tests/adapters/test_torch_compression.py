@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from world import world
 
 import sirtaki.torch as hvd
-from sirtaki.torch.compressed.exchange import _largest
-from sirtaki.torch.compressed.powersgd import orthonormal, write_product
+from sirtaki.torch.training.compressed.exchange import _largest
+from sirtaki.torch.training.compressed.powersgd import orthonormal, write_product
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -23,7 +23,7 @@ from world import world
 import sirtaki.torch as hvd
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
-from sirtaki.torch.stale.clock import ClockReport, Decision, GlobalBatchClock, WorkerClock
+from sirtaki.torch.training.stale.clock import ClockReport, Decision, GlobalBatchClock, WorkerClock
 
 Duration = Callable[[int], float]  # of a rank's next step
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sirtaki.bindings.step_counters import Stepper  # noqa: E402
-from sirtaki.torch.optimizer import ReducerSettings  # noqa: E402
+from sirtaki.torch.training.optimizer import ReducerSettings  # noqa: E402
 
 
 @pytest.mark.parametrize(

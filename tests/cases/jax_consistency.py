@@ -13,7 +13,7 @@ import pytest
 import sirtaki.jax as hvd
 from cases import case
 from cases.differing import differ, expect_hint_for_equal_batches
-from sirtaki.common.round_checks import RoundChecks
+from sirtaki.common.training.round_checks import RoundChecks
 
 
 def loss(params: Any, batch: Any) -> Any:

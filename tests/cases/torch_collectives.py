@@ -14,7 +14,7 @@ from cases import case
 from cases.warned import warnings_of_this_rank
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, using
-from sirtaki.common.tensor import DTYPE_CODES
+from sirtaki.common.ops.tensor import DTYPE_CODES
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (70_001,)]
 MOVABLE = {name: getattr(torch, name) for name in DTYPE_CODES if hasattr(torch, name)}

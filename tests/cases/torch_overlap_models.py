@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from cases.torch_models import OPTIMIZERS, assert_same_on_all_ranks, distributed, network, own_loss
-from sirtaki.torch.overlapped import flight
-from sirtaki.torch.overlapped.flight import ParameterInFlight
+from sirtaki.torch.training.overlapped import flight
+from sirtaki.torch.training.overlapped.flight import ParameterInFlight
 
 Step = Callable[[nn.Module, Any, int], None]
 

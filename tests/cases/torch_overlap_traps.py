@@ -22,7 +22,7 @@ from cases.torch_models import (
 )
 from cases.torch_overlap_models import alike, assert_equal, both, in_flight, plain_step
 from sirtaki.common.exceptions import HorovodInternalError
-from sirtaki.torch.overlapped.flight import DeferredUpdate
+from sirtaki.torch.training.overlapped.flight import DeferredUpdate
 
 compiling = threading.Lock()  # ranks may be threads, and TorchScript is for one at a time
 

@@ -36,8 +36,8 @@ from cases.torch_sharding_models import (
 )
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.survivors import Survivors
-from sirtaki.torch.sharded.gradient import ShardedGradient
-from sirtaki.torch.sharded.slices import BLOCK
+from sirtaki.torch.training.sharded.gradient import ShardedGradient
+from sirtaki.torch.training.sharded.slices import BLOCK
 
 
 @case(least=2)

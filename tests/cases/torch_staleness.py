@@ -16,7 +16,7 @@ from cases.torch_models import assert_same_on_all_ranks, generator, network, sgd
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
-from sirtaki.torch.stale.rounds import Update
+from sirtaki.torch.training.stale.rounds import Update
 
 
 def gradients(model: nn.Module, rank: int, step: int) -> list[Tensor]:

@@ -27,7 +27,7 @@ from cases.torch_models import (
     train,
     whole_loss,
 )
-from sirtaki.torch.overlap import Overlap
+from sirtaki.torch.training.overlap import Overlap
 
 
 @case(kind=OPTIMIZERS)

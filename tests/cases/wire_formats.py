@@ -13,9 +13,9 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.error_feedback import quantise
 from sirtaki.bindings.errors import MismatchError
 from sirtaki.bindings.library import wire_formats
-from sirtaki.common.collectives import Collectives
-from sirtaki.common.ops import Reduction
-from sirtaki.common.requests import ALLREDUCE, CollectiveOptions
+from sirtaki.common.ops.collectives import Collectives
+from sirtaki.common.ops.reduction import Reduction
+from sirtaki.common.ops.requests import ALLREDUCE, CollectiveOptions
 from sirtaki.numpy import arrays
 
 CODES = {row.name: row.code for row in wire_formats() if row.block}

@@ -92,7 +92,7 @@ OUTSIDE: dict[str, tuple[str, int, Outcome]] = {
     "SIGINT hvdrun": ("hvdrun", signal.SIGINT, Outcome(frozenset({128 + signal.SIGINT}), names_rank=False)),
     "kill reaper": ("reaper.py", signal.SIGKILL, WELL),
     "stop and continue": ("rank", signal.SIGSTOP, WELL),
-    "kill agent": ("sirtaki.runner.agent", signal.SIGKILL, Outcome(FAILS, names_rank=False)),
+    "kill agent": ("sirtaki.runner.hosts.agent", signal.SIGKILL, Outcome(FAILS, names_rank=False)),
     "kill ssh": ("ssh_stand_in.py", signal.SIGKILL, Outcome(FAILS, names_rank=False)),
 }
 ONLY_WITH_HOSTS = ("kill agent", "kill ssh")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.runner import commands
+from sirtaki.runner.cli import commands
 from sirtaki.runner.doctor.rules import table
 from sirtaki.runner.trace.rules import TRACE_RULES
 

@@ -17,7 +17,7 @@ from launching import wait_until
 from sirtaki.runner.elastic import discovery as discovery_module
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.discovery import Discovery
-from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError
 
 
 def script(folder: Path, body: str) -> Path:

@@ -17,13 +17,13 @@ from open_files import open_files
 from sirtaki.runner.elastic.host_spares import HostSpares
 from sirtaki.runner.elastic.job_spares import JobSpares
 from sirtaki.runner.elastic.spare_process import SpareProcess
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.frames import Frame, MessageKind, WireError
-from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.remote import RemoteHost, RemoteJob
+from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
+from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
+from sirtaki.runner.hosts.ssh import SshOptions
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
 from sirtaki.runner.rendezvous.elastic.spare import SPARE
-from sirtaki.runner.ssh import SshOptions
 
 LANE = -2
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from sirtaki.runner.display import Display
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.other_hosts import OtherHosts
-from sirtaki.runner.failure_analysis import ExitStatus
-from sirtaki.runner.frames import Frame, MessageKind
-from sirtaki.runner.lease import HostLease, lease_clock
-from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.remote import RemoteHost, RemoteJob
-from sirtaki.runner.remote_rank import RemoteRank
-from sirtaki.runner.ssh import SshOptions
+from sirtaki.runner.hosts.frames import Frame, MessageKind
+from sirtaki.runner.hosts.lease import HostLease, lease_clock
+from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
+from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.hosts.ssh import SshOptions
+from sirtaki.runner.launch.reaper import Reaper
+from sirtaki.runner.supervise.display import Display
+from sirtaki.runner.supervise.failure_analysis import ExitStatus
 
 SLOT = Slot("hostB", 0)
 COOLDOWN = (1.0, 60.0)
@@ -118,7 +118,7 @@ def remote() -> Iterator[RemoteHost]:
     """Returns a host whose agent says that it has left nothing behind, whatever was started there."""
     with selectors.PollSelector() as selector, Reaper() as reaper:
         host = RemoteHost("hostB", SshOptions(), selector, Display(selector))
-        done = "import sys; from sirtaki.runner.frames import *; frame = Frame(MessageKind.DONE).pack()"
+        done = "import sys; from sirtaki.runner.hosts.frames import *; frame = Frame(MessageKind.DONE).pack()"
         command = [sys.executable, "-c", f"{done}; sys.stdout.buffer.write(START_MARK + frame)"]
         host.connect(command, {}, reaper)
         yield host

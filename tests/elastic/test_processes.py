@@ -14,11 +14,11 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.runner.elastic.actions import Slot
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.processes import Processes
-from sirtaki.runner.failure_analysis import ExitStatus
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, Returned, pack
 from sirtaki.runner.rendezvous.elastic.process import workers_job
 from sirtaki.runner.rendezvous.job import Identity, Job
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.supervise.failure_analysis import ExitStatus
 
 WORKER = 7
 

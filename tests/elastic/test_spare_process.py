@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from sirtaki.runner.elastic.job_spares import SparePool
 from sirtaki.runner.elastic.spare_process import SpareProcess
-from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.rendezvous.elastic import spare
 from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
 

@@ -13,7 +13,7 @@ from elastic.running import FAILSAFE_SECONDS, PROGRAMS, QUICK, command, run_job
 from launching import wait_until
 from timelines import check_trace, read_rows, read_trace, slices_named
 
-from sirtaki.runner.timeline import merge_timelines, remove_timelines
+from sirtaki.runner.observe.timeline import merge_timelines, remove_timelines
 
 THREE = ("-np", "3", "--min-np", "1", *QUICK)
 PHASES = ["AGREE", "REBUILD", "STATE"]
@@ -211,7 +211,7 @@ def test_parts_are_merged_in_the_order_of_workers_and_generations(tmp_path: Path
     write_part(tmp_path / "t.json.worker2.generation2", 2, "rank 2 (pid 7)", event(2, 12))
     others = [*tmp_path.glob("*.rank1"), *tmp_path.glob("*.copy"), *tmp_path.glob("*.worker01.*"), path]
     done = subprocess.run(
-        [sys.executable, "-m", "sirtaki.runner.timeline", str(path)],
+        [sys.executable, "-m", "sirtaki.runner.observe.timeline", str(path)],
         capture_output=True,
         text=True,
         timeout=FAILSAFE_SECONDS,

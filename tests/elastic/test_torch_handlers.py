@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from world import world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.torch.nested import copied  # noqa: E402
+from sirtaki.torch.ops.nested import copied  # noqa: E402
 
 __all__ = ["alone", "one_thread"]  # fixtures that apply to all tests here
 

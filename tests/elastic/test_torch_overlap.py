@@ -20,7 +20,7 @@ from sirtaki.bindings.default_context import current  # noqa: E402
 from sirtaki.bindings.errors import HorovodInternalError, NotInitializedError  # noqa: E402
 from sirtaki.bindings.survivors import Membership  # noqa: E402
 from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
-from sirtaki.torch.overlapped import flight  # noqa: E402
+from sirtaki.torch.training.overlapped import flight  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
 

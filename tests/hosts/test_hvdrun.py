@@ -145,7 +145,9 @@ def test_kill_9_of_an_agent_ends_the_job_and_leaves_no_process(fragile: Network,
 
     before = len(running())
     process = start_and_wait(fragile, tmp_path)
-    agents = [pid for pid in fragile.hosts[1].processes() if b"sirtaki.runner.agent" in command_line(pid)]
+    agents = [
+        pid for pid in fragile.hosts[1].processes() if b"sirtaki.runner.hosts.agent" in command_line(pid)
+    ]
     assert agents
     for pid in agents:
         os.kill(pid, signal.SIGKILL)

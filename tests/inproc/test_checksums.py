@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sirtaki.common.checksums import checksum
-from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
+from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
+from sirtaki.common.training.checksums import checksum
 
 
 def of(array: np.ndarray) -> int:

@@ -19,7 +19,7 @@ import sirtaki.torch as hvd
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
-from sirtaki.common.shares import Share, using
+from sirtaki.common.training.shares import Share, using
 
 PATIENCE = 60.0
 AT_ONCE: dict[str, Any] = {"deadline": 0.0, "quorum": 0.5}

@@ -15,12 +15,12 @@ from launching import FAILSAFE_SECONDS, is_running, wait_until
 from open_files import open_files, opened_since
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner import agent as agent_module
-from sirtaki.runner.agent import AgentJob
-from sirtaki.runner.cli import SrunOptions
-from sirtaki.runner.frames import INITIAL_CREDIT, START_MARK, Frame, MessageKind
-from sirtaki.runner.reaper import Reaper
-from sirtaki.runner.ssh import SshOptions, ssh_command
+from sirtaki.runner.cli.hvdrun import SrunOptions
+from sirtaki.runner.hosts import agent as agent_module
+from sirtaki.runner.hosts.agent import AgentJob
+from sirtaki.runner.hosts.frames import INITIAL_CREDIT, START_MARK, Frame, MessageKind
+from sirtaki.runner.hosts.ssh import SshOptions, ssh_command
+from sirtaki.runner.launch.reaper import Reaper
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from agent_conversation import Conversation, agents, ask, values
 from launching import is_running, wait_until
 
-from sirtaki.runner.frames import Frame, MessageKind
+from sirtaki.runner.hosts.frames import Frame, MessageKind
 from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
 
 LANE = -2

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.runner.allocation import find_allocation
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import parse_hosts
+from sirtaki.runner.launch.allocation import find_allocation
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import parse_hosts
 from sirtaki.runner.rendezvous.node_list import node_names
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

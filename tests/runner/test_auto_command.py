@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.runner.auto_command import auto_command, hash_seed
-from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.cli.auto_command import auto_command, hash_seed
+from sirtaki.runner.launch.errors import LaunchError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.options import parse
+from sirtaki.runner.cli.options import parse
+from sirtaki.runner.launch.errors import LaunchError
 
 HEAD = "step,purpose,hand_over,chunk_bytes,spin,step_seconds,verdict"
 LOG = f"{HEAD}\n16,try spin=0,auto,4096,0,0.1,\n99,result,late,262144,0.0002,,kept\n"

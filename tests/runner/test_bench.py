@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from sirtaki.bench.patterns import Patterns
-from sirtaki.runner import commands
 from sirtaki.runner.bench import peers as peers_module
 from sirtaki.runner.bench.cli import KINDS, SETTINGS, LinkReport, StepReport, draw
 from sirtaki.runner.bench.collective_report import COLUMNS, CollectiveReport, Limit
@@ -35,6 +34,7 @@ from sirtaki.runner.bench.peers import PEERS
 from sirtaki.runner.bench.report import Load
 from sirtaki.runner.bench.samples import block_calls, median_ratio, quantile
 from sirtaki.runner.bench.sizes import ITEMSIZES, counts, parse_size
+from sirtaki.runner.cli import commands
 
 PLAN = Plan("allreduce", "float32", 1 << 20, 4 << 20, 4.0, 3, ["gloo"])
 WORLD = BenchWorld(4, {"hostA": 2, "hostB": 2}, 1, {"sirtaki": "1.0", "gloo": "torch 2"}, 0.0, 0)

@@ -20,7 +20,7 @@ from tiers import exhaustive_unless
 from sirtaki.runner.bench import cli
 from sirtaki.runner.bench.operations import OPERATIONS
 from sirtaki.runner.bench.peers import mpirun
-from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 FEW = ("--rounds", "2")

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.capacity import RANKS_PER_CORE, Capacity, Memory, read_memory
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.signals import refuse_to_start_after_a_signal
+from sirtaki.runner.launch.capacity import RANKS_PER_CORE, Capacity, Memory, read_memory
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.supervise.signals import refuse_to_start_after_a_signal
 
 GIB = 1 << 30
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -21,7 +21,7 @@ Hosts = Callable[..., Path]
 # hvdrun, whose rendezvous is slow: it looks at the report of a failure after all ranks have ended.
 SLOW = """
 import sys, threading
-from sirtaki.runner.cli import main
+from sirtaki.runner.cli.hvdrun import main
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 
 have_ended, waits = threading.Event(), []
@@ -51,7 +51,7 @@ sys.exit(main())
 # hvdrun, whose rendezvous does not answer when all ranks have ended.
 SILENT = """
 import sys
-from sirtaki.runner.cli import main
+from sirtaki.runner.cli.hvdrun import main
 from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
 
 RendezvousServer.drain = lambda server, seconds, then, lost: print("asked", flush=True)

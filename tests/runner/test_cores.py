@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sirtaki.runner.cores import count_gpus, usable_cores
-from sirtaki.runner.environment import thread_counts
+from sirtaki.runner.launch.cores import count_gpus, usable_cores
+from sirtaki.runner.launch.environment import thread_counts
 
 
 def write(root: Path, files: dict[str, str]) -> None:

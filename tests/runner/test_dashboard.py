@@ -16,9 +16,9 @@ from launching import wait_until
 from rank_samples import NOW, pending, sample, stepped
 from rich.console import Console
 
-from sirtaki.runner.bounded_server import hosts_of
 from sirtaki.runner.dashboard.feed import look_of
 from sirtaki.runner.dashboard.server import MAX_CLIENTS
+from sirtaki.runner.observe.bounded_server import hosts_of
 from sirtaki.runner.top.rows import rows_of
 from sirtaki.runner.top.snapshot import Snapshot
 from sirtaki.runner.top.table import render

@@ -15,8 +15,8 @@ import pytest
 from dashboards import SUMMING, address_in, cookie_of, events_of, request
 from launching import wait_until
 
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.options import parse
+from sirtaki.runner.cli.options import parse
+from sirtaki.runner.launch.errors import LaunchError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -150,7 +150,7 @@ def test_the_page_may_be_asked_for_in_a_file_of_options(tmp_path: Path, value: s
 
 def test_hvdrun_without_the_option_imports_nothing_of_it() -> None:
     program = (
-        "import sys; import sirtaki.runner.launch; from sirtaki.runner.options import parse; "
+        "import sys; import sirtaki.runner.launch.job; from sirtaki.runner.cli.options import parse; "
         "parse(['-np', '2', 'python']); "
         "print([name for name in sys.modules if 'dashboard' in name or name.startswith('http')])"
     )

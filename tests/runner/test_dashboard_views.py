@@ -11,7 +11,7 @@ from dashboards import snapshot
 from rank_samples import METRICS, NOW, sample, state_values
 
 from sirtaki.runner.dashboard.feed import MOST_LINKS, MOST_TENSORS, links_of, tensors_of
-from sirtaki.runner.remote_states import answers
+from sirtaki.runner.observe.remote_states import answers
 from sirtaki.runner.top.snapshot import RankSample, Snapshot, from_line
 
 

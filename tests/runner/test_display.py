@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sirtaki.runner.display import STDOUT, Display
+from sirtaki.runner.supervise.display import STDOUT, Display
 
 SPARE = -2
 

@@ -36,7 +36,7 @@ from sirtaki.runner.doctor.findings import LEVELS, PROBLEM, Picture, judge
 from sirtaki.runner.doctor.report import as_json, as_lines, exit_code
 from sirtaki.runner.doctor.rules import RULES, table
 from sirtaki.runner.doctor.session import FAILURES as SESSION_FAILURES
-from sirtaki.runner.ssh import FAILURES, SshOptions, StartFailure, diagnose
+from sirtaki.runner.hosts.ssh import FAILURES, SshOptions, StartFailure, diagnose
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 GIB = 1 << 30

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from agent_conversation import values
 
-from sirtaki.runner.agent import AgentJob
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.rank_start import REPORTS
-from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.hosts.agent import AgentJob
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.rank_start import REPORTS
+from sirtaki.runner.launch.reaper import Reaper
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

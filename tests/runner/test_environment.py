@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.environment import RankEnvironment, exported, merge_login
+from sirtaki.runner.launch.environment import RankEnvironment, exported, merge_login
 
 
 @pytest.mark.parametrize(

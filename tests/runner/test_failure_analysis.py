@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sirtaki.runner.failure_analysis import ExitStatus, FailureAnalyzer
 from sirtaki.runner.rendezvous.messages import RankEvent
+from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer
 
 SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11
 

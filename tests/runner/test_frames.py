@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from sirtaki.runner.frames import (
+from sirtaki.runner.hosts.frames import (
     LIMITS,
     MAX_BEFORE_MARK,
     START_MARK,

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from sirtaki.runner import host_attempts
-from sirtaki.runner.host_attempts import ANSWER_SECONDS, HostAttempts
-from sirtaki.runner.remote import RemoteHost
+from sirtaki.runner.hosts import host_attempts
+from sirtaki.runner.hosts.host_attempts import ANSWER_SECONDS, HostAttempts
+from sirtaki.runner.hosts.remote import RemoteHost
 
 
 @dataclass(eq=False)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.hosts import (
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import (
     Host,
     HostAllocation,
     allocate,

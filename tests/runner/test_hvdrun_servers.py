@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sirtaki.runner.failure_analysis import ExitStatus, FailureAnalyzer
-from sirtaki.runner.hosts import Host, allocate, servers_of
+from sirtaki.runner.launch.hosts import Host, allocate, servers_of
+from sirtaki.runner.launch.servers import Servers
 from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job
 from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
-from sirtaki.runner.servers import Servers
+from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Hosts = Callable[..., Path]

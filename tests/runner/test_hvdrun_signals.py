@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS, HVDRUN, is_running, read_pids, read_terminal, wait_until
 
-from sirtaki.runner.reaper import end_groups
+from sirtaki.runner.launch.reaper import end_groups
 
 Start = Callable[..., subprocess.Popen[bytes]]
 Script = Callable[[str], str]
@@ -95,7 +95,7 @@ def test_the_guard_that_replaces_a_killed_one_needs_no_orders(tmp_path: Path) ->
     (tmp_path / "kept").mkdir()
     script = """
         import os, signal, sys
-        from sirtaki.runner.reaper import Reaper
+        from sirtaki.runner.launch.reaper import Reaper
 
         reaper = Reaper()
         reaper.watch_directory(sys.argv[1])

@@ -13,8 +13,8 @@ from launching import FAILSAFE_SECONDS, is_running, read_pids, wait_until
 
 ELASTIC = ("--min-np", "1", "--reset-limit", "1")
 PATIENT = (
-    "import sys; from sirtaki.runner import supervisor; supervisor.RESULT_SECONDS = 100.0; "
-    "from sirtaki.runner.cli import main; sys.exit(main())"
+    "import sys; from sirtaki.runner.supervise import supervisor; supervisor.RESULT_SECONDS = 100.0; "
+    "from sirtaki.runner.cli.hvdrun import main; sys.exit(main())"
 )
 # Fails when it has written more than a pipe holds, and less than hvdrun keeps for its reader.
 RANK = "echo $$ > {folder}/rank.pid; yes output | head -c 500000 >&2; exit 3"

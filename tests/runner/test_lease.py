@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sirtaki.runner.lease import RENEWALS, AgentLease, HostLease, lease_clock
-from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.hosts.lease import RENEWALS, AgentLease, HostLease, lease_clock
+from sirtaki.runner.launch.reaper import Reaper
 
 SECONDS = 5.0
 

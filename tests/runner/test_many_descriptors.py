@@ -11,13 +11,13 @@ from types import ModuleType
 import pytest
 from launching import wait_until
 
-from sirtaki.runner import launch
 from sirtaki.runner.elastic import job
 from sirtaki.runner.elastic.rules import Rules
 from sirtaki.runner.elastic.settings import ElasticSettings
-from sirtaki.runner.hosts import Host
-from sirtaki.runner.process import RankProcess
-from sirtaki.runner.reaper import Reaper
+from sirtaki.runner.launch import job as launch
+from sirtaki.runner.launch.hosts import Host
+from sirtaki.runner.launch.process import RankProcess
+from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
 
 

@@ -18,7 +18,7 @@ import pytest
 from launching import script_writer, wait_until
 from scraping import Samples, ports_in, scrape
 
-from sirtaki.runner.listening import parse_address
+from sirtaki.runner.observe.listening import parse_address
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[bytes]]

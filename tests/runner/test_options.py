@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from fake_gpu import FOLDER, needs_fake
 
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.horovod_flags import REFUSED
-from sirtaki.runner.options import config_arguments, parse
+from sirtaki.runner.cli.horovod_flags import REFUSED
+from sirtaki.runner.cli.options import config_arguments, parse
+from sirtaki.runner.launch.errors import LaunchError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sirtaki.runner import display
-from sirtaki.runner.display import Pipe, Sink, Stream
+from sirtaki.runner.supervise import display
+from sirtaki.runner.supervise.display import Pipe, Sink, Stream
 
 
 class RecordingSink(Sink):

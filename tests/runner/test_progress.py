@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sirtaki.runner import progress
-from sirtaki.runner.progress import FIRST_REFRESH_SECONDS, FIRST_REPEAT_SECONDS, Progress
 from sirtaki.runner.rendezvous.rendezvous_state import join_names
+from sirtaki.runner.supervise import progress
+from sirtaki.runner.supervise.progress import FIRST_REFRESH_SECONDS, FIRST_REPEAT_SECONDS, Progress
 
 NAMES = {0: "rank 0", 1: "rank 1 (hostB)", 2: "rank 2 (hostB)"}
 

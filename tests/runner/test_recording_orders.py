@@ -27,8 +27,8 @@ from sirtaki.bindings.watch_marks import (
 )
 from sirtaki.runner.dashboard import server as module
 from sirtaki.runner.dashboard.server import JobRecordings
-from sirtaki.runner.frames import Frame, MessageKind, WireError
-from sirtaki.runner.remote_states import RemoteStates, take_order
+from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
+from sirtaki.runner.observe.remote_states import RemoteStates, take_order
 
 FIRST = Order(1, RECORDER, "/somewhere", 10.0)
 

@@ -23,9 +23,10 @@ Cluster = Callable[..., Path]
 # hvdrun that holds so many hosts itself.
 LIMITED = """
 import sys
-from sirtaki.runner import cli, host_attempts
+from sirtaki.runner.cli import hvdrun
+from sirtaki.runner.hosts import host_attempts
 host_attempts.AT_A_TIME = int(sys.argv.pop(1))
-sys.exit(cli.main())
+sys.exit(hvdrun.main())
 """
 
 

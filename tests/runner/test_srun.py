@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS, is_running, read_pids, wait_until
 
-from sirtaki.runner.cli import SrunOptions
-from sirtaki.runner.coding import LineDecoder, encode_lines
+from sirtaki.runner.cli.hvdrun import SrunOptions
+from sirtaki.runner.hosts.coding import LineDecoder, encode_lines
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -33,9 +33,9 @@ LEASE_SECONDS = 4.0
 WITH_SHORT_LEASE = (
     sys.executable,
     "-c",
-    "import sys; from sirtaki.runner.cli import SrunOptions; "
+    "import sys; from sirtaki.runner.cli.hvdrun import SrunOptions; "
     f"SrunOptions.lease_seconds = {LEASE_SECONDS}; "
-    "from sirtaki.runner.cli import main; sys.exit(main())",
+    "from sirtaki.runner.cli.hvdrun import main; sys.exit(main())",
 )
 
 
@@ -77,7 +77,7 @@ def test_nothing_secret_is_in_the_arguments_or_the_environment(
     assert len(key) == 64
     assert key not in started
     assert "5a5a" not in started
-    assert json.loads(started)["arguments"][-2:] == ["sirtaki.runner.agent", "--lines"]
+    assert json.loads(started)["arguments"][-2:] == ["sirtaki.runner.hosts.agent", "--lines"]
     process.send_signal(signal.SIGINT)
     assert process.wait(FAILSAFE_SECONDS) == 130
 

@@ -154,9 +154,9 @@ def test_all_hosts_that_cannot_take_part_are_named_at_once(hvdrun: Run, hosts: H
 def test_another_version_is_refused(hvdrun: Run, hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(
         "import sys, sirtaki.bindings._version as v; v.VERSION = '0.0.1'\n"
-        "from sirtaki.runner.agent import main; sys.exit(main())"
+        "from sirtaki.runner.hosts.agent import main; sys.exit(main())"
     )
-    hosts(hostB={"replace": ["-m sirtaki.runner.agent", str(tmp_path / "old.py")]})
+    hosts(hostB={"replace": ["-m sirtaki.runner.hosts.agent", str(tmp_path / "old.py")]})
     result = hvdrun("-H", "hostB:1", "echo", "started")
     assert result.returncode == 1
     assert "hvdrun: hostB has sirtaki 0.0.1, and this host " in result.stderr
@@ -167,11 +167,13 @@ def test_a_folder_or_program_that_is_not_there(
 ) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "gone.py").write_text(
-        "import os, sys\nfrom sirtaki.runner import agent\n"
+        "import os, sys\nfrom sirtaki.runner.hosts import agent\n"
         "os.rename(os.environ['GOING'], os.environ['GOING'] + '.gone')\nsys.exit(agent.main())"
     )
     going = {"GOING": str(tmp_path / "here")}
-    hosts(hostB={"replace": ["-m sirtaki.runner.agent", str(tmp_path / "gone.py")], "environment": going})
+    hosts(
+        hostB={"replace": ["-m sirtaki.runner.hosts.agent", str(tmp_path / "gone.py")], "environment": going}
+    )
     result = hvdrun("-H", "hostB:1", "echo", "started", cwd=tmp_path / "here")
     assert result.returncode == 1
     assert f"hvdrun: hostB has no folder {tmp_path / 'here'} as hvdrun's host has" in result.stderr
@@ -179,7 +181,9 @@ def test_a_folder_or_program_that_is_not_there(
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     going = {"GOING": str(program)}
-    hosts(hostB={"replace": ["-m sirtaki.runner.agent", str(tmp_path / "gone.py")], "environment": going})
+    hosts(
+        hostB={"replace": ["-m sirtaki.runner.hosts.agent", str(tmp_path / "gone.py")], "environment": going}
+    )
     result = hvdrun("-H", "hostB:1", str(program))
     assert result.returncode == 1
     assert f"hvdrun: hostB has no program {program} as hvdrun's host has" in result.stderr

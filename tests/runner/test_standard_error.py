@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sirtaki
-from sirtaki.runner.display import exception_in, without_log_lines
+from sirtaki.runner.supervise.display import exception_in, without_log_lines
 
 LIBRARY = "/usr/lib/python3.11/site-packages/torch/nn/linear.py"
 TRACEBACK = f"""\

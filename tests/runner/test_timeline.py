@@ -13,13 +13,13 @@ import pytest
 from launching import FAILSAFE_SECONDS, HVDRUN
 from timelines import check_trace, read_trace, slices_named
 
-from sirtaki.runner.frames import Frame, MessageKind, WireError
-from sirtaki.runner.job_timeline import JobTimeline
-from sirtaki.runner.lease import HostLease
-from sirtaki.runner.remote import RemoteHost, RemoteJob
-from sirtaki.runner.remote_rank import RemoteRank
-from sirtaki.runner.ssh import SshOptions
-from sirtaki.runner.timeline import merge_timelines
+from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
+from sirtaki.runner.hosts.lease import HostLease
+from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
+from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.hosts.ssh import SshOptions
+from sirtaki.runner.observe.job_timeline import JobTimeline
+from sirtaki.runner.observe.timeline import merge_timelines
 
 SCRIPT = """
 import os, signal, sys, time

@@ -17,7 +17,7 @@ import pytest
 from launching import TRAINING, is_running, read_pids, read_terminal, script_writer, wait_until
 
 from sirtaki.bindings import watch_marks
-from sirtaki.runner.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.top import jobs
 
 Start = Callable[..., subprocess.Popen[bytes]]

@@ -16,9 +16,9 @@ from launching import TRAINING, read_pids, script_writer, wait_until
 from rank_samples import state_values
 
 from sirtaki.bindings.watch_marks import FOLDER, FOR_NOW, watch_for_now
-from sirtaki.runner.frames import Frame, MessageKind, WireError
-from sirtaki.runner.remote_states import RemoteStates, answers
-from sirtaki.runner.states import ProcessState, read_job, read_states
+from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
+from sirtaki.runner.observe.remote_states import RemoteStates, answers
+from sirtaki.runner.observe.states import ProcessState, read_job, read_states
 
 Start = Callable[..., subprocess.Popen[bytes]]
 Top = Callable[..., subprocess.CompletedProcess[str]]

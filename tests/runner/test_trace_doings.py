@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from synthetic_timelines import Call, Clock, Did, add_program, write_job
 
-from sirtaki.runner import commands
+from sirtaki.runner.cli import commands
 
 LINES, COLLECTION = "lines of the program", "garbage collection"
 OTHER_HOST = Clock("hostb", 7_000_000_123)

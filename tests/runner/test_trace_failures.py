@@ -20,10 +20,10 @@ from synthetic_timelines import (
 )
 from timelines import check_trace
 
-from sirtaki.runner import commands
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.timeline import merge_timelines
-from sirtaki.runner.timeline_events import EventFile
+from sirtaki.runner.cli import commands
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.observe.timeline import merge_timelines
+from sirtaki.runner.observe.timeline_events import EventFile
 from sirtaki.runner.trace.clocks import align_clocks
 from sirtaki.runner.trace.meter import Meter
 from sirtaki.runner.trace.reading import read_trace

@@ -14,9 +14,9 @@ import pytest
 from synthetic_timelines import TWO_HOSTS, Call, Clock, three_ranks, timeline, write_job
 from timelines import check_trace
 
-from sirtaki.runner import commands
-from sirtaki.runner.errors import LaunchError
-from sirtaki.runner.timeline import merge_timelines
+from sirtaki.runner.cli import commands
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.observe.timeline import merge_timelines
 from sirtaki.runner.trace.clocks import align_clocks
 from sirtaki.runner.trace.reading import read_trace
 from sirtaki.runner.trace.sources import find_sources

@@ -11,7 +11,7 @@ import pytest
 from synthetic_timelines import TWO_HOSTS, Call, gradients, three_ranks, write_job
 from timelines import read_trace
 
-from sirtaki.runner import commands
+from sirtaki.runner.cli import commands
 
 Measured = dict[str, Any]
 

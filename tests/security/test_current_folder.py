@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.command import code_words, module_words
+from sirtaki.runner.cli.command import code_words, module_words
 
 PLANTED = "open('planted', 'a').write(__name__ + ' ')\nraise SystemExit('planted')\n"
 MODULES = ("selectors", "json", "runpy", "socket", "numpy", "sirtaki", "argparse")

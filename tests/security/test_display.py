@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sirtaki.runner.display import Display
-from sirtaki.runner.frames import INITIAL_CREDIT, Frame, MessageKind, WireError
-from sirtaki.runner.post_mortem import PostMortem
-from sirtaki.runner.remote import RemoteHost, RemoteJob
-from sirtaki.runner.remote_rank import RemoteRank
-from sirtaki.runner.ssh import SshOptions
+from sirtaki.runner.hosts.frames import INITIAL_CREDIT, Frame, MessageKind, WireError
+from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
+from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.hosts.ssh import SshOptions
+from sirtaki.runner.supervise.display import Display
+from sirtaki.runner.supervise.post_mortem import PostMortem
 
 
 def said(text: str, capfd: pytest.CaptureFixture[str]) -> str:

@@ -16,19 +16,20 @@ from hypothesis import strategies as st
 from rank_samples import NOW, SINCE, sample, state_values
 
 from sirtaki.bindings.watch_marks import REMOTE, watch_for_now
-from sirtaki.runner import job_timeline, remote, remote_states
-from sirtaki.runner.channel import Channel
 from sirtaki.runner.dashboard.feed import Feed
-from sirtaki.runner.display import Display
-from sirtaki.runner.frames import Frame, MessageKind, WireError
-from sirtaki.runner.job_timeline import JobTimeline
-from sirtaki.runner.lease import HostLease
-from sirtaki.runner.post_mortem import PostMortem
-from sirtaki.runner.remote import RelayedHosts, RemoteHost, RemoteJob
-from sirtaki.runner.remote_rank import RemoteRank
-from sirtaki.runner.ssh import SshOptions
-from sirtaki.runner.states import ProcessState, read_job
-from sirtaki.runner.timeline_files import TimelinePart
+from sirtaki.runner.hosts import remote
+from sirtaki.runner.hosts.channel import Channel
+from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
+from sirtaki.runner.hosts.lease import HostLease
+from sirtaki.runner.hosts.remote import RelayedHosts, RemoteHost, RemoteJob
+from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.hosts.ssh import SshOptions
+from sirtaki.runner.observe import job_timeline, remote_states
+from sirtaki.runner.observe.job_timeline import JobTimeline
+from sirtaki.runner.observe.states import ProcessState, read_job
+from sirtaki.runner.observe.timeline_files import TimelinePart
+from sirtaki.runner.supervise.display import Display
+from sirtaki.runner.supervise.post_mortem import PostMortem
 from sirtaki.runner.top.snapshot import Snapshot, from_line
 from sirtaki.runner.top.table import head_of
 

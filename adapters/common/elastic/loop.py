@@ -20,8 +20,8 @@ from sirtaki.bindings.elastic_timeline import write_changes
 from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.common.elastic.state import GenerationStart, State
-from sirtaki.common.objects import gather_objects
-from sirtaki.common.process_sets import ProcessSet, add_to_world, global_process_set
+from sirtaki.common.ops.objects import gather_objects
+from sirtaki.common.ops.process_sets import ProcessSet, add_to_world, global_process_set
 from sirtaki.runner.rendezvous import lifecycle
 from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES, write_list
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, World

@@ -27,7 +27,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.bindings.ownership import others_can_write
 from sirtaki.common.elastic.fencing import fence
-from sirtaki.common.objects import broadcast_object
+from sirtaki.common.ops.objects import broadcast_object
 
 _OBJECTS = "elastic.objects"  # a reserved name, which separates this exchange from the user's operations
 

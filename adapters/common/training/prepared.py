@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import CPU, Batch
-from sirtaki.common.handles import Streams
-from sirtaki.common.ops import Call, Reduction, describe
-from sirtaki.common.tensor import TensorView
+from sirtaki.common.ops.handles import Streams
+from sirtaki.common.ops.reduction import Call, Reduction, describe
+from sirtaki.common.ops.tensor import TensorView
 
 
 class CapturableStreams(Streams, Protocol):

@@ -12,8 +12,8 @@ import numpy as np
 from sirtaki import numpy as arrays
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common.equal_values import Value
-from sirtaki.common.shares import Share
+from sirtaki.common.training.equal_values import Value
+from sirtaki.common.training.shares import Share
 from sirtaki.keras._private import adapter_of_arrays, convert_to_sliceable, samples_of
 from sirtaki.keras.auto.refusals import require_equal_data
 from sirtaki.numpy.consistency import checksum_of

@@ -17,8 +17,8 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.basics import init
-from sirtaki.common.objects import broadcast_object
-from sirtaki.common.ops import Sum
+from sirtaki.common.ops.objects import broadcast_object
+from sirtaki.common.ops.reduction import Sum
 from sirtaki.keras import backends
 from sirtaki.keras._private import build_for, metrics_of_losses, owner_of_adapters
 from sirtaki.keras.auto import random_numbers

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.objects import broadcast_object
+from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.keras._private import random_numbers
 
 _FOLD = 0x9E3779B1  # spreads the ranks over the seeds

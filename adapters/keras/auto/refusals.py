@@ -9,9 +9,9 @@ from typing import Any
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common.equal_values import Value, require_equal
-from sirtaki.common.objects import gather_objects
-from sirtaki.common.process_sets import global_process_set
+from sirtaki.common.ops.objects import gather_objects
+from sirtaki.common.ops.process_sets import global_process_set
+from sirtaki.common.training.equal_values import Value, require_equal
 
 _LIBRARIES = ("sirtaki.", "keras.", "tensorflow.", "torch.", "jax.", "runpy", "contextlib", "functools")
 

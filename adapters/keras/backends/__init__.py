@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import keras
 
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common.ops import Average
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Average
 
 SUPPORTED = ("jax", "tensorflow", "torch")
 

@@ -9,14 +9,14 @@ import keras
 import torch
 
 from sirtaki.bindings.default_context import current
-from sirtaki.common.collectives import with_absent
-from sirtaki.common.handles import run
-from sirtaki.common.ops import Call, reduction
-from sirtaki.common.requests import ALLREDUCE_IN_PLACE, BROADCAST_IN_PLACE, CollectiveOptions
+from sirtaki.common.ops.collectives import with_absent
+from sirtaki.common.ops.handles import run
+from sirtaki.common.ops.reduction import Call, reduction
+from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, BROADCAST_IN_PLACE, CollectiveOptions
 from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.torch import device
-from sirtaki.torch.autograd import COLLECTIVES
-from sirtaki.torch.tensors import shares_elements
+from sirtaki.torch.ops.autograd import COLLECTIVES
+from sirtaki.torch.ops.tensors import shares_elements
 
 
 def array(tensor: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sirtaki.common.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.numpy.worlds import is_elastic
 

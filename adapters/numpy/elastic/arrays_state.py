@@ -13,14 +13,14 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, using
 from sirtaki.bindings.errors import ParametersDifferError
-from sirtaki.common.checksums import Comparison, checksum_of_text, combined
-from sirtaki.common.consistency import Scope, find_difference
 from sirtaki.common.elastic.state import GenerationStart, ObjectState
-from sirtaki.common.handles import Operation, pooled_batch, run
 from sirtaki.common.hints import hint
-from sirtaki.common.objects import broadcast_object, gather_objects
-from sirtaki.common.ops import Call, describe
-from sirtaki.common.process_sets import global_process_set
+from sirtaki.common.ops.handles import Operation, pooled_batch, run
+from sirtaki.common.ops.objects import broadcast_object, gather_objects
+from sirtaki.common.ops.process_sets import global_process_set
+from sirtaki.common.ops.reduction import Call, describe
+from sirtaki.common.training.checksums import Comparison, checksum_of_text, combined
+from sirtaki.common.training.consistency import Scope, find_difference
 from sirtaki.numpy import arrays as adapter
 from sirtaki.numpy.arrays import Array, row_major_view
 from sirtaki.numpy.consistency import checksum_of
@@ -283,7 +283,7 @@ class Entry(NamedTuple):
 
 
 class Descriptions:
-    """The names, dtypes and shapes of entries, in the form that `sirtaki.common.consistency` compares."""
+    """The names, dtypes and shapes of entries, in the form that `common.training.consistency` compares."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries

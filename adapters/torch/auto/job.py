@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common.shares import Share
+from sirtaki.common.training.shares import Share
 
 if TYPE_CHECKING:
     from sirtaki.torch.auto.loaders import Iteration

@@ -19,15 +19,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common import checksums, shares
-from sirtaki.common.shares import Share
+from sirtaki.common.training import checksums, shares
+from sirtaki.common.training.shares import Share
 from sirtaki.torch.auto import marks, positions, proof
 from sirtaki.torch.auto.job import LoadedBatch, job, refusal
 from sirtaki.torch.auto.marks import Mark, mark_of, put, unmark
 from sirtaki.torch.auto.optimizers import adopt
-from sirtaki.torch.collectives import allgather
 from sirtaki.torch.consistency import checksum_of
-from sirtaki.torch.reducer import GradientReducer
+from sirtaki.torch.ops.collectives import allgather
+from sirtaki.torch.training.reducer import GradientReducer
 
 
 @dataclass

@@ -12,9 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from sirtaki.common.hints import hint
 from sirtaki.torch.auto import positions
 from sirtaki.torch.auto.job import LoadedBatch, job, refusal
-from sirtaki.torch.optimizer import DistributedOptimizer
 from sirtaki.torch.state import broadcast_parameters
-from sirtaki.torch.wrapping import Wrapped
+from sirtaki.torch.training.optimizer import DistributedOptimizer
+from sirtaki.torch.training.wrapping import Wrapped
 
 _ALONE = (
     "this step uses no batch of a DataLoader, so every rank computes all of it. If the whole script trains "

@@ -36,17 +36,17 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.hints import hint
-from sirtaki.common.objects import gather_objects
-from sirtaki.common.ops import Sum
-from sirtaki.common.process_sets import global_process_set
-from sirtaki.common.shares import Share
+from sirtaki.common.ops.objects import gather_objects
+from sirtaki.common.ops.process_sets import global_process_set
+from sirtaki.common.ops.reduction import Sum
+from sirtaki.common.training.shares import Share
 from sirtaki.torch._private import DispatchMode
 from sirtaki.torch.auto import positions, rules
 from sirtaki.torch.auto.job import LoadedBatch, job, refusal
 from sirtaki.torch.auto.optimizers import leave_exchange
 from sirtaki.torch.auto.row_counts import RowCount
 from sirtaki.torch.auto.rules import tolerance
-from sirtaki.torch.collectives import grouped_allreduce
+from sirtaki.torch.ops.collectives import grouped_allreduce
 
 _PATIENCE = 600.0  # seconds that a rank waits for its fork
 _DRAWS = (
@@ -675,7 +675,7 @@ def _worst(outcome: Difference) -> Difference:
     """Returns the outcome of the rank with the largest difference: rounding may tell ranks apart."""
     order = (Difference.NONE, Difference.UNKNOWN, Difference.OTHER)
     own = torch.tensor([order.index(outcome)], dtype=torch.int64)
-    from sirtaki.common.ops import Max
-    from sirtaki.torch.collectives import allreduce
+    from sirtaki.common.ops.reduction import Max
+    from sirtaki.torch.ops.collectives import allreduce
 
     return order[int(allreduce(own, op=Max, name="auto.outcome"))]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.torch.auto.job import LoadedBatch, Root, job
-from sirtaki.torch.collectives import allgather
+from sirtaki.torch.ops.collectives import allgather
 
 Values = Sequence[tuple[float, int]]  # of the ranks that have rows: value and rows
 

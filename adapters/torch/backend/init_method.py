@@ -19,7 +19,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import InitializationError, UnsupportedError
 from sirtaki.common.basics import init
-from sirtaki.common.objects import allgather_object, broadcast_object
+from sirtaki.common.ops.objects import allgather_object, broadcast_object
 from sirtaki.common.shared_world import own_addresses
 
 _KEY_FILE = "SIRTAKI_KEY_FILE"  # in the job's private folder, which hvdrun removes at the end

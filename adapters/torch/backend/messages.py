@@ -22,7 +22,7 @@ from sirtaki.bindings.waiting import failure_of_context
 from sirtaki.torch.backend.submission import RequestPart, Submission
 from sirtaki.torch.backend.tensors import single, whole, written
 from sirtaki.torch.backend.work import UNLIMITED, GroupWork
-from sirtaki.torch.tensors import refuse_overlap
+from sirtaki.torch.ops.tensors import refuse_overlap
 
 
 class Messages(Submission):

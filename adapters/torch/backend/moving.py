@@ -12,7 +12,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import MismatchError
 from sirtaki.bindings.request import CPU, Batch
-from sirtaki.common.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
+from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 from sirtaki.torch.backend.submission import RequestPart, Submission
 from sirtaki.torch.backend.tensors import (
     assign,
@@ -24,7 +24,7 @@ from sirtaki.torch.backend.tensors import (
     whole,
     written,
 )
-from sirtaki.torch.tensors import from_output, refuse_overlap, view
+from sirtaki.torch.ops.tensors import from_output, refuse_overlap, view
 
 _NO_TENSOR = TensorView(0, (0,), DTYPE_CODES["uint8"], ROW_MAJOR, None, CPU)
 

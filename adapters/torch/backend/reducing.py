@@ -13,7 +13,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import Batch
-from sirtaki.common.ops import Reduction
+from sirtaki.common.ops.reduction import Reduction
 from sirtaki.torch.backend.submission import RequestPart, Submission
 from sirtaki.torch.backend.tensors import (
     assign,
@@ -26,7 +26,7 @@ from sirtaki.torch.backend.tensors import (
     whole,
     written,
 )
-from sirtaki.torch.tensors import from_output, plain_name, refuse_overlap
+from sirtaki.torch.ops.tensors import from_output, plain_name, refuse_overlap
 
 _SUM = ReduceOptions()  # a sum, to rank 0
 

@@ -16,8 +16,8 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import DeadlineError
 from sirtaki.bindings.request import CPU, QUEUE_SAME_NAME, Batch
 from sirtaki.bindings.waiting import failure_of, wait_for
-from sirtaki.common.ops import NO_REDUCTION, Call, Reduction, describe
-from sirtaki.common.tensor import TensorView
+from sirtaki.common.ops.reduction import NO_REDUCTION, Call, Reduction, describe
+from sirtaki.common.ops.tensor import TensorView
 from sirtaki.torch import device
 from sirtaki.torch.backend.tensors import joined
 from sirtaki.torch.backend.work import GroupWork, StreamWork

@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sirtaki.common.tensor import TensorView
-from sirtaki.torch.tensors import count_write, refuse_overlap, view
+from sirtaki.common.ops.tensor import TensorView
+from sirtaki.torch.ops.tensors import count_write, refuse_overlap, view
 
 Given = TypeVar("Given")
 

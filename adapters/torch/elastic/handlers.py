@@ -11,9 +11,9 @@ from torch.nn.parameter import is_lazy
 
 from sirtaki.torch._private import forget_stages
 from sirtaki.torch.elastic.sampler import ElasticSampler
-from sirtaki.torch.nested import Path, copied
-from sirtaki.torch.overlapped.flight import land
-from sirtaki.torch.tensors import plain_name
+from sirtaki.torch.ops.nested import Path, copied
+from sirtaki.torch.ops.tensors import plain_name
+from sirtaki.torch.training.overlapped.flight import land
 
 Names = Mapping[int, str]  # of parameters, by their id()
 Entries = list[tuple[str, str]]  # names and descriptions

@@ -18,7 +18,7 @@ from sirtaki.torch.elastic.handlers import (
 )
 from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler, SeparateOptimizerHandler
 from sirtaki.torch.elastic.sampler import ElasticSampler
-from sirtaki.torch.wrapping import SeparateOptimizer
+from sirtaki.torch.training.wrapping import SeparateOptimizer
 
 Registry = Sequence[tuple[Any, Callable[[Any], Handler]]]
 

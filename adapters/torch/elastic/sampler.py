@@ -13,8 +13,8 @@ from torch.utils.data import Sampler
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.common.hints import hint
-from sirtaki.torch.collectives import allgather
-from sirtaki.torch.wrapping import TorchSurvivor
+from sirtaki.torch.ops.collectives import allgather
+from sirtaki.torch.training.wrapping import TorchSurvivor
 
 
 @dataclass

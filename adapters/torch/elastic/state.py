@@ -17,14 +17,13 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find, using
 from sirtaki.bindings.errors import HorovodInternalError, ParametersDifferError
 from sirtaki.bindings.library import usable_cores
-from sirtaki.common.checksums import Comparison, checksum_of_text, combined
-from sirtaki.common.consistency import Options, Scope, Spread, find_difference
 from sirtaki.common.elastic.state import GenerationStart, ObjectState
 from sirtaki.common.hints import hint
-from sirtaki.common.objects import broadcast_object, gather_objects
-from sirtaki.common.ops import Call
-from sirtaki.common.process_sets import global_process_set
-from sirtaki.torch.broadcasting import Placeholder, broadcast_all, described, filled
+from sirtaki.common.ops.objects import broadcast_object, gather_objects
+from sirtaki.common.ops.process_sets import global_process_set
+from sirtaki.common.ops.reduction import Call
+from sirtaki.common.training.checksums import Comparison, checksum_of_text, combined
+from sirtaki.common.training.consistency import Options, Scope, Spread, find_difference
 from sirtaki.torch.consistency import checksum_of, plain_options_of
 from sirtaki.torch.elastic.handlers import (
     ContentHandler,
@@ -36,7 +35,8 @@ from sirtaki.torch.elastic.handlers import (
 from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
 from sirtaki.torch.elastic.registry import handler_of
 from sirtaki.torch.elastic.sampler import ElasticSampler
-from sirtaki.torch.nested import Path, copied, mapped, tensors_of
+from sirtaki.torch.ops.broadcasting import Placeholder, broadcast_all, described, filled
+from sirtaki.torch.ops.nested import Path, copied, mapped, tensors_of
 
 _ATTRIBUTES = "(attributes)"  # the key of the plain attributes in the content; no keyword has this name
 _COPY = ("auto", "always")

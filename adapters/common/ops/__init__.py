@@ -1,0 +1,1 @@
+"""The collectives, for the arrays of any library."""

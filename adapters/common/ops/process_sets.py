@@ -1,0 +1,281 @@
+"""Process sets: subsets of the ranks, which run operations among themselves.
+
+Sets may overlap. Sets without a common rank do not wait for each other.
+
+In an elastic job, a set that was added before `hvd.elastic.run` follows its members from world to world:
+sirtaki.common.elastic.loop.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import current, find
+from sirtaki.bindings.errors import NotInitializedError
+from sirtaki.common.ops.handles import pooled_batch, run_without_tensors
+
+
+class ProcessSet:
+    """A subset of the ranks. `add_process_set` makes it usable.
+
+    Attributes:
+        ranks: the ranks of the world that belong to it, ascending.
+        process_set_id: its number, equal on all ranks; None until it has been added, and after its removal.
+        mpi_comm: None: sirtaki uses no MPI.
+    """
+
+    mpi_comm = None
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        """Stores the ranks; nothing is sent yet.
+
+        Raises:
+            ValueError: a value that is not a whole number.
+        """
+        try:
+            self._ranks = sorted(operator.index(rank) for rank in ranks)
+        except TypeError:
+            raise ValueError(f"a process set is a list of ranks, such as [0, 2], not {ranks!r}") from None
+        self._number: int | None = None
+        self._context: Context | None = None
+        self._why_unusable = ""  # in an elastic job: why it is not in use, although it was added
+        self._is_shared = False  # the core's set is that of another object
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(self._ranks)
+
+    @property
+    def process_set_id(self) -> int | None:
+        return self._number if self._is_in_use else None
+
+    @property
+    def _is_in_use(self) -> bool:
+        return self._context is not None and self._context is find()
+
+    def number(self, context: Context) -> int:
+        """Returns the core's number of the set.
+
+        Raises:
+            ValueError: it has not been added to this world, or has been removed.
+        """
+        if self._number is None or self._context is not context:
+            self._check_usable()
+            raise ValueError(
+                f"{self} is not in use: all ranks have to call add_process_set() with it after init()"
+            )
+        return self._number
+
+    def members(self, context: Context) -> list[int]:
+        """Returns the ranks that belong to it. Raises ValueError if it has not been added to this world."""
+        self.number(context)
+        return self._ranks
+
+    def size(self) -> int | None:
+        """Returns the number of its ranks; None if it has not been added."""
+        return len(self.ranks) if self._is_usable() else None
+
+    def included(self) -> bool | None:
+        """Returns whether this rank belongs to it; None if it has not been added."""
+        return current().rank in self.ranks if self._is_usable() else None
+
+    def rank(self) -> int | None:
+        """Returns this rank's index among its ranks, from 0; None if it has not been added.
+
+        Raises:
+            ValueError: this rank does not belong to it.
+        """
+        if not self._is_usable():
+            return None
+        ranks, own = self.ranks, current().rank
+        if own not in ranks:
+            raise ValueError(f"rank {own} does not belong to {self}")
+        return ranks.index(own)
+
+    def __deepcopy__(self, memo: Any) -> ProcessSet:
+        """Returns the set itself: a copy of a model is trained by the same ranks."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Pickles the ranks only: in another process the set has yet to be added."""
+        return type(self), (self._ranks,)
+
+    def _is_usable(self) -> bool:
+        """Returns whether it is in use.
+
+        Raises:
+            NotInitializedError, ValueError: it was added, but the ranks of an elastic job do not exist yet,
+                or have changed.
+        """
+        if not self._is_in_use:
+            self._check_usable()
+        return self._is_in_use
+
+    def _check_usable(self) -> None:
+        context = find()
+        if self._why_unusable:
+            kind = NotInitializedError if context is not None and context.is_provisional else ValueError
+            raise kind(f"the process set of ranks {self._ranks} cannot be used: {self._why_unusable}")
+        if self._context is not None and context is not None and context.survivors is not None:
+            raise ValueError(
+                f"the process set of ranks {self._ranks} was added inside the training function, by an "
+                "execution of it that has ended when the ranks changed: add it again when the function "
+                "begins, or add it before hvd.elastic.run"
+            )
+
+    def _begin(self, context: Context, number: int) -> None:
+        self._context, self._number = context, number
+        self._why_unusable, self._is_shared = "", False
+
+    def _end(self, why_unusable: str = "") -> None:
+        self._context = self._number = None
+        self._why_unusable, self._is_shared = why_unusable, False
+
+    def __str__(self) -> str:
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+        )
+
+    __repr__ = __str__
+
+
+class _AllRanks(ProcessSet):
+    """The set of all ranks, which always exists."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    @property
+    def ranks(self) -> list[int]:
+        context = find()
+        return [] if context is None else list(range(context.size))
+
+    @property
+    def process_set_id(self) -> int | None:
+        return 0
+
+    @property
+    def _is_in_use(self) -> bool:
+        return find() is not None
+
+    def __reduce__(self) -> Any:
+        return "global_process_set"
+
+    def number(self, context: Context) -> int:
+        return 0
+
+    def members(self, context: Context) -> list[int]:
+        return list(range(context.size))
+
+
+global_process_set: ProcessSet = _AllRanks()
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Makes a process set usable. All ranks must call it, including ranks outside the set.
+
+    In an elastic job, a set that is added before `hvd.elastic.run` consists of these ranks of the first
+    generation, in all generations in which all of them live. A set that the training function adds ends with
+    its execution.
+
+    Args:
+        process_set: a set, or its ranks.
+
+    Returns:
+        The set.
+
+    Raises:
+        ValueError: it has no ranks, unknown ranks or a rank twice; or a set of these ranks is already in use.
+        MismatchError: the ranks named different sets.
+        PeerLostError: a rank died.
+    """
+    context = current()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if added.process_set_id is not None:
+        raise ValueError(f"{added} is in use already")
+    if context.is_provisional:
+        _declare(context, added)
+        return added
+    add_to_world(context, added)
+    return added
+
+
+def add_to_world(context: Context, added: ProcessSet) -> None:
+    """Adds a process set to the core's process sets. All ranks call it.
+
+    The sizes of an elastic job's worlds change. There, a set of all ranks, or of the ranks of a set that
+    follows its members, shares the existing set of the core.
+    """
+    if context.survivors is not None:
+        all_ranks = added._ranks == list(range(context.size))
+        same = global_process_set if all_ranks else _following(context, added._ranks)
+        if same is not None:
+            added._begin(context, same.number(context))
+            added._is_shared = True
+            return
+    batch = pooled_batch()
+    batch.set_process_set_request(0, core.ADD_PROCESS_SET, ranks=added._ranks)
+    added._begin(context, run_without_tensors(context, batch))
+
+
+def _declare(context: Context, added: ProcessSet) -> None:
+    """Records a set that the first world of an elastic job will have."""
+    assert context.survivors is not None
+    declared = context.survivors.process_sets
+    ranks = added._ranks
+    if not ranks or ranks[0] < 0 or len(set(ranks)) < len(ranks):
+        raise ValueError(f"a process set needs ranks, each of them once, not {ranks}")
+    if any(other is added or other._ranks == ranks for other in declared):
+        raise ValueError(f"a process set of ranks {ranks} has been added already")
+    added._end("its ranks exist only inside the function that @hvd.elastic.run decorates")
+    declared.append(added)
+
+
+def _following(context: Context, ranks: Sequence[int]) -> ProcessSet | None:
+    """Returns the set with these ranks that follows its members through an elastic job; None if none does."""
+    assert context.survivors is not None
+    following = [
+        process_set for process_set in context.survivors.process_sets if process_set._context is context
+    ]
+    return next((other for other in following if other._ranks == ranks), None)
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Ends the use of a process set. All ranks must call it, including ranks outside the set.
+
+    Operations in flight in the set end with a ValueError on every rank.
+
+    Returns:
+        Whether it was in use. False for the set of all ranks, which cannot be removed.
+
+    Raises:
+        MismatchError: the ranks named different sets.
+        PeerLostError: a rank died.
+    """
+    context = current()
+    if context.is_provisional and _withdraw(context, process_set):
+        return True
+    if process_set is global_process_set or process_set.process_set_id is None:
+        return False
+    if not process_set._is_shared:
+        batch = pooled_batch()
+        batch.set_process_set_request(0, core.REMOVE_PROCESS_SET, number=process_set.number(context))
+        run_without_tensors(context, batch)
+    follows = context.survivors is not None and process_set in context.survivors.process_sets
+    process_set._end("it has been removed" if follows else "")
+    return True
+
+
+def _withdraw(context: Context, process_set: ProcessSet) -> bool:
+    """Reverts `_declare`; returns whether the set was declared."""
+    assert context.survivors is not None
+    declared = context.survivors.process_sets
+    if all(other is not process_set for other in declared):
+        return False
+    declared[:] = [other for other in declared if other is not process_set]
+    process_set._end()
+    return True

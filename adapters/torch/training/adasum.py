@@ -1,0 +1,110 @@
+"""An optimizer for op=Adasum: the ranks combine the changes that a step makes, instead of the gradients.
+
+Each rank's own optimizer takes its step with the rank's own gradients. Its changes to the parameters are
+combined by Adasum and applied on all ranks: S. Maleki et al., Scaling Distributed Training with Adaptive
+Summation, 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sirtaki.bindings.context import Context
+from sirtaki.common.ops.compression import compressed
+from sirtaki.common.ops.handles import run
+from sirtaki.common.ops.requests import ALLREDUCE
+from sirtaki.common.training.round_checks import RoundChecks
+from sirtaki.torch import device
+from sirtaki.torch.consistency import note_gradients, round_checks
+from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.tensors import reducible_view
+from sirtaki.torch.training.exchange_options import ExchangeOptions
+from sirtaki.torch.training.parameters import exchanged
+from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer, wrap
+
+
+class AdasumOptimizer(SeparateOptimizer):
+    """The abilities of such an optimizer besides its own class."""
+
+    is_synchronized = True  # after each step
+    _exchange_options: ExchangeOptions
+    _names: dict[Tensor, str]
+    _previous_values: list[Tensor]
+    _checks: RoundChecks
+
+    @property
+    def _scope(self) -> CollectiveScope:
+        return self._exchange_options.scope
+
+    def _begin(self, exchange_options: ExchangeOptions) -> None:
+        self._exchange_options, self._previous_values = exchange_options, []
+        found = exchanged(self, self._names, None, "")
+        self._checks = round_checks(exchange_options.scope, found, self, has_same_state=False)
+
+    def move_to(self, context: Context) -> None:
+        """Continues in another world. `hvd.elastic.run` calls it."""
+        self._begin(self._exchange_options.in_world(context))
+
+    def synchronize(self) -> None:
+        """Does nothing: the exchange is in step()."""
+
+    def skip_synchronize(self) -> None:
+        """Raises ValueError: every step is an exchange."""
+        raise ValueError("with op=Adasum the ranks meet in step(), so there is nothing to skip")
+
+    def _parameters(self) -> list[Tensor]:
+        return [entry.parameter.detach() for entry in exchanged(self, {}, None, "")]
+
+
+def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: dict[Tensor, str]) -> Any:
+    """Makes the optimizer's steps common to all ranks; `names` are for messages.
+
+    Raises:
+        ValueError: a parameter cannot be exchanged.
+    """
+    for name, parameter, _ in exchanged(optimizer, names, None, ""):
+        reducible_view(parameter, name)
+    wrapped = wrap(optimizer, AdasumOptimizer, _before_step, _after_step)
+    wrapped._names = names
+    wrapped._begin(exchange_options)
+    wrapped._register(exchange_options.scope.context)
+    return wrapped
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    optimizer._check_use()
+    optimizer._scope.check_world()
+    if optimizer._scope.has_no_peers:
+        return
+    parameters, checks = optimizer._parameters(), optimizer._checks
+    if checks.wants_gradients:
+        gradients = [entry.parameter.grad for entry in exchanged(optimizer, {}, None, "")]
+        note_gradients(checks, range(len(gradients)), gradients)
+    checks.start()
+    optimizer._previous_values = [parameter.clone() for parameter in parameters]
+
+
+@torch.no_grad()
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    exchange_options, previous_values = optimizer._exchange_options, optimizer._previous_values
+    if exchange_options.scope.has_no_peers:
+        return
+    parameters = optimizer._parameters()
+    scope = exchange_options.scope
+    options = scope.derived("change").options(exchange_options.how)
+
+    def combine(changes: Sequence[Tensor]) -> list[Tensor]:
+        with device.exposed(scope.context, changes):
+            return run(scope.context, COLLECTIVES.group(scope.context, ALLREDUCE, changes, options))
+
+    own = [parameter - previous for parameter, previous in zip(parameters, previous_values, strict=True)]
+    changes = compressed(exchange_options.compression, own, combine)
+    for parameter, previous, change in zip(parameters, previous_values, changes, strict=True):
+        parameter.copy_(previous + change)
+    optimizer._previous_values = []
+    optimizer._checks.finish()
+    optimizer._checks.report()

@@ -1,0 +1,284 @@
+"""The all-reduce of all gradients of an optimizer: a single round per step.
+
+The requests are described once. A round writes only the addresses of the gradients and which are absent, for
+many of them at once, so that four hundred small gradients do not cost four hundred calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sirtaki.bindings.request import ABSENT, ALLREDUCE, CPU
+from sirtaki.common.ops.reduction import Call
+from sirtaki.common.ops.tensor import ROW_MAJOR
+from sirtaki.common.training.prepared import PreparedRequests
+from sirtaki.common.training.round_checks import RoundChecks
+from sirtaki.torch import device
+from sirtaki.torch.consistency import note_gradients
+from sirtaki.torch.ops.compression import NoneCompressor
+from sirtaki.torch.ops.sparse import SparseGradients
+from sirtaki.torch.ops.tensors import (
+    CODES,
+    count_write,
+    reducible_view,
+    refuse_shared_gradients,
+    shares_elements,
+)
+from sirtaki.torch.training.exchange_options import ExchangeOptions
+from sirtaki.torch.training.parameters import NamedParameter
+from sirtaki.torch.training.stage import Stage
+
+_dtype_of = attrgetter("dtype")
+_is_cpu = attrgetter("is_cpu")
+
+
+class _Result(NamedTuple):
+    """An exchanged tensor that is not the gradient itself: a copy, a compressed tensor, or a stand-in."""
+
+    slot: int
+    parameter_index: int
+    gradient: Tensor | None
+    tensor: Tensor
+    undo: Any
+    absent: bool
+
+
+class GradientExchange:
+    """The exchange of gradients by the index of their parameter: each is submitted once per round."""
+
+    def __init__(
+        self, exchange_options: ExchangeOptions, named: Sequence[NamedParameter], checks: RoundChecks
+    ) -> None:
+        self._context = exchange_options.scope.context
+        self._set_number = exchange_options.scope.process_set.number(self._context)
+        self._names = [name for name, _, _ in named]
+        self._prefix = f"{exchange_options.scope.name}."
+        self._parameters = [parameter for _, parameter, _ in named]
+        self._groups = [group for _, _, group in named]
+        self._dtypes = [parameter.dtype for parameter in self._parameters]
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+        self._devices = [device.ordinal(parameter) for parameter in self._parameters]
+        self._how = exchange_options.how
+        self._compression = exchange_options.compression
+        self._sparse = SparseGradients(exchange_options, named)
+        self.stages: list[Stage] = [self._sparse]
+        if (stage := exchange_options.stage(named)) is not None:
+            self.stages.append(stage)
+        self._checks = checks
+        count = len(named)
+        self._requests = PreparedRequests(self._context, count, device)  # by parameter
+        self._signatures: list[Any] = [None] * count
+        self._converted = set(range(count))  # whose gradients are not sent unchanged, row by row
+        # Those whose gradients may be conjugates or negatives of their memory: autograd keeps such views.
+        self._lazy = {index for index, parameter in enumerate(self._parameters) if _may_be_lazy(parameter)}
+        self._in_place: list[Tensor] = []
+        self._results: list[_Result] = []
+        for index, parameter in enumerate(self._parameters):
+            if exchange_options.compression is NoneCompressor and parameter.is_contiguous():
+                self._describe(index, parameter)
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether a round has begun and not ended."""
+        has_own = self._requests.filled > 0 or self._checks.is_open
+        return has_own or any(stage.is_open for stage in self.stages)
+
+    def close(self) -> None:
+        """Releases the parameters."""
+        for stage in self.stages:
+            stage.close()
+
+    def drop_earlier(self) -> None:
+        """Forgets what earlier rounds have left to be added to these gradients: they are dropped."""
+        for stage in self.stages:
+            stage.drop_earlier()
+
+    def submit(self, indices: list[int]) -> None:
+        """Submits the gradients of these parameters.
+
+        Raises:
+            ValueError: a gradient cannot be exchanged, or its memory is in use.
+        """
+        if self._checks.wants_gradients:
+            note_gradients(self._checks, indices, [self._parameters[index].grad for index in indices])
+        for stage in self.stages:
+            indices = stage.start(indices, absent=False)
+        if not indices:
+            return
+        parameters = self._parameters
+        gradients: list[Any] = [parameters[index].grad for index in indices]
+        if self._are_direct(indices, gradients):
+            self._enqueue(indices, gradients, list(map(Tensor.data_ptr, gradients)))
+            self._in_place += gradients
+            return
+        tensors, results = self._prepare(indices, absent=False)
+        self._enqueue(indices, tensors, list(map(Tensor.data_ptr, tensors)))
+        self._results += results
+
+    def submit_rest(self, indices: list[int]) -> None:
+        """Submits these gradients as not new: no more will be submitted in this round.
+
+        If another rank's gradient is new, these count: unchanged, or as zeros.
+        """
+        if self._parameters:
+            self._checks.start()
+        for stage in self.stages:
+            indices = stage.start(indices, absent=True)
+            stage.start_rest()
+        if not indices:
+            return
+        tensors, results = self._prepare(indices, absent=True)
+        targets = list(map(Tensor.data_ptr, tensors))
+        absent_slots = {result.slot for result in results if result.gradient is None}
+        sources = [
+            0 if slot in absent_slots else address
+            for slot, address in enumerate(targets, self._requests.filled)
+        ]
+        self._enqueue(indices, tensors, targets, sources, ABSENT)
+        self._results += results
+
+    def finish(self) -> None:
+        """Ends the round: waits for every submitted gradient, and puts the results in place.
+
+        Raises:
+            HorovodInternalError: an exchange failed. The round has ended, with undefined gradients.
+            KeyboardInterrupt: the wait was interrupted. The round is still open.
+        """
+        if not self.is_open:
+            return
+        if self._requests.gpu == CPU:
+            with self._context.steps.exposed:
+                self._finish()
+        else:  # the GPU waits, and the program does not
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self._requests.wait(made=[result.tensor for result in self._results])
+            self._sparse.learn(self._checks.finish())
+            count_write(self._in_place)
+            with torch.no_grad():
+                stored = [result for result in self._results if self._store_result(result)]
+            reduced = [*self._in_place, *(result.tensor for result in stored)]
+            for stage in self.stages:
+                reduced += stage.finish(reduced)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            self._discard_round()
+            raise
+        self._discard_round()
+
+    def _discard_round(self) -> None:
+        self._requests.end()
+        self._checks.discard()
+        for stage in self.stages:
+            stage.discard()
+        self._in_place = []
+        self._results = []
+
+    def _are_direct(self, indices: list[int], gradients: Sequence[Any]) -> bool:
+        return (
+            self._converted.isdisjoint(indices)
+            and set(map(type, gradients)) == {Tensor}
+            and self._are_on_described_devices(indices, gradients)
+            and all(map(Tensor.is_contiguous, gradients))
+            and list(map(_dtype_of, gradients)) == [self._dtypes[index] for index in indices]
+            and list(map(Tensor.numel, gradients)) == [self._sizes[index] for index in indices]
+            and not any(map(_is_lazy, map(self._parameters.__getitem__, self._lazy)))
+        )
+
+    def _are_on_described_devices(self, indices: list[int], gradients: Sequence[Any]) -> bool:
+        if self._requests.gpu == CPU:
+            return all(map(_is_cpu, gradients))
+        return [device.ordinal(gradient) for gradient in gradients] == [
+            self._devices[index] for index in indices
+        ]
+
+    def _prepare(self, indices: list[int], absent: bool) -> tuple[list[Tensor], list[_Result]]:
+        """Returns the described tensors to exchange for these gradients, and the results to put in place."""
+        tensors, results = [], []
+        for slot, index in enumerate(indices, self._requests.filled):
+            parameter = self._parameters[index]
+            gradient = parameter.grad
+            source = gradient
+            if source is None:  # the memory of an absent gradient is not read
+                source = torch.empty_like(parameter) if absent else torch.zeros_like(parameter)
+            elif source.is_sparse:
+                self._sparse.mark(index, source, self._checks)
+                source = source.to_dense()
+            compressed, undo = self._compression.compress(source.detach())
+            tensor = self._describe(index, compressed)
+            tensors.append(tensor)
+            results.append(_Result(slot, index, gradient, tensor, undo, absent))
+        return tensors, results
+
+    def _describe(self, index: int, tensor: Tensor) -> Tensor:
+        """Describes a gradient, unless it is unchanged; returns the tensor to exchange: itself or a copy."""
+        view = reducible_view(tensor, self._names[index])
+        signature = (view.dtype, tuple(view.shape), view.layout, view.device)
+        if signature != self._signatures[index]:
+            call = Call(self._names[index], self._set_number, self._groups[index])
+            self._requests.describe(index, ALLREDUCE, view, call, self._how)
+            self._signatures[index] = signature
+            parameter = self._parameters[index]
+            self._dtypes[index], self._sizes[index] = parameter.dtype, parameter.numel()
+            self._devices[index] = device.ordinal(parameter)
+            direct = (CODES.get(parameter.dtype), tuple(parameter.shape), ROW_MAJOR, self._devices[index])
+            (self._lazy.add if _may_be_lazy(parameter) else self._lazy.discard)(index)
+            (self._converted.discard if signature == direct else self._converted.add)(index)
+        return view.owner
+
+    def _enqueue(
+        self,
+        indices: list[int],
+        tensors: Sequence[Any],
+        targets: list[int],
+        sources: list[int] | None = None,
+        flags: int = 0,
+    ) -> None:
+        try:
+            self._requests.submit(indices, targets if sources is None else sources, targets, tensors, flags)
+        except ValueError:  # the core knows the operations, and not the parameters
+            contents = self._requests.contents(len(indices))
+            refuse_shared_gradients(
+                (self._names[index].removeprefix(self._prefix), tensor) for index, tensor in contents
+            )
+            raise
+
+    def _store_result(self, result: _Result) -> bool:
+        """Stores a result as the gradient. Returns whether there is a result: no if all ranks' are absent."""
+        if result.absent and self._requests.is_untouched(result.slot):
+            return False
+        gradient, dimensions = result.gradient, self._sparse.dimensions(result.parameter_index)
+        if gradient is not None and gradient.layout is torch.strided:
+            if result.tensor.data_ptr() == gradient.data_ptr():
+                count_write([gradient])
+                return True
+            dimensions = 0
+        restored = self._compression.decompress(result.tensor, result.undo)
+        if gradient is None or gradient.is_sparse or shares_elements(gradient):
+            self._parameters[result.parameter_index].grad = (
+                restored.to_sparse(dimensions) if dimensions else restored
+            )
+        else:
+            gradient.copy_(restored)
+        return True
+
+
+def _may_be_lazy(parameter: Tensor) -> bool:
+    """Returns whether a gradient may be an uncopied conjugate or negative view of another gradient.
+
+    A negative is a view of imaginary parts, which has gaps unless it has one element.
+    """
+    return parameter.is_complex() or parameter.numel() == 1
+
+
+def _is_lazy(parameter: Tensor) -> bool:
+    gradient = parameter.grad
+    return gradient is not None and (gradient.is_conj() or gradient.is_neg())

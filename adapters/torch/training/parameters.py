@@ -1,0 +1,115 @@
+"""The gradients of an optimizer: which exist, their names, and which are exchanged together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sirtaki.common.training.groups import GroupRules, Groups, check_groups, partitioned
+
+
+class NamedParameter(NamedTuple):
+    """A parameter, and the name of its gradient for ranks and messages.
+
+    Its `group` is (id, number of members), equal on all ranks; (0, 0): it has no group.
+    """
+
+    name: str
+    parameter: Tensor
+    group: tuple[int, int] = (0, 0)
+
+
+def names_of(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None
+) -> dict[Tensor, str]:
+    """Returns the given names by parameter; none without names.
+
+    Raises:
+        ValueError: they are not pairs, not unique, or not those of all parameters.
+    """
+    if named is None:
+        return {}
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ValueError(
+            "named_parameters has to hold pairs (name, parameter): pass model.named_parameters()"
+        )
+    twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    if twice:
+        raise ValueError(
+            f"named_parameters has names more than once: {', '.join(twice[:5])}; make them unique"
+        )
+    names = {parameter: name for name, parameter in pairs}
+    unnamed = sum(parameter not in names for group in optimizer.param_groups for parameter in group["params"])
+    if unnamed:
+        raise ValueError(
+            f"named_parameters leaves {unnamed} of the optimizer's parameters without a name: "
+            "name all of them, or none"
+        )
+    return names
+
+
+@contextmanager
+def trainable(parameter: Tensor) -> Iterator[None]:
+    """Makes a parameter trainable inside: torch hooks no frozen parameters, which may be trained later."""
+    frozen = not parameter.requires_grad
+    if frozen:
+        parameter.requires_grad_(True)
+    yield
+    if frozen:
+        parameter.requires_grad_(False)
+
+
+def check_groups_of(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
+    """Raises ValueError unless these are groups of the optimizer's parameters."""
+    known = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    expected = ", but it has to be 0 (none) or the number of groups"
+    check_groups(groups, GroupRules("parameter", expected, _is_group, known))
+
+
+def _is_group(group: Any) -> bool:
+    return not isinstance(group, Tensor) and all(isinstance(member, Tensor) for member in group)
+
+
+def exchanged(
+    optimizer: torch.optim.Optimizer, names: dict[Tensor, str], groups: Groups, prefix: str
+) -> list[NamedParameter]:
+    """Returns the parameters that can have gradients, each once, in the order of the optimizer's groups."""
+    found = list(all_named(optimizer, names))
+    members = _members([parameter for _, parameter in found], groups)
+    of: dict[Tensor, tuple[int, int]] = {}
+    for place, group in enumerate(members):
+        of.update(dict.fromkeys(group, (_group_id(f"{prefix}{place}"), len(group))))
+    return [NamedParameter(prefix + name, tensor, of.get(tensor, (0, 0))) for name, tensor in found]
+
+
+def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the parameters that can have gradients, each once, with their names or positions."""
+    seen = set()
+    for group, settings in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(settings["params"]):
+            if can_have_gradient(parameter) and parameter not in seen:
+                seen.add(parameter)
+                yield names.get(parameter, f"parameter {place} of group {group}"), parameter
+
+
+def can_have_gradient(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()
+
+
+def _members(parameters: list[Tensor], groups: Groups) -> list[list[Tensor]]:
+    """Returns the parameters of each group with several; a number n means n groups of similar length."""
+    if groups is None or groups == 0:
+        return []
+    return [part for part in partitioned(parameters, groups, lambda parameter: parameter) if len(part) > 1]
+
+
+def _group_id(text: str) -> int:
+    """Returns a positive number of 63 bits, the same on all ranks."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1 | 1

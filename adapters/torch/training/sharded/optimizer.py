@@ -1,0 +1,305 @@
+"""The abilities of an optimizer that updates only this rank's slices of the parameters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
+from sirtaki.bindings.request import ALLGATHER, CPU, Batch
+from sirtaki.common.ops.reduction import Call, describe
+from sirtaki.torch import device
+from sirtaki.torch.ops.autograd import CollectiveScope
+from sirtaki.torch.ops.tensors import count_write, from_output, view
+from sirtaki.torch.training.closures import closure_of
+from sirtaki.torch.training.parameters import all_named
+from sirtaki.torch.training.sharded.gradient import ShardedGradient
+from sirtaki.torch.training.sharded.kinds import needs_whole_parameters
+from sirtaki.torch.training.sharded.slices import Partition, Slice, flat, has_gaps
+from sirtaki.torch.training.sharded.whole_values import divide_again, whole_values
+from sirtaki.torch.training.wrapping import Optimizer, Wrapped
+
+
+class Sharded(Wrapped):
+    """An optimizer with slices in the place of parameters while it steps.
+
+    Its state is keyed by the slices. Between steps its groups hold the parameters, as the program has given
+    them.
+    """
+
+    _partition: Partition
+    _gathering: ParameterGathering
+    _sharding_scope: CollectiveScope
+    _parameter_names: dict[Tensor, str]
+    _named_slices: list[tuple[str, Slice]]
+
+    def _adopt_slices(self, partition: Partition, scope: CollectiveScope, names: dict[Tensor, str]) -> None:
+        """Divides the state that the optimizer has."""
+        self._partition, self._sharding_scope, self._parameter_names = partition, scope, names
+        self._gathering, self._named_slices = ParameterGathering(scope), []
+        self._divide_state()
+
+    def _slices(self) -> list[Slice]:
+        """Returns the slices of all parameters, in the order of the groups."""
+        return [
+            self._partition.slice_of(parameter)
+            for group in self.param_groups
+            for parameter in group["params"]
+        ]
+
+    def _divide_state(self) -> None:
+        """Keeps this rank's part of state that belongs to whole parameters."""
+        for slice_ in self._slices():
+            if slice_.has_other_order:
+                slice_.cut_again()
+            whole = self.state.pop(slice_.parameter, None)
+            if whole is not None and not slice_.is_empty:
+                self.state[slice_.tensor] = {key: slice_.part(value) for key, value in whole.items()}
+
+    # ---- A step ----------------------------------------------------------------------------------------
+
+    def _own_inner_hooks(self) -> tuple[Any, Any]:
+        before = self.register_step_pre_hook(_divide_groups)
+        after = self._hooks[1]
+        self._hooks = [*self._hooks, before]
+        return before, after
+
+    def _replace_groups(self) -> None:
+        """Puts the slices into the groups, with their gradients."""
+        groups = [
+            [self._partition.slice_of(parameter) for parameter in group["params"]]
+            for group in self.param_groups
+        ]
+        moved = [slice_ for slices in groups for slice_ in slices if slice_.has_other_order]
+        if moved:  # on all ranks, in the same step
+            divide_again(self._sharding_scope.derived("new order"), self.state, moved)
+        for slices in groups:
+            for slice_ in slices:
+                slice_.follow()
+                slice_.tensor.grad = _own_gradient(slice_)
+        self._swap_groups([[slice_.tensor for slice_ in slices] for slices in groups])
+
+    def _end_update(self) -> None:
+        """Gathers what the ranks have updated."""
+        self._put_parameters_back()
+        if len(self._named_slices) != sum(len(group["params"]) for group in self.param_groups):
+            named = all_named(self, self._parameter_names)
+            self._named_slices = [(name, self._partition.slice_of(tensor)) for name, tensor in named]
+        self._gathering.run([pair for pair in self._named_slices if _is_trained(pair[1].parameter)])
+
+    def _put_parameters_back(self) -> None:
+        for group in self.param_groups if self._program_groups is not None else ():
+            for parameter in group["params"]:
+                parameter.grad = None
+        super()._put_parameters_back()
+
+    # ---- Calls of the program --------------------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Works like the optimizer's own."""
+        self._put_parameters_back()
+        super().zero_grad(set_to_none)
+
+    def state_dict(self) -> NoReturn:
+        """Raises UnsupportedError: a rank alone has only slices of the state."""
+        raise UnsupportedError(
+            "with shard= this rank has only slices of the optimizer's state, which would look like all of "
+            "it: call hvd.full_state_dict(optimizer) on all ranks, and save what it returns"
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Works like the optimizer's own, with the state of all ranks: each keeps its slices of it."""
+        self._put_parameters_back()
+        super().load_state_dict(state_dict)
+        self._divide_state()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raises UnsupportedError: a copy would be an optimizer without most of its state."""
+        raise UnsupportedError(
+            "an optimizer with shard= cannot be copied, because this rank has only slices of its state: save "
+            "hvd.full_state_dict(optimizer), and load it into another one"
+        )
+
+    def _unwrap(self) -> None:
+        raise ValueError(
+            "the state of this optimizer is in slices that belong to a world that has ended: make a new "
+            "optimizer, and load what hvd.full_state_dict(optimizer) has returned before"
+        )
+
+    def _full_state_dict(self, state: dict[Tensor, dict[str, Any]]) -> dict[str, Any]:
+        """Returns the `state_dict()` of the plain optimizer with this state."""
+        self._put_parameters_back()
+        own, self.state = self.state, defaultdict(dict, state)
+        try:
+            return super().state_dict()
+        finally:
+            self.state = own
+
+
+def partition_for(optimizer: Optimizer, scope: CollectiveScope) -> Partition | None:
+    """Returns a division of the optimizer's parameters; None if this rank has no peer.
+
+    Raises:
+        ValueError: a parameter cannot be cut into slices.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if has_gaps(parameter):
+                raise ValueError(
+                    f"a parameter of shape {list(parameter.shape)} does not fill its memory, so shard= "
+                    "cannot cut it into slices: make it with parameter.contiguous()"
+                )
+    if scope.has_no_peers:
+        return None
+    return Partition(scope.ranks, scope.context.rank, has_whole=needs_whole_parameters(optimizer))
+
+
+def _divide_groups(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    assert isinstance(optimizer, Sharded)
+    if closure_of(args, kwargs) is None:  # with a closure, it is called after that has reduced the gradients
+        optimizer._replace_groups()
+
+
+def _is_trained(parameter: Tensor) -> bool:
+    return parameter.requires_grad or parameter.grad is not None
+
+
+def _own_gradient(slice_: Slice) -> Tensor | None:
+    gradient = slice_.parameter.grad
+    if gradient is None:
+        return None
+    if isinstance(gradient, ShardedGradient):
+        if not gradient.fits(slice_.parameter):
+            raise UnsupportedError(
+                f"the dtype or the order of memory of a parameter of shape {list(slice_.parameter.shape)} "
+                "has changed since its gradient was divided among the ranks: call optimizer.zero_grad() "
+                "before you change it"
+            )
+        return None if slice_.is_empty else gradient.own
+    if gradient.layout is not torch.strided:
+        raise UnsupportedError(
+            "a gradient is sparse, and shard= divides dense ones only: make the layer with sparse=False, or "
+            "leave out shard"
+        )
+    return None if slice_.is_empty else slice_.of(gradient)
+
+
+# ---- The all-gather of parameters, of which each rank has updated its slice ----------------------------
+
+
+class ParameterGathering:
+    """Gathers the slices of all ranks into the memory of the parameters.
+
+    The requests are described again only if a parameter's memory has been replaced.
+    """
+
+    def __init__(self, scope: CollectiveScope) -> None:
+        self._context = scope.context
+        self._set_number = scope.process_set.number(scope.context)
+        self._name = scope.derived("parameters").name
+        self._batch = Batch(1)
+        self._addresses: list[int] = []
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._copied: list[int] | None = None  # requests whose results are not written in place
+
+    def run(self, named: Sequence[tuple[str, Slice]]) -> None:
+        """Makes the parameters equal on all ranks, which must pass the same parameters.
+
+        Raises:
+            HorovodInternalError: an exchange failed, or a rank has no slices.
+        """
+        parameters = [slice_.parameter for _, slice_ in named]
+        addresses = list(map(Tensor.data_ptr, parameters))
+        if not parameters:
+            return
+        if addresses != self._addresses:
+            self._describe(named)
+            self._addresses = addresses
+        try:
+            self._exchange()
+        except BaseException:
+            self._batch, self._addresses = Batch(1), []  # what is in flight keeps the old one
+            raise
+        is_complete = self._store(parameters)
+        (self._context.release if self._batch.gpu == CPU else self._context.detach)(self._batch)
+        if not is_complete:
+            self._copied = None
+            raise HorovodInternalError(
+                "an optimizer with shard= has stepped without the slices of some rank, as if that rank had "
+                "called hvd.join(): give all ranks the same number of steps, or leave out shard"
+            )
+        count_write(parameters)
+
+    def _exchange(self) -> None:
+        context, batch = self._context, self._batch
+        if batch.gpu == CPU:
+            with context.steps.exposed:
+                context.run(batch)
+            return
+        device.refuse_capture()
+        stream = device.current_stream(batch.gpu)
+        batch.set_all_streams([stream] * batch.count)
+        batch.keepalive[:] = self._kept  # `detach` takes it
+        context.enqueue(batch)
+        context.wait_in_stream(batch, stream)
+
+    def _describe(self, named: Sequence[tuple[str, Slice]]) -> None:
+        self._batch, self._copied, self._kept = Batch(len(named)), None, []
+        for index, (name, slice_) in enumerate(named):
+            own, target = flat(slice_.parameter)[slice_.begin : slice_.end], flat(slice_.parameter)
+            call = Call(f"{self._name}.{name}", self._set_number)
+            describe(self._batch, ALLGATHER, view(own), target.data_ptr(), call, index)
+            self._batch.offer_memory(index, target.numel() * target.element_size())
+            self._kept.append((own, target))
+        self._batch.keepalive[:] = self._kept
+
+    def _store(self, parameters: Sequence[Tensor]) -> bool:
+        """Puts the results in place. Returns whether they have the slices of all ranks.
+
+        A rank has all of its slices or none, and a result that was written in place once has been again, so
+        that most results need not be looked at.
+        """
+        context, batch = self._context, self._batch
+        if self._copied is None:
+            self._copied = [index for index in range(batch.count) if not context.is_in_place(batch, index)]
+        checked = self._copied or ([] if context.is_in_place(batch, 0) else [0])
+        for index in checked:
+            result = from_output(context, batch, index)
+            if result.numel() != parameters[index].numel():
+                return False
+            flat(parameters[index]).copy_(result)
+        return True
+
+
+# ---- The whole state of an optimizer, made of the slices of all ranks ----------------------------------
+
+
+def full_state_dict(optimizer: torch.optim.Optimizer, root_rank: int | None = None) -> dict[str, Any]:
+    """Returns an optimizer's whole state, as the plain optimizer's `state_dict()`. All ranks must call it.
+
+    It loads into the plain optimizer, and with `optimizer.load_state_dict()` into one with shard= on any
+    number of ranks. For an optimizer without shard= it is `optimizer.state_dict()`.
+
+    Args:
+        optimizer: the optimizer.
+        root_rank: the only rank that gets the state, so that the others need no memory for it; they get an
+            empty dictionary. None: all ranks get it.
+
+    Raises:
+        PeerLostError: a rank died.
+    """
+    if not isinstance(optimizer, Sharded):
+        return optimizer.state_dict()
+    scope = optimizer._sharding_scope.derived("full state")
+    slices = optimizer._slices()
+    values = whole_values(scope, optimizer.state, slices)
+    state: dict[Tensor, dict[str, Any]] = {}
+    is_kept = root_rank is None or scope.context.rank == root_rank
+    for slice_, whole in zip(slices, values, strict=True):
+        if whole and is_kept:
+            state[slice_.parameter] = whole
+    return optimizer._full_state_dict(state) if is_kept else {}

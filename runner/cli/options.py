@@ -1,0 +1,412 @@
+"""The options that hvdrun takes on its command line, and in a file with --config-file."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sirtaki.runner.cli.autotune_options import add_autotune_options, check_autotune
+from sirtaki.runner.cli.elastic_options import add_elastic_options, is_elastic, unused_option
+from sirtaki.runner.cli.horovod_flags import add_horovod_flags
+from sirtaki.runner.launch.errors import LaunchError
+
+USAGE = "hvdrun -np N [-H HOST:SLOTS,…] [options] command [arguments]"
+EXAMPLE = "for example: hvdrun -np 2 python train.py"
+DASHBOARD = "--dashboard"
+_ANY_PORT = "0"
+_LIKE_AN_ADDRESS = re.compile(r"(.*:)?\d+")
+_EXAMPLES = f"{EXAMPLE}, or on two hosts: hvdrun -np 8 -H hostA:4,hostB:4 python train.py"
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Reports mistakes as LaunchError, with an example and the option that was probably meant."""
+
+    example = EXAMPLE
+
+    def error(self, message: str) -> NoReturn:
+        _, is_unknown, strange = message.partition("unrecognized arguments: ")
+        if is_unknown:
+            message = f"there is no option {strange}{self._similar(strange.split()[0])}"
+        raise LaunchError(f"{message}\nUsage: {self.usage}; {self.example}")
+
+    def _similar(self, flag: str) -> str:
+        name = flag.partition("=")[0]
+        alike = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
+        return f": did you mean {alike[0]}?" if alike else ""
+
+
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Returns hvdrun's own options, and the options that are settings of the core as environment variables.
+
+    Options of a --config-file come first, so that the command line overrides them. Raises LaunchError.
+    """
+    parser, arguments = _parser(), _with_address(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    needs_settings = options.help or options.config_file is not None or options.autotune_load is not None
+    if not unknown and not needs_settings:
+        return _checked(options), {}
+    from sirtaki.runner.cli.knobs import add_knobs, knob_environment, loaded_environment
+
+    knobs = add_knobs(parser)
+    if options.help:
+        parser.print_help()
+        sys.exit(0)
+    options = parser.parse_args(arguments)
+    if options.config_file is not None:
+        options = parser.parse_args(_with_address([*config_arguments(options.config_file), *arguments]))
+    settings = knob_environment(options, knobs)
+    check_autotune(options, settings)
+    if options.autotune_load is not None:
+        settings = {**loaded_environment(options.autotune_load, knobs), **settings}
+    return _checked(options), settings
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="hvdrun",
+        usage=USAGE,
+        description=f"Starts N ranks of a command, on this machine or on several hosts, {_EXAMPLES}",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    _add_options(parser)
+    _add_options_for_observing(parser)
+    add_options_for_hosts(parser)
+    add_autotune_options(parser)
+    add_elastic_options(parser, whole_number, _seconds)
+    add_horovod_flags(parser)
+    return parser
+
+
+def _with_address(arguments: Sequence[str]) -> Sequence[str]:
+    """Adds the default address to a --dashboard that has none, or argparse would take the command for it."""
+    if DASHBOARD not in arguments:
+        return arguments
+    from sirtaki.runner.cli.knobs import add_knobs
+
+    place = arguments.index(DASHBOARD)
+    parser = _parser()
+    add_knobs(parser)
+    before, (following, *_) = arguments[:place], [*arguments[place + 1 :], ""]
+    is_of_command = bool(parser.parse_known_args(before)[0].command)
+    if is_of_command or _LIKE_AN_ADDRESS.fullmatch(following):
+        return arguments
+    return [*before, f"{DASHBOARD}={_ANY_PORT}", *arguments[place + 1 :]]
+
+
+def _checked(options: argparse.Namespace) -> argparse.Namespace:
+    if option := unused_option(options):
+        raise LaunchError(f"{option} is for jobs whose ranks may be lost or join: give --min-np as well")
+    if options.torch_env and is_elastic(options):
+        raise LaunchError(
+            "--torch-env is for jobs whose ranks stay, because the ranks of a process group cannot change: "
+            "leave it out, or the options of elastic jobs (--min-np, --max-np, --host-discovery-script)"
+        )
+    if options.servers and (reason := _why_no_servers(options)):
+        raise LaunchError(f"--servers cannot be used with {reason}: leave one of them out")
+    if options.auto and (reason := _why_not_auto(options)):
+        raise LaunchError(f"--auto cannot be used with {reason}: leave one of them out")
+    return options
+
+
+def _why_no_servers(options: argparse.Namespace) -> str:
+    """Returns an option that excludes --servers, and why; "" if there is none."""
+    if is_elastic(options):
+        return (
+            "the options of elastic jobs (--min-np, --max-np, --host-discovery-script), because a lost "
+            "server's part of a table exists nowhere else"
+        )
+    return "--auto, whose scripts know no tables" if options.auto else ""
+
+
+def _why_not_auto(options: argparse.Namespace) -> str:
+    """Returns an option that excludes --auto, and why; "" if there is none."""
+    if is_elastic(options):
+        return "the options of elastic jobs (--min-np, --max-np, --host-discovery-script): its ranks stay"
+    if options.as_horovod:
+        return "--as-horovod, which is for scripts that are distributed already"
+    if options.torch_env:
+        return "--torch-env, with which trainers distribute the training themselves"
+    return ""
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-h", "--help", action="store_true", help="show this text")
+    add("-v", "--version", action="store_true", help="show the version")
+    add("-cb", "--check-build", action="store_true", help="show what is installed here and whether it works")
+    add("-np", "-n", "--num-proc", dest="size", metavar="N", type=whole_number, help="number of ranks")
+    add(
+        "--output-filename",
+        metavar="DIR",
+        type=Path,
+        help="also write the output of each rank to DIR/rank.<number>/stdout and stderr",
+    )
+    add(
+        "--oversubscribe",
+        action="store_true",
+        help="start more than 16 ranks per core, or more than seem to fit into the memory",
+    )
+    add(
+        "--as-horovod",
+        action="store_true",
+        help="let `import horovod.torch` and the like mean sirtaki, in programs and libraries that import it",
+    )
+    add(
+        "--auto",
+        action="store_true",
+        help="train with an unchanged script of one process: each rank computes its part of every batch",
+    )
+    add(
+        "--servers",
+        metavar="K",
+        type=whole_number,
+        default=0,
+        help="also start K processes that serve the tables of hvd.ParameterServer instead of the ranks; they "
+        "are on the hosts of ranks in turn, and need no slots",
+    )
+    add(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=120.0,
+        help="how long a rank waits in hvd.init() for the others (120)",
+    )
+    add(
+        "--torch-env",
+        action="store_true",
+        help="set torch's variables (RANK, MASTER_ADDR, …), so that trainers such as Lightning use all ranks",
+    )
+    add("--config-file", metavar="FILE", type=Path, help="also read options from this YAML file")
+    add("--dry-run", action="store_true", help="show what would run where, and start nothing")
+    add("--verbose", action="store_true", help="show what hvdrun does")
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _add_options_for_observing(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--timeline-filename",
+        metavar="FILE",
+        type=Path,
+        help="record every operation of every rank in FILE, for https://ui.perfetto.dev",
+    )
+    add(
+        "--timeline-mark-cycles",
+        action="store_true",
+        help="also mark in the timeline when ranks have agreed on what to do next",
+    )
+    add(
+        "--no-timeline-mark-cycles",
+        dest="timeline_mark_cycles",
+        action="store_false",
+        help=argparse.SUPPRESS,
+    )
+    add(
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        type=_address,
+        help="serve the counters of its ranks on each host, for Prometheus (on the loopback address)",
+    )
+    add(
+        DASHBOARD,
+        metavar="[HOST:]PORT",
+        nargs="?",
+        const=_ANY_PORT,
+        type=_address,
+        help="serve a page with this host's ranks, for a browser (on the loopback address, at a free port)",
+    )
+
+
+def add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that name hosts, and say how to reach them."""
+    add = parser.add_argument_group("several hosts").add_argument
+    add(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,…",
+        help="hosts that run ranks, and how many each runs; without :SLOTS one per GPU of the host, or one",
+    )
+    add(
+        "-hostfile",
+        "--hostfile",
+        metavar="FILE",
+        type=Path,
+        help="the same, one host per line: 'name slots=N' or 'name:N'",
+    )
+    add(
+        "--launcher",
+        choices=("ssh", "srun"),
+        default="ssh",
+        help="starts ranks on other hosts: ssh, or srun in a Slurm job (ssh)",
+    )
+    add("-p", "--ssh-port", metavar="PORT", type=_port, help="port of the ssh servers on the hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the key with which ssh logs in")
+    add(
+        "--network-interfaces",
+        "--network-interface",
+        metavar="NAME,…",
+        action="append",
+        default=[],
+        help="the only network interfaces that ranks use to reach each other (all)",
+    )
+
+
+def whole_number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it takes a whole number of at least 1, not '{text}'")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"it takes a number from 1 to 65535, not '{text}'")
+    return int(text)
+
+
+def _address(text: str) -> str:
+    from sirtaki.runner.observe.listening import parse_address
+
+    try:
+        parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def number_above(least: float, what: str) -> Callable[[str], float]:
+    """Returns a parser of finite numbers above `least`, which raises ArgumentTypeError for other texts."""
+
+    def parse_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least < value < math.inf:
+            raise argparse.ArgumentTypeError(f"it takes {what} above {least:g}, not '{text}'")
+        return value
+
+    return parse_number
+
+
+_seconds = number_above(0, "a number of seconds")
+
+
+# ---- --config-file: a YAML file with Horovod's keys, or those of hvdrun, as options of the -------------
+# --config-file: a YAML file with Horovod's keys, or those of hvdrun, as options of the command line.
+#
+# Both forms become the same options, so the meaning of a flag, and why it is rejected, is stated in one
+# place.
+
+
+_SECTIONS = {
+    "params": {
+        "fusion_threshold_mb": "--fusion-threshold-mb",
+        "cycle_time_ms": "--cycle-time-ms",
+        "cache_capacity": "--cache-capacity",
+        "hierarchical_allreduce": "--[no-]hierarchical-allreduce",
+        "hierarchical_allgather": "--[no-]hierarchical-allgather",
+        "torus_allreduce": "--[no-]torus-allreduce",
+    },
+    "autotune": {
+        "enabled": "--[no-]autotune",
+        "log_file": "--autotune-log-file",
+        "warmup_samples": "--autotune-warmup-samples",
+        "steps_per_sample": "--autotune-steps-per-sample",
+        "bayes_opt_max_samples": "--autotune-bayes-opt-max-samples",
+        "gaussian_process_noise": "--autotune-gaussian-process-noise",
+    },
+    "timeline": {"filename": "--timeline-filename", "mark_cycles": "--[no-]timeline-mark-cycles"},
+    "stall_check": {
+        "enabled": "--[no-]stall-check",
+        "warning_time_seconds": "--stall-check-warning-time-seconds",
+        "shutdown_time_seconds": "--stall-check-shutdown-time-seconds",
+    },
+    "library_options": {
+        "mpi_threads_disable": "--[no-]mpi-threads-disable",
+        "num_nccl_streams": "--num-nccl-streams",
+        "thread_affinity": "--thread-affinity",
+        "gloo_timeout_seconds": "--gloo-timeout-seconds",
+    },
+    "logging": {"level": "--log-level", "with_timestamp": "--log-[with|without]-timestamp"},
+}
+_CONTROLLERS = {"gloo": "--gloo", "mpi": "--mpi", "jsrun": "--jsrun"}
+_CHOICES = {"[no-]": ("", "no-"), "[with|without]": ("with", "without")}  # the prefixes for true and false
+
+
+def config_arguments(path: Path) -> list[str]:
+    """Returns the options that the file stands for. Raises LaunchError for what it does not recognise."""
+    return list(_arguments(_read(path), str(path)))
+
+
+def _read(path: Path) -> Mapping[Any, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise LaunchError("--config-file needs PyYAML: install it with `pip install pyyaml`") from None
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise LaunchError(f"{path} is not valid YAML: {error}") from None
+    if content is not None and not isinstance(content, Mapping):
+        raise LaunchError(f"{path} has to consist of keys and values, such as 'params:'")
+    return content or {}
+
+
+def _arguments(content: Mapping[Any, Any], file: str) -> Iterator[str]:
+    for section, value in content.items():
+        if section == "controller":
+            if value not in _CONTROLLERS:
+                raise LaunchError(f"{file}: controller is one of {', '.join(_CONTROLLERS)}, not {value!r}")
+            yield _CONTROLLERS[value]
+        elif section in _SECTIONS:
+            yield from _of_section(section, value, file)
+        else:
+            yield from _of_option(section, value, file)
+
+
+def _of_section(section: str, content: Any, file: str) -> Iterator[str]:
+    if not isinstance(content, Mapping):
+        raise LaunchError(f"{file}: {section} has to have keys and values below it")
+    for key, value in content.items():
+        if key not in _SECTIONS[section]:
+            known = ", ".join(_SECTIONS[section])
+            raise LaunchError(f"{file}: there is no {section}.{key}: {section} has {known}")
+        if value is not None:
+            yield _option(_SECTIONS[section][key], f"{section}.{key}", value, file)
+
+
+def _of_option(key: Any, value: Any, file: str) -> Iterator[str]:
+    """Yields an option of hvdrun itself that is at the top level of the file: "num_proc: 4"."""
+    if not isinstance(key, str) or not key.replace("_", "").replace("-", "").isalnum():
+        raise LaunchError(f"{file}: {key!r} is not a setting")
+    flag = f"--{key.replace('_', '-')}"
+    if value is True:
+        yield flag
+    elif value is not False and value is not None:
+        yield f"{flag}={_plain(value, key, file)}"
+
+
+def _option(flag: str, key: str, value: Any, file: str) -> str:
+    for choice, (yes, no) in _CHOICES.items():
+        if choice in flag:
+            if not isinstance(value, bool):
+                raise LaunchError(f"{file}: {key} is true or false, not {value!r}")
+            return flag.replace(choice, yes if value else no)
+    return f"{flag}={_plain(value, key, file)}"
+
+
+def _plain(value: Any, key: str, file: str) -> str:
+    if isinstance(value, list) and all(isinstance(element, str | int) for element in value):
+        return ",".join(map(str, value))
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise LaunchError(f"{file}: {key} has to be a number or a text, not {value!r}")
+    return str(value)

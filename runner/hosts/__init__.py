@@ -1,0 +1,1 @@
+"""Other hosts: the agents that run ranks there, and the frames between hvdrun and agents."""

@@ -1,0 +1,103 @@
+"""One end of a connection that carries frames, over two non-blocking descriptors."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+
+from sirtaki.runner.hosts.coding import LineDecoder, encode_lines
+from sirtaki.runner.hosts.frames import Frame, FrameReader, WireError
+from sirtaki.runner.hosts.outgoing import Outgoing
+
+_READ_BYTES = 256 * 1024
+
+
+class Channel:
+    """Reads frames from a descriptor and writes frames to another descriptor; owns both.
+
+    `receive` is called for each frame, from the selector's loop. `ended` becomes true, and `error` gives the
+    reason, when the peer has closed its end or has sent malformed data. Where `lines` is "read" or "write",
+    what is read, or written, has the form of lines (`coding`).
+    """
+
+    def __init__(
+        self,
+        reading: int,
+        writing: int,
+        selector: selectors.BaseSelector,
+        receive: Callable[[Frame], None],
+        mark: bytes = b"",
+        lines: str = "",
+    ) -> None:
+        self.ended = False
+        self.error = ""
+        self.reader = FrameReader(mark)
+        self._reading = reading
+        self._watched = False
+        self._outgoing = Outgoing(writing, selector)
+        self._selector = selector
+        self._receive = receive
+        self._decode = LineDecoder() if lines == "read" else bytes
+        self._encode = encode_lines if lines == "write" else bytes
+        os.set_blocking(reading, False)
+        self.watch(True)
+
+    @property
+    def backlog(self) -> int:
+        """Returns how many bytes have not been written yet."""
+        return self._outgoing.backlog
+
+    def send(self, frame: Frame) -> None:
+        """Writes as much as the peer takes now, and the rest later; nothing once the channel is closed."""
+        self.send_bytes(frame.pack())
+
+    def send_bytes(self, data: bytes) -> None:
+        self._outgoing.send(self._encode(data))
+
+    def watch(self, wanted: bool) -> None:
+        """Starts or stops reading in the selector's loop; the peer waits while it is stopped."""
+        wanted = wanted and not self.ended
+        if wanted and not self._watched:
+            self._selector.register(self._reading, selectors.EVENT_READ, self.read)
+        elif self._watched and not wanted:
+            self._selector.unregister(self._reading)
+        self._watched = wanted
+
+    def read(self) -> bool:
+        """Reads up to a buffer of data; returns False if nothing is available, or at the end."""
+        if self.ended:
+            return False
+        try:
+            data = os.read(self._reading, _READ_BYTES)
+            for frame in self.reader.take(self._decode(data)):
+                self._receive(frame)
+        except BlockingIOError:
+            return False
+        except (OSError, WireError) as error:
+            self._end(str(error))
+            return False
+        if not data:
+            self._end("")
+        return bool(data)
+
+    def read_rest(self) -> None:
+        """Reads all available data and ends: the peer has exited, even if its end is still open elsewhere."""
+        while self.read():
+            continue
+        self._end("")
+
+    def close_writing(self) -> None:
+        """Signals the end of the stream to the peer."""
+        self._outgoing.close()
+
+    def close(self) -> None:
+        self._end("")
+        self.close_writing()
+
+    def _end(self, error: str) -> None:
+        if not self.ended:
+            self.watch(False)
+            os.close(self._reading)
+            self.ended = True
+            self.error = error

@@ -1,0 +1,183 @@
+"""Processes that hvdrun starts on its own host, each for a rank and in its own process group."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.reaper import Reaper
+from sirtaki.runner.supervise.failure_analysis import ExitStatus
+from sirtaki.runner.supervise.signals import HANDLED, refuse_to_start_after_a_signal
+
+_libc = ctypes.CDLL(None)  # opened before any fork
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_POLL_SECONDS = 0.1  # between checks for a signal while a program starts; slow on a busy machine
+
+
+class Rank(Protocol):
+    """The supervisor's view of a rank, wherever it runs."""
+
+    rank: int
+    exit_status: ExitStatus | None
+
+    def check(self) -> ExitStatus | None:
+        """Returns how the rank ended, if it has ended since the last call."""
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to all processes in the rank's process group."""
+
+    def reap(self) -> None:
+        """Reaps the rank, which has ended."""
+
+    def clear(self) -> None:
+        """Reaps the rank, and ends what it has left behind."""
+
+
+class Process:
+    """A running process, which leads its own group.
+
+    Remains a zombie until `reap`, so that the number of its process group cannot be reused.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        reaper: Reaper,
+        streams: tuple[int, int, int],
+    ) -> None:
+        """Starts the program with these standard streams; raises OSError if the system cannot run it.
+
+        `command` begins with the path of the program, from which Python finds the environment it belongs to.
+        """
+        self._reaped = False
+        self._reaper = reaper
+        failure, report_failure = os.pipe()
+        parent = os.getpid()
+        try:
+            self.pid = os.fork()
+        except OSError:  # the user has too many processes; an elastic job tries again
+            os.close(failure)
+            os.close(report_failure)
+            raise
+        if self.pid == 0:
+            _exec(command, environment, reaper, parent, (*streams, report_failure))
+        reaper.note_group(self.pid)
+        os.close(report_failure)
+        with open(failure, "rb") as file:
+            events = select.poll()  # not select(), which takes no descriptors above 1023
+            events.register(file, select.POLLIN)
+            try:
+                while not events.poll(_POLL_SECONDS * 1000):
+                    refuse_to_start_after_a_signal()
+            except LaunchError:
+                self.clear()
+                raise
+            error = file.read()  # empty once the program has replaced the child, otherwise the errno
+        if error:
+            os.waitpid(self.pid, 0)
+            raise OSError(int(error), os.strerror(int(error)), command[0])
+
+    def poll(self) -> tuple[int, int] | None:
+        """Returns how the process ended: its exit code, or 0 and the signal; None while it runs."""
+        result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is None:
+            return None
+        return (result.si_status, 0) if result.si_code == os.CLD_EXITED else (0, result.si_status)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to all processes in the process's group."""
+        if self._reaped:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def reap(self) -> None:
+        """Reaps the process, which has ended."""
+        if not self._reaped:
+            os.waitpid(self.pid, 0)
+            self._reaped = True
+
+    def clear(self) -> None:
+        """Kills what is left of the process's group, and forgets it: its number may be used again.
+
+        Children of a rank may hold a GPU, which its successor needs.
+        """
+        if not self._reaped:
+            self.signal(signal.SIGKILL)
+            self.reap()
+            self._reaper.forget_group(self.pid)
+
+
+class RankProcess(Process):
+    """A running rank of this host. `stdout` and `stderr` are the descriptors to read its output from."""
+
+    def __init__(
+        self, rank: int, command: Sequence[str], environment: Mapping[str, str], reaper: Reaper
+    ) -> None:
+        """Starts the rank. Raises OSError as `Process` does, and LaunchError after a signal."""
+        refuse_to_start_after_a_signal()
+        self.rank = rank
+        self.exit_status: ExitStatus | None = None
+        self.stdout, stdout = os.pipe()
+        self.stderr, stderr = os.pipe()
+        devnull = os.open(os.devnull, os.O_RDONLY)
+        try:
+            super().__init__(command, environment, reaper, (devnull, stdout, stderr))
+        except (OSError, LaunchError):
+            os.close(self.stdout)
+            os.close(self.stderr)
+            raise
+        finally:
+            for descriptor in (devnull, stdout, stderr):
+                os.close(descriptor)
+
+    def check(self) -> ExitStatus | None:
+        """Returns how the rank ended, if it has ended since the last call."""
+        if self.exit_status is None and (result := self.poll()):
+            self.exit_status = ExitStatus(self.rank, self.pid, *result)
+            return self.exit_status
+        return None
+
+
+def _exec(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    reaper: Reaper,
+    parent: int,
+    descriptors: tuple[int, int, int, int],
+) -> None:
+    """Becomes the program; runs in the new process. Never returns.
+
+    If `parent` ends, and the reaper with it, the kernel still sends the program SIGTERM: prctl(2).
+    """
+    *streams, report_failure = descriptors
+    try:
+        os.setpgid(0, 0)
+        reaper.watch_group(os.getpid())
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # the parent ended before that call
+            os._exit(127)
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, other programs should not
+            signal.signal(number, signal.SIG_DFL)
+        for number in HANDLED:  # from here on signals are for this process, not for hvdrun's wake-up pipe
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        # A rank is in the background of hvdrun's terminal, which would stop it for ever when it uses it. With
+        # these ignored, reading fails (EIO), as a prompt for a password then says, and writing works.
+        for number in (signal.SIGTTIN, signal.SIGTTOU):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        os.execve(command[0], list(command), environment)
+    except OSError as error:
+        os.write(report_failure, str(error.errno).encode())
+    finally:
+        os._exit(127)

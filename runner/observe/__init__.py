@@ -1,0 +1,1 @@
+"""The states and timelines of ranks, and the servers that show them."""

@@ -1,0 +1,157 @@
+"""Merges the timelines of all ranks into FILE, and removes the files that they have written beside it.
+
+hvdrun does this at the end of a job with --timeline-filename. To merge timelines that a script started:
+
+    python -m sirtaki.runner.observe.timeline FILE
+
+Each file becomes a row (a "process") of the result: in an elastic job, ranks are numbered anew in each
+generation. A killed rank leaves a file without its end, and perhaps a partial line: all whole lines are used.
+Times are those of the monotonic clock of the first file's host: times of other hosts are shifted by the
+difference of their wall clocks, so they are as exact as these clocks agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds, write_events
+from sirtaki.runner.observe.timeline_files import (
+    TimelinePart,
+    describe_parts,
+    describe_ranks,
+    elastic_parts,
+    rank_files,
+)
+
+_HEAD_LINES = 16  # a rank writes the difference of its clocks within these lines
+ONE_HOST_NS = 20_000_000  # tolerated difference of two ranks of one host that have read the same two clocks
+_TIME = re.compile(rb'"ts": ?([0-9]+)\.([0-9]{3})')  # microseconds, as the core writes them
+_ROW = re.compile(rb'"(pid|sort_index)": ?[0-9]+')
+
+
+def merge_timelines(path: Path) -> str:
+    """Merges the ranks' timeline files, at `path` and beside it, into `path`, and removes the parts.
+
+    If there are parts of an elastic job, an older file in `path` is the result of another merge, and is
+    replaced.
+
+    Returns whose timelines those were, such as "3 ranks" or "4 workers in 3 generations"; "" if there are
+    none. Raises OSError where a file cannot be read or written, or where those of two jobs are.
+    """
+    parts = elastic_parts(path)
+    files, others = [part.file(path) for part in parts], rank_files(path)
+    if files and others and _newest(others) > _newest(files):
+        raise FileExistsError(
+            f"{max(others, key=_changed)} is newer than {files[0]} and the other files of an elastic job: "
+            "remove those of one of the two jobs"
+        )
+    files = files or others
+    if not files:
+        return ""
+    merged = merging_file(path)
+    with open(merged, "wb") as out:
+        write_events(out, _merged_events(files, parts))
+    os.replace(merged, path)
+    for file in files:
+        if file != path:
+            file.unlink()
+    return describe_parts(parts) if parts else describe_ranks(len(files))
+
+
+def _changed(file: Path) -> int:
+    return file.stat().st_mtime_ns
+
+
+def _newest(files: Sequence[Path]) -> int:
+    """Returns when the last of these files was changed."""
+    return max(map(_changed, files))
+
+
+def merging_file(path: Path) -> Path:
+    """Returns the file in which the result grows until it is complete."""
+    return path.with_name(f"{path.name}.merging")
+
+
+def _merged_events(files: Sequence[Path], parts: Sequence[TimelinePart]) -> Iterator[bytes]:
+    """Yields the events of all files; `parts` describes the files of an elastic job in order, else empty."""
+    clocks = [_wall_minus_monotonic(file) for file in files]
+    first = next((clock for clock in clocks if clock is not None), None)
+    for row, (file, clock) in enumerate(zip(files, clocks, strict=True)):
+        offset = clock_offset(first, clock)
+        for event in EventFile(file):
+            placed = in_row(event, row, parts[row]) if parts else event
+            yield shifted(placed, offset) if offset else placed
+
+
+def in_row(event: bytes, row: int, part: TimelinePart) -> bytes:
+    """Returns the event in a row of its own, which is named after the part."""
+    placed = _ROW.sub(rb'"\1": %d' % row, event)
+    if not part.generation or b'"process_name"' not in placed:
+        return placed
+    try:
+        described = json.loads(placed)
+        if described["name"] == "process_name":
+            rank = described["args"]["name"]
+            described["args"]["name"] = f"worker {part.worker}, generation {part.generation}: {rank}"
+        return json.dumps(described).encode()
+    except (ValueError, KeyError, TypeError):  # another program has written it
+        return placed
+
+
+def _wall_minus_monotonic(file: Path) -> int | None:
+    """Returns the difference of a host's clocks, in nanoseconds; None if the file does not state it."""
+    for event, _ in zip(EventFile(file), range(_HEAD_LINES), strict=False):
+        if b'"clock"' in event:
+            try:
+                return int(json.loads(event)["args"]["wall_minus_monotonic_ns"])
+            except (ValueError, KeyError, TypeError):
+                return None
+    return None
+
+
+def clock_offset(first: int | None, clock: int | None) -> int:
+    """Returns how many nanoseconds to add to a rank's times to convert them to the first host's clock."""
+    if first is None or clock is None or abs(clock - first) < ONE_HOST_NS:
+        return 0
+    return clock - first
+
+
+def shifted(event: bytes, offset: int) -> bytes:
+    """Returns the event with all its times shifted by `offset` nanoseconds."""
+
+    def shift(match: re.Match[bytes]) -> bytes:
+        time = max(int(match[1] + match[2]) + offset, 0)
+        return f'"ts":{in_microseconds(time)}'.encode()
+
+    return _TIME.sub(shift, event)
+
+
+def remove_timelines(path: Path) -> None:
+    """Removes another job's files, so that they are not mistaken for this job's."""
+    for file in [*rank_files(path), *(part.file(path) for part in elastic_parts(path))]:
+        file.unlink()
+
+
+def main() -> int:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        print("usage: python -m sirtaki.runner.observe.timeline FILE", file=sys.stderr)
+        return 2
+    try:
+        whose = merge_timelines(Path(sys.argv[1]))
+    except OSError as error:
+        print(f"the timelines cannot be merged: {error}", file=sys.stderr)
+        return 1
+    if not whose:
+        print(f"there are no timelines to merge into {sys.argv[1]}", file=sys.stderr)
+        return 1
+    print(f"{sys.argv[1]} holds the timelines of {whose}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""Finds the rank that caused a job to fail: its end explains the ends of the other ranks."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of
+from sirtaki.runner.rendezvous.messages import RankEvent
+from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
+from sirtaki.runner.supervise.finished_peers import finished_peers
+
+# For a rank that hvdrun and another rank have lost although its process kept running.
+_CONNECTIONS_CLOSED = (
+    "all its connections were closed while it ran: has its program closed descriptors that it had not opened?"
+)
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """The end of a rank's process: its exit code, or the number of the signal that killed it (else 0).
+
+    `host` is its host, if that is not hvdrun's; `lost` is the reason why its end is unknown.
+    """
+
+    rank: int
+    pid: int
+    code: int
+    killed_by: int
+    host: str = ""
+    lost: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.code != 0 or self.killed_by != 0 or self.lost != ""
+
+    @property
+    def died(self) -> bool:
+        """Returns whether the process was killed or lost, instead of ending by itself."""
+        return self.killed_by != 0 or self.lost != ""
+
+    @property
+    def exit_code(self) -> int:
+        """Returns the exit code that a shell would report."""
+        if self.lost:
+            return 1
+        return 128 + self.killed_by if self.killed_by else self.code
+
+    def describe(self, reason: str = "") -> str:
+        """Describes the end in a sentence; `reason` is the exception that the rank raised, if known."""
+        subject = name_rank(self.rank, self.pid, self.host)
+        if self.lost:
+            return f"{subject} was lost with its host: {self.lost}"
+        if not self.killed_by:
+            return f"{subject} failed with exit code {self.code}{reason and ': '}{reason}"
+        text = f"{subject} was killed by signal {self.killed_by} ({signal_name(self.killed_by)})"
+        if self.killed_by == signal.SIGKILL:
+            return f"{text}: often the machine ran out of memory"
+        return text
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """The result of a failed job.
+
+    `rank` is the rank to show the last lines of; None if no rank explains the failure or `text` already gives
+    the reason. `culprit` is the rank that failed by an error of its own and so caused the failure; None if
+    there is no such rank.
+    """
+
+    exit_code: int
+    text: str = ""
+    rank: int | None = None
+    event: str = "failed"  # the verb of "the job …": it failed, was interrupted or was terminated
+    culprit: int | None = None
+
+
+class FailureAnalyzer:
+    """Collects how ranks end and their reports to the rendezvous, and names the culprit of a failure."""
+
+    def __init__(self, start_timeout: float, runs_python: bool = True) -> None:
+        self._start_timeout = start_timeout
+        self._runs_python = runs_python
+        self._names: dict[int, str] = {}
+        self._statuses: dict[int, ExitStatus] = {}  # in the order of the exits
+        self._arrived: set[int] = set()  # ranks that have called init
+        self._members: set[int] = set()  # ranks that have completed init, and have not reached shutdown
+        self._abort: RankEvent | None = None  # the first one
+        self._secondary: set[int] = set()  # ended because another rank failed, was lost or did not arrive
+        self._reasons: dict[int, str] = {}  # the exceptions that ranks raised
+        self._blamed: dict[int, str] = {}  # by blamed rank: the reason given by ranks that it made fail
+        self._disconnected: set[int] = set()  # hvdrun lost their connections before they reported their end
+        self._late: tuple[int, str] | None = None  # the rank that exceeded a deadline, and the error
+        self._absent: RankEvent | None = None  # names the ranks that others have waited for in vain
+        self._threads: dict[int, str] = {}  # by rank: the first exception that ended a thread of its program
+        self._signals_sent: set[int] = set()
+
+    def note_start(self, rank: int, pid: int, host: str = "") -> None:
+        """Records the start of a rank; `pid` is 0 until known, `host` is set if it is not hvdrun's."""
+        self._names[rank] = name_rank(rank, pid, host)
+
+    def note_exit(self, status: ExitStatus) -> None:
+        self._statuses[status.rank] = status
+
+    def note_signal(self, number: int) -> None:
+        """Records that hvdrun itself has sent this signal to all ranks."""
+        self._signals_sent.add(number)
+
+    def note_event(self, event: RankEvent) -> None:
+        if event.kind == "arrived":
+            self._arrived.add(event.rank)
+        elif event.kind == "initialised":
+            self._members.add(event.rank)
+            self._secondary.discard(event.rank)
+            self._disconnected.discard(event.rank)
+            if self._abort and self._abort.generation < event.generation:  # the job has recovered from it
+                self._abort = None
+        elif event.kind == "finished":
+            self._members.discard(event.rank)
+        elif event.kind == "thread_failed":
+            self._threads.setdefault(event.rank, first_line(event.text))
+        elif event.kind == "disconnected":
+            self._disconnected.add(event.rank)
+        elif event.kind == "peer_lost":
+            self._secondary.add(event.rank)
+            self._reasons[event.rank] = first_line(event.text)
+        elif event.kind == "aborted" and self._abort is None and event.rank not in self._secondary:
+            self._abort = event
+            self._reasons[event.rank] = first_line(event.text)
+        elif event.kind in ("overdue", "departed"):
+            self._absent = event
+            self._secondary.update(self._names.keys() - set(event.missing))
+
+    def note_report(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Records a rank's report of why its world ended; the report is untrusted input."""
+        culprit, reason = report.get("culprit"), report.get("reason")
+        if not isinstance(culprit, int) or culprit not in self._names or not isinstance(reason, str):
+            return
+        if culprit != rank:
+            self._secondary.add(rank)
+            self._blamed.setdefault(culprit, first_line(reason))
+        if report.get("status") == "timeout" and self._late is None:
+            self._late = culprit, first_line(reason)
+
+    def describe_end(self, rank: int) -> str:
+        """Returns the text for ranks that wait for a rank which has ended without an error."""
+        return "has ended (exit code 0)" + ("" if rank in self._arrived else " without calling hvd.init()")
+
+    @property
+    def notice(self) -> str:
+        """Returns a notice after a successful job: "", that threads failed, or that no ranks communicated."""
+        if threads := describe_threads({self._name(rank): text for rank, text in self._threads.items()}):
+            return threads
+        ranks = sum(rank < FIRST_SERVER for rank in self._names)
+        if ranks == 1 or self._arrived:
+            return ""
+        text = f"no rank called hvd.init(): these were {ranks} separate runs, which exchanged nothing"
+        advice = ". To train one model on all of them, call it at the start of the script"
+        return text + advice * self._runs_python
+
+    @property
+    def failed(self) -> bool:
+        return self._absent is not None or any(status.failed for status in self._statuses.values())
+
+    @property
+    def survivors(self) -> set[int]:
+        """Returns the running ranks that have completed init: these will notice a lost peer."""
+        return self._members - self._statuses.keys()
+
+    @property
+    def conclusive(self) -> bool:
+        """Returns whether no further event can point to another rank."""
+        culprit = self._culprit()
+        if culprit is None:
+            return False
+        return culprit.died or (self._abort is not None and culprit.rank == self._abort.rank)
+
+    def failure(self) -> JobFailure:
+        """Returns the failure and the rank that caused it.
+
+        In this order: a rank killed by a signal that hvdrun did not send; the origin of the first abort; the
+        rank that kept the other ranks waiting; the first rank that failed. A rank that only lost a peer comes
+        last.
+        """
+        culprit = self._culprit()
+        if culprit and culprit.lost:
+            return self._failure_of_host(culprit)
+        if culprit and culprit.died:
+            return JobFailure(culprit.exit_code, culprit.describe(), culprit.rank)
+        if self._abort is not None and self._abort.rank not in self._statuses:
+            reason = self._reasons[self._abort.rank] or "it named no reason"
+            text = f"{self._name(self._abort.rank)} gave up: {reason}"
+            return JobFailure(1, text, culprit=self._abort.rank)
+        if self._late is not None and self._abort is None:
+            return self._failure_by_lateness(*self._late)
+        if culprit:
+            return self._failure_of(culprit)
+        if self._absent:
+            return JobFailure(1, self._describe_absence(self._absent), self._absent.missing[0])
+        return self._failure_by_loss()
+
+    def with_late_reason(self, failure: JobFailure) -> JobFailure:
+        """Returns a failure with the exception of the rank that caused it, if that has come since."""
+        status = self._statuses.get(failure.rank) if failure.rank is not None else None
+        if status is None or failure.culprit != failure.rank or self._abort is None:
+            return failure
+        return self._failure_of(status) if self._abort.rank == failure.rank else failure
+
+    def _failure_of(self, status: ExitStatus) -> JobFailure:
+        reason = self._reasons.get(status.rank, "")
+        explained = None if reason else status.rank
+        return JobFailure(status.exit_code, status.describe(reason), explained, culprit=status.rank)
+
+    def _failure_by_lateness(self, culprit: int, reason: str) -> JobFailure:
+        codes = [status.exit_code for status in self._statuses.values() if status.failed]
+        text = f"{self._name(culprit)} kept other ranks waiting for too long: {reason}"
+        return JobFailure(next(iter(codes), 1), text)
+
+    def _failure_of_host(self, culprit: ExitStatus) -> JobFailure:
+        lost_ranks = [
+            status.rank for status in self._statuses.values() if status.lost and status.host == culprit.host
+        ]
+        subject = _name_all(sorted(lost_ranks))
+        return JobFailure(1, f"the host {culprit.host} was lost, and {subject} with it: {culprit.lost}")
+
+    def _failure_by_loss(self) -> JobFailure:
+        """Returns the failure when every failed rank had lost a peer, or was ended by hvdrun itself.
+
+        The two ranks of a broken connection blame each other. The one that closed it has usually closed its
+        connection to hvdrun as well.
+        """
+        failures = [status for status in self._statuses.values() if status.failed]
+        for status in self._statuses.values():
+            if not status.failed and status.rank in self._members:
+                text = f"{self._name(status.rank)} ended with exit code 0, but without hvd.shutdown()"
+                return JobFailure(failures[0].exit_code, f"{text}, while another rank needed it", status.rank)
+        for rank in sorted(self._blamed, key=lambda rank: rank not in self._disconnected):
+            blamed = self._statuses.get(rank)
+            if blamed is None:  # the blamed rank may need longer to end than the others
+                return JobFailure(failures[0].exit_code, self._blamed[rank])
+            if rank in self._disconnected and blamed.failed and blamed.killed_by not in self._signals_sent:
+                return JobFailure(blamed.exit_code, blamed.describe(_CONNECTIONS_CLOSED))
+        for status in failures:
+            if status.killed_by not in self._signals_sent:
+                reason = self._reasons.get(status.rank, "")
+                explained = self._explain_finished_peers(status, reason)
+                text = explained or status.describe(reason or "it had lost another rank")
+                return JobFailure(status.exit_code, text)
+        return JobFailure(failures[0].exit_code, failures[0].describe())
+
+    def _explain_finished_peers(self, status: ExitStatus, reason: str) -> str:
+        """Returns the failure's text if this rank failed because peers had ended normally, else ""."""
+        peers = finished_peers(reason)
+        if peers is None:
+            return ""
+        have_ended = all(rank in self._statuses for rank in peers.ranks)
+        event = "ended with exit code 0" if have_ended else "had finished"
+        cause = next((self._threads[rank] for rank in peers.ranks if rank in self._threads), "")
+        return peers.explain(event, name_rank(status.rank, status.pid, status.host), cause)
+
+    def _culprit(self) -> ExitStatus | None:
+        candidates = [
+            status
+            for rank, status in self._statuses.items()
+            if status.failed and rank not in self._secondary and status.killed_by not in self._signals_sent
+        ]
+        died = [status for status in candidates if status.died]
+        origin = [
+            candidate
+            for candidate in candidates
+            if self._abort is not None and candidate.rank == self._abort.rank
+        ]
+        return next(iter(died or origin or candidates), None)
+
+    def _describe_absence(self, event: RankEvent) -> str:
+        subject = " and ".join(self._name(rank) for rank in event.missing)
+        first = event.missing[0]
+        have = "has" if len(event.missing) == 1 else "have"
+        if event.kind == "departed" and first not in self._statuses:
+            return f"{subject} {have} left hvd.init(): {event.text}"
+        if first in self._statuses:
+            return f"{subject} {self.describe_end(first)} while another rank waited in hvd.init()"
+        action = "come to the end of" if first in self._arrived else "called"
+        waited = f"another rank has waited for {self._start_timeout:g} s (--start-timeout)"
+        return f"{subject} {have} not {action} hvd.init(); {waited}"
+
+    def _name(self, rank: int) -> str:
+        return self._names[rank]
+
+
+def name_rank(rank: int, pid: int, host: str = "") -> str:
+    """Formats "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)", "server 0 (pid 71)"."""
+    where = f"pid {pid}" * bool(pid) + " " * bool(pid and host) + f"on {host}" * bool(host)
+    return f"{name_of(rank)} ({where})" if where else name_of(rank)
+
+
+def _name_all(lost: Sequence[int]) -> str:
+    """Formats "ranks 2 and 3", "ranks 2 and 3 and server 1"."""
+    ranks = [number for number in lost if number < FIRST_SERVER]
+    servers = [name_of(number) for number in lost if number >= FIRST_SERVER]
+    return " and ".join([*([name_ranks(ranks)] if ranks else []), *servers])
+
+
+def describe_threads(failures: Mapping[str, str]) -> str:
+    """Describes exceptions that ended threads of ranks, by the names of these; "" if there are none."""
+    if not failures:
+        return ""
+    (subject, text), *others = failures.items()
+    more = f"; so did {len(others)} more {'rank' if len(others) == 1 else 'ranks'}" * bool(others)
+    return f"{subject} went on after a failure, and ended with exit code 0: {text}{more}"
+
+
+def first_line(text: str) -> str:
+    """Returns the first line of a rank's text."""
+    return next(iter(text.splitlines()), "")
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
