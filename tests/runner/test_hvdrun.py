@@ -302,7 +302,10 @@ def test_a_current_folder_that_was_removed_is_named(
 
 
 def test_a_rank_that_does_not_end_is_named(hvdrun: Run, environment: dict[str, str]) -> None:
-    soon = "from sirtaki.runner.cli import hvdrun; from sirtaki.runner.supervise import supervisor; supervisor.FIRST_SECONDS = 0.2; hvdrun.main()"
+    soon = (
+        "from sirtaki.runner.cli import hvdrun; from sirtaki.runner.supervise import supervisor; "
+        "supervisor.FIRST_SECONDS = 0.2; hvdrun.main()"
+    )
     command = [
         sys.executable,
         "-c",
