@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sirtaki.bindings.library import ffi, lib
 
@@ -266,3 +266,23 @@ WIRE_EXACT: int = lib.SRT_WIRE_EXACT  # sirtaki.bindings.library.wire_formats li
 ABSENT: int = lib.SRT_REQUEST_ABSENT
 DEADLINE: int = lib.SRT_REQUEST_DEADLINE
 QUEUE_SAME_NAME: int = lib.SRT_REQUEST_QUEUE_SAME_NAME
+
+
+# ---- Results that the core has allocated ---------------------------------------------------------------
+
+
+class Output(NamedTuple):
+    """A result that the core allocated. The buffer owns it: the memory lives as long as the buffer does."""
+
+    buffer: Any
+    dtype: int
+    shape: tuple[int, ...]
+
+
+class DeviceOutput(NamedTuple):
+    """A result that the core allocated on a GPU. The core owns its memory until the request is released."""
+
+    address: int
+    bytes: int
+    dtype: int
+    shape: tuple[int, ...]

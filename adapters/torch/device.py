@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.bindings.outputs import DeviceOutput
+from sirtaki.bindings.request import DeviceOutput
 from sirtaki.torch import _private
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -75,3 +76,39 @@ def _scalar(hint: Any, value: object) -> Any:
     if hint is float and type(value) in (int, float) and abs(value) <= _MAX_NUMBER:  # type: ignore[arg-type]
         return float(value)  # type: ignore[arg-type]
     raise ValueError(f"{line(value, 100)!r} is no {getattr(hint, '__name__', hint)}")
+
+
+# ---- Removes secrets from what is shown, sent or written to a report -----------------------------------
+
+
+REMOVED = "<removed>"
+_SECRET_NAME = re.compile(r"KEY(?!_FILE)|TOKEN|SECRET|PASSW|PWD|AUTH|CREDENTIAL", re.IGNORECASE)
+_WORD = r"(?:passw(?:or)?d|passphrase|pwd|token|secret|api[_-]?key)[\w-]{0,40}"
+_VALUE = rf"""(?!{REMOVED})(?:"[^"]*"|'[^']*'|[^\s"']+)"""
+# A job's key, a password in an address, and what follows such a word in a text, in an option or in a header.
+_SECRET_TEXT = re.compile(
+    r"\b[0-9a-f]{64}\b|(?<=://)[^/\s@]+(?=@)"
+    rf"|({_WORD}(?:=|[\"']\s?:\s?)|--[\w-]{{0,40}}{_WORD}\s+|bearer\s+|authorization:\s?\w+\s+){_VALUE}",
+    re.IGNORECASE,
+)
+
+
+def redacted(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns variables with the values removed where a name, or a value, looks like a secret."""
+    return {
+        name: REMOVED if _SECRET_NAME.search(name) else redact(value) for name, value in variables.items()
+    }
+
+
+def redact(text: str) -> str:
+    """Returns a text without keys and passwords."""
+    return _SECRET_TEXT.sub(lambda match: f"{match[1] or ''}{REMOVED}", text)
+
+
+def redact_all(value: Any) -> Any:
+    """Returns a value of JSON in which each text is redacted."""
+    if isinstance(value, dict):
+        return {name: redact_all(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_all(item) for item in value]
+    return redact(value) if isinstance(value, str) else value

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from sirtaki.runner.doctor.decoding import redacted
 from sirtaki.runner.doctor.facts import (
     Cores,
     Gpu,
@@ -20,7 +21,6 @@ from sirtaki.runner.doctor.facts import (
     Limits,
     Variables,
 )
-from sirtaki.runner.doctor.redaction import redacted
 from sirtaki.runner.doctor.trials import find_gpu_libraries, try_core, try_memory
 from sirtaki.runner.launch.capacity import read_memory
 from sirtaki.runner.launch.cores import count_gpus, usable_cores

@@ -10,9 +10,9 @@ from typing import Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.doctor.cluster_rules import card_speed
+from sirtaki.runner.doctor.decoding import redact, redact_all
 from sirtaki.runner.doctor.facts import HostFacts, LinkFacts
 from sirtaki.runner.doctor.findings import LEVELS, NOTE, PROBLEM, WARNING, Finding, Picture
-from sirtaki.runner.doctor.redaction import redact, redact_all
 from sirtaki.runner.rendezvous.wire import printable
 
 SCHEMA = 1

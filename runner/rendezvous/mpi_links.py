@@ -16,7 +16,7 @@ from typing import Any
 
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.mpi import link_mpi
+from sirtaki.bindings.link_requests import link_mpi
 from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.providers import World
 from sirtaki.runner.rendezvous.rendezvous_state import name_ranks

@@ -20,8 +20,7 @@ from fake_gpu import FOLDER, FakeGpu
 from sirtaki.bindings import waiting
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
-from sirtaki.bindings.outputs import DeviceOutput
-from sirtaki.bindings.request import Batch
+from sirtaki.bindings.request import Batch, DeviceOutput
 from sirtaki.torch import device
 from sirtaki.torch.backend import work
 

@@ -25,12 +25,11 @@ from hypothesis import strategies as st
 from sirtaki.runner.doctor import gathering, machine, probe, session, trials
 from sirtaki.runner.doctor.answering import MARK
 from sirtaki.runner.doctor.cli import _pairs
-from sirtaki.runner.doctor.decoding import decode
+from sirtaki.runner.doctor.decoding import decode, redact, redacted
 from sirtaki.runner.doctor.facts import Cores, HostFacts, Limits, Network
 from sirtaki.runner.doctor.gathering import Choice, Topic, Trial, answer_within, gather
 from sirtaki.runner.doctor.machine import gather_cores
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
-from sirtaki.runner.doctor.redaction import redact, redacted
 from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
 from sirtaki.runner.hosts.ssh import StartFailure
 from sirtaki.runner.rendezvous.interfaces import local_addresses
