@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from sirtaki.bindings.context import Context
-    from sirtaki.bindings.elastic_timeline import ElasticTimeline
-    from sirtaki.bindings.observe import RankChange
-    from sirtaki.bindings.step_counters import StepCounters
+    from sirtaki.bindings.observing.elastic_timeline import ElasticTimeline
+    from sirtaki.bindings.observing.observe import RankChange
+    from sirtaki.bindings.observing.step_counters import StepCounters
 
 
 @dataclass(frozen=True)

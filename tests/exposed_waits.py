@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 import sirtaki.numpy as hvd
-from sirtaki.bindings import traffic
 from sirtaki.bindings.default_context import current
+from sirtaki.bindings.observing import traffic
 
 PAUSE = 0.5  # seconds
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from sirtaki.runner.rendezvous.handshake import handshake_steps
+from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
+from sirtaki.runner.rendezvous.connection.wire import receive_exactly, send_all
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, Role
-from sirtaki.runner.rendezvous.wire import receive_exactly, send_all
 
 
 def run_handshake(

@@ -22,7 +22,7 @@ RANK_SCRIPT = """
 import os, signal, sys, time
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.rendezvous.job import RendezvousError, Identity, Job
-from sirtaki.runner.rendezvous.key import read_key
+from sirtaki.runner.rendezvous.connection.key import read_key
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 rank, size = int(os.environ["SIRTAKI_RANK"]), int(os.environ["SIRTAKI_SIZE"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from sirtaki.bindings.observe import Activity, Durations, Steps
+from sirtaki.bindings.observing.observe import Activity, Durations, Steps
 from sirtaki.runner.top.snapshot import RankSample
 
 NOW, SINCE = 1000.0, 900.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sirtaki.bindings import config
-from sirtaki.bindings.step_counters import Stepper
+from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.autotune import tuner
 from sirtaki.common.autotune.model import Counts, TunedJob
 from sirtaki.common.autotune.tuner import Tuner

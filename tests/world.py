@@ -16,7 +16,7 @@ from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib
 from sirtaki.bindings.topology import Peer, SharedMemory, Topology
-from sirtaki.runner.rendezvous.encryption import Certificate, TlsConnection
+from sirtaki.runner.rendezvous.connection.encryption import Certificate, TlsConnection
 
 TRANSPORTS = ("shm", "socket")
 ENCRYPTED = "encrypted"  # each rank on a host of its own, with TLS in between

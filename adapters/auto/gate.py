@@ -19,7 +19,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.bindings.library import ffi
-from sirtaki.bindings.user_code import is_internal
+from sirtaki.bindings.observing.user_code import is_internal
 from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.handles import Handle, Operation, pooled_batch, start
 from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView

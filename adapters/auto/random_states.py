@@ -22,7 +22,7 @@ from typing import Any
 
 from sirtaki.auto.script import Script
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.user_code import is_internal
+from sirtaki.bindings.observing.user_code import is_internal
 
 SEED_BYTES = 16
 _NUMPY_LIMIT = 2**32  # of seeds for numpy.random.seed, exclusive

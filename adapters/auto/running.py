@@ -19,7 +19,7 @@ from sirtaki.auto.script import Script, find
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.bindings.user_code import is_internal
+from sirtaki.bindings.observing.user_code import is_internal
 from sirtaki.common import basics
 
 _NOTHING_SPLIT = (

@@ -39,7 +39,7 @@ from sirtaki.runner.bench.samples import block_calls, quantile, timed
 from sirtaki.runner.bench.sizes import ITEMSIZES, counts
 from sirtaki.runner.doctor.facts import Speed
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure
-from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, local_addresses
+from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, local_addresses
 from sirtaki.runner.rendezvous.job import RendezvousError
 
 _BYTES_PER_BLOCK = 32 << 20

@@ -16,7 +16,7 @@ from sirtaki.bindings.errors import (
     ParametersDifferError,
     PeerLostError,
 )
-from sirtaki.bindings.traffic import operation_counts
+from sirtaki.bindings.observing.traffic import operation_counts
 from sirtaki.common.autotune import tuner_of
 from sirtaki.common.ops.process_sets import (
     ProcessSet,

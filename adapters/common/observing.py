@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from sirtaki.bindings import observe
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.observe import Lateness, Statistics
+from sirtaki.bindings.observing import observe
+from sirtaki.bindings.observing.observe import Lateness, Statistics
 
 __all__ = ["Lateness", "Statistics", "start_timeline", "stats", "stop_timeline"]
 

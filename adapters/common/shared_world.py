@@ -64,7 +64,7 @@ class SharedWorld:
 
 def own_addresses() -> list[str]:
     """Returns the addresses at which ranks of other hosts may reach this process."""
-    from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, local_addresses
+    from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, local_addresses
 
     return local_addresses(chosen_interfaces())
 

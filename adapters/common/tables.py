@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from sirtaki.bindings import default_context, user_code
+from sirtaki.bindings import default_context
 from sirtaki.bindings.context import SHUTDOWN_MS, Context
 from sirtaki.bindings.errors import (
     DeadlineError,
@@ -21,6 +21,7 @@ from sirtaki.bindings.errors import (
     OutOfMemoryError,
     SystemRefusedError,
 )
+from sirtaki.bindings.observing import user_code
 from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.runner.rendezvous import lifecycle
 from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout

@@ -11,28 +11,28 @@ from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
 from sirtaki.common.public import loader as _loader
 from sirtaki.jax import profiling
-from sirtaki.jax.collectives import *  # noqa: F403
-from sirtaki.jax.collectives import __all__ as _collectives
-from sirtaki.jax.compression import Compression
-from sirtaki.jax.topology import *  # noqa: F403
+from sirtaki.jax.ops.collectives import *  # noqa: F403
+from sirtaki.jax.ops.collectives import __all__ as _collectives
+from sirtaki.jax.ops.compression import Compression
+from sirtaki.jax.ops.topology import *  # noqa: F403
 
 if TYPE_CHECKING:
     from sirtaki.jax import elastic
-    from sirtaki.jax.consistency import check_parameters
-    from sirtaki.jax.one_batch import consistent, mirrored
-    from sirtaki.jax.optimizer import DistributedOptimizer, grad, value_and_grad
-    from sirtaki.jax.parameters import broadcast_parameters, rank_key
-    from sirtaki.jax.periodic import diloco, local_sgd
-    from sirtaki.jax.sharding import divided_state, full_state, shard
+    from sirtaki.jax.training.consistency import check_parameters
+    from sirtaki.jax.training.one_batch import consistent, mirrored
+    from sirtaki.jax.training.optimizer import DistributedOptimizer, grad, value_and_grad
+    from sirtaki.jax.training.parameters import broadcast_parameters, rank_key
+    from sirtaki.jax.training.periodic import diloco, local_sgd
+    from sirtaki.jax.training.sharding import divided_state, full_state, shard
 
 # Imported when a program first uses them.
 _LATER = {
-    "consistency": ("check_parameters",),
-    "one_batch": ("consistent", "mirrored"),
-    "optimizer": ("DistributedOptimizer", "grad", "value_and_grad"),
-    "parameters": ("broadcast_parameters", "rank_key"),
-    "periodic": ("diloco", "local_sgd"),
-    "sharding": ("divided_state", "full_state", "shard"),
+    "training.consistency": ("check_parameters",),
+    "training.one_batch": ("consistent", "mirrored"),
+    "training.optimizer": ("DistributedOptimizer", "grad", "value_and_grad"),
+    "training.parameters": ("broadcast_parameters", "rank_key"),
+    "training.periodic": ("diloco", "local_sgd"),
+    "training.sharding": ("divided_state", "full_state", "shard"),
 }
 
 profiling.register()

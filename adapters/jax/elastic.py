@@ -18,9 +18,9 @@ from sirtaki.common.elastic.decorator import run
 from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.elastic.state import ObjectState, State
 from sirtaki.jax._private import weakly_typed
-from sirtaki.jax.consistency import is_array, is_key
-from sirtaki.jax.optimizer import AccumulatingState
-from sirtaki.jax.periodic import LocalState
+from sirtaki.jax.training.consistency import is_array, is_key
+from sirtaki.jax.training.optimizer import AccumulatingState
+from sirtaki.jax.training.periodic import LocalState
 from sirtaki.numpy.elastic import ArraysState
 from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from jax.profiler import TraceAnnotation
 
-from sirtaki.bindings import profiling
+from sirtaki.bindings.observing import profiling
 
 
 class JaxProfiler:

@@ -22,13 +22,13 @@ from sirtaki.keras.broadcasting import (  # noqa: E402
     load_model,
 )
 from sirtaki.keras.compression import Compression  # noqa: E402
-from sirtaki.keras.consistency import check_parameters  # noqa: E402
+from sirtaki.keras.data.sharding import shard, shard_arrays  # noqa: E402
 from sirtaki.keras.metrics import reduce_metrics, verbose  # noqa: E402
 from sirtaki.keras.operations import *  # noqa: E402, F403
 from sirtaki.keras.operations import __all__ as _operations  # noqa: E402
-from sirtaki.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer  # noqa: E402
-from sirtaki.keras.sharded.full_state import full_state_dict, save_model  # noqa: E402
-from sirtaki.keras.sharding import shard, shard_arrays  # noqa: E402
+from sirtaki.keras.training.consistency import check_parameters  # noqa: E402
+from sirtaki.keras.training.optimizer import DistributedOptimizer, PartialDistributedOptimizer  # noqa: E402
+from sirtaki.keras.training.sharded.full_state import full_state_dict, save_model  # noqa: E402
 
 if TYPE_CHECKING:
     from sirtaki.keras import elastic

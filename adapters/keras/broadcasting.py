@@ -11,8 +11,8 @@ from sirtaki.common.ops.objects import allgather_object
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.keras.compression import Compression, Compressor
 from sirtaki.keras.operations import broadcast
-from sirtaki.keras.optimizer import DistributedOptimizer
-from sirtaki.keras.sharded.optimizer import ShardedVariables, equal_variables
+from sirtaki.keras.training.optimizer import DistributedOptimizer
+from sirtaki.keras.training.sharded.optimizer import ShardedVariables, equal_variables
 
 
 def broadcast_variables(

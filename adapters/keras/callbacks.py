@@ -17,12 +17,12 @@ from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.reduction import Min
 from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
-from sirtaki.keras.consistency import check_before_local_steps
-from sirtaki.keras.distributed_optimizer import distributed_of
 from sirtaki.keras.metrics import Results, combine, combine_logs
-from sirtaki.keras.periodic import AverageOutcome, AveragePart, Averager
-from sirtaki.keras.sharded.full_state import saving_whole
-from sirtaki.keras.stopping import require_all_to_stop
+from sirtaki.keras.training.consistency import check_before_local_steps
+from sirtaki.keras.training.distributed_optimizer import distributed_of
+from sirtaki.keras.training.periodic import AverageOutcome, AveragePart, Averager
+from sirtaki.keras.training.sharded.full_state import saving_whole
+from sirtaki.keras.training.stopping import require_all_to_stop
 from sirtaki.numpy.collectives import allreduce
 
 __all__ = [

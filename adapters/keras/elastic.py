@@ -17,9 +17,9 @@ from sirtaki.common.hints import hint
 from sirtaki.keras import backends
 from sirtaki.keras._private import accumulators_of, discard_jax_state, layers_of
 from sirtaki.keras.callbacks import LocalSGDCallback, sync_variables
-from sirtaki.keras.distributed_optimizer import Distributed
-from sirtaki.keras.gradient_reducer import stable_path
-from sirtaki.keras.shares import DatasetShare
+from sirtaki.keras.data.shares import DatasetShare
+from sirtaki.keras.training.distributed_optimizer import Distributed
+from sirtaki.keras.training.gradient_reducer import stable_path
 from sirtaki.numpy.elastic import ArraysState
 from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind
 

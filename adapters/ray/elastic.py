@@ -25,17 +25,17 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.settings import ExecutorSettings, Shape
-from sirtaki.runner.elastic.actions import Finish, Slot
+from sirtaki.runner.elastic.arbiter.actions import Finish, Slot
+from sirtaki.runner.elastic.arbiter.rules import Rules
 from sirtaki.runner.elastic.driver import CannotStart, Driver, WorkerEnd
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.elastic.rules import Rules
 from sirtaki.runner.engines.outcomes import RankOutcome, results_of
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.launch.environment import encrypts
 from sirtaki.runner.launch.hosts import is_own_host
+from sirtaki.runner.rendezvous.connection.key import KEY_BYTES
 from sirtaki.runner.rendezvous.elastic.process import Assignment, workers_job
 from sirtaki.runner.rendezvous.job import Job
-from sirtaki.runner.rendezvous.key import KEY_BYTES
 
 _POLL_SECONDS = 1.0  # between two looks at the reservations
 _LAST_MESSAGE_SECONDS = 5.0  # for the last message of a worker, which comes by another connection

@@ -15,7 +15,7 @@ from ray.util import remove_placement_group
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.elastic import ActorJob, Work
 from sirtaki.ray.settings import ExecutorSettings, Shape, rules_of, shape_of
-from sirtaki.runner.elastic.rules import Rules
+from sirtaki.runner.elastic.arbiter.rules import Rules
 from sirtaki.runner.engines.outcomes import RankOutcome, results_of
 from sirtaki.runner.engines.places import EngineJob, ranks_by_host
 from sirtaki.runner.function.arguments import (
@@ -26,7 +26,7 @@ from sirtaki.runner.function.arguments import (
 )
 from sirtaki.runner.function.call import pickle_call
 from sirtaki.runner.function.errors import RunError
-from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
+from sirtaki.runner.rendezvous.connection.interfaces import VARIABLE as INTERFACES
 from sirtaki.runner.rendezvous.providers.world import DEFAULT_START_TIMEOUT
 
 _NOT_STARTED = "this executor has no actors: call start() before"

@@ -8,7 +8,7 @@ from sirtaki.runner.engines.places import EngineJob
 from sirtaki.runner.rendezvous import lifecycle
 from sirtaki.runner.rendezvous.identity import host_identity
 from sirtaki.runner.rendezvous.providers import world
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 
 @dataclass

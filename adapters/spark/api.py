@@ -21,8 +21,8 @@ from sirtaki.runner.function.arguments import checked_call, checked_variables, r
 from sirtaki.runner.function.call import pickle_call
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.rendezvous import lifecycle
+from sirtaki.runner.rendezvous.connection.interfaces import VARIABLE as INTERFACES
 from sirtaki.runner.rendezvous.identity import host_identity
-from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
 from sirtaki.runner.rendezvous.providers import world
 
 _START_SECONDS = "600"

@@ -10,13 +10,18 @@ from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
 from sirtaki.common.public import loader as _loader
-from sirtaki.tensorflow.collectives import *  # noqa: F403
-from sirtaki.tensorflow.collectives import __all__ as _collectives
-from sirtaki.tensorflow.compression import Compression
-from sirtaki.tensorflow.consistency import check_parameters
-from sirtaki.tensorflow.library import library as _library
-from sirtaki.tensorflow.optimizer import DistributedOptimizer, GradientAccumulator
-from sirtaki.tensorflow.state import (
+from sirtaki.tensorflow.ops.collectives import *  # noqa: F403
+from sirtaki.tensorflow.ops.collectives import __all__ as _collectives
+from sirtaki.tensorflow.ops.compression import Compression
+from sirtaki.tensorflow.ops.library import library as _library
+from sirtaki.tensorflow.ops.topology import *  # noqa: F403
+from sirtaki.tensorflow.ops.topology import barrier, join
+from sirtaki.tensorflow.ops.topology_ops import *  # noqa: F403
+from sirtaki.tensorflow.ops.topology_ops import __all__ as _topology_ops
+from sirtaki.tensorflow.ops.xla import enable_xla
+from sirtaki.tensorflow.training.consistency import check_parameters
+from sirtaki.tensorflow.training.optimizer import DistributedOptimizer, GradientAccumulator
+from sirtaki.tensorflow.training.state import (
     BroadcastGlobalVariablesHook,
     allgather_object,
     broadcast_global_variables,
@@ -24,24 +29,19 @@ from sirtaki.tensorflow.state import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from sirtaki.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from sirtaki.tensorflow.topology import *  # noqa: F403
-from sirtaki.tensorflow.topology import barrier, join
-from sirtaki.tensorflow.topology_ops import *  # noqa: F403
-from sirtaki.tensorflow.topology_ops import __all__ as _topology_ops
-from sirtaki.tensorflow.xla import enable_xla
+from sirtaki.tensorflow.training.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 if TYPE_CHECKING:
     from sirtaki.tensorflow import elastic
-    from sirtaki.tensorflow.sync_batch_norm import SyncBatchNormalization
+    from sirtaki.tensorflow.training.sync_batch_norm import SyncBatchNormalization
 
 # Imported when a program first uses it: it needs Keras, which takes seconds to import.
-_LATER = {"sync_batch_norm": ("SyncBatchNormalization",)}
+_LATER = {"training.sync_batch_norm": ("SyncBatchNormalization",)}
 
 _library()
 
 if getattr(sys.modules.get("keras"), "__version__", "").startswith("3."):  # as after TensorFlow from 2.16 on
-    import_module("sirtaki.tensorflow.sync_batch_norm")  # for layers of Keras that are synchronized
+    import_module("sirtaki.tensorflow.training.sync_batch_norm")  # for layers of Keras that are synchronized
 
 
 __all__ = [

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from torch.autograd import profiler
 
-from sirtaki.bindings import profiling
+from sirtaki.bindings.observing import profiling
 from sirtaki.torch import _private
 
 

@@ -26,12 +26,12 @@ from common.options import MIB
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.library import knobs
 from sirtaki.runner.rendezvous import identity, messages
-from sirtaki.runner.rendezvous.handshake import handshake_steps
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
+from sirtaki.runner.rendezvous.connection.handshake_connection import HandshakeConnection
+from sirtaki.runner.rendezvous.connection.wire import frame_header
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.wire import frame_header
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 ROUND_TRIPS = 2.5  # of a connection: TCP's, and those of the handshake
 DESCRIPTORS_OF_A_RANK = 3  # doorbells and process, which each rank of the host receives

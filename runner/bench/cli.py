@@ -55,7 +55,7 @@ from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whol
 from sirtaki.runner.launch.allocation import find_allocation
 from sirtaki.runner.launch.cores import usable_cores
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.rendezvous.wire import printable
+from sirtaki.runner.rendezvous.connection.wire import printable
 from sirtaki.runner.supervise.terminal_status import terminal_status
 
 _USAGE = "sirtaki bench [OPERATION] -np N [-H HOST:SLOTS,… | --hostfile FILE] [options]"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.bench.messages import BenchWorld, Plan
-from sirtaki.runner.rendezvous.wire import printable
+from sirtaki.runner.rendezvous.connection.wire import printable
 
 SCHEMA = 1
 _BUSY = 0.5  # of the cores: other programs that run beside a measurement

@@ -40,9 +40,9 @@ from sirtaki.runner.launch.hosts import (
     servers_of,
 )
 from sirtaki.runner.launch.job import Settings
+from sirtaki.runner.rendezvous.connection.wire import printable
 from sirtaki.runner.rendezvous.job import name_of
-from sirtaki.runner.rendezvous.rendezvous_state import join_names
-from sirtaki.runner.rendezvous.wire import printable
+from sirtaki.runner.rendezvous.server.rendezvous_state import join_names
 
 if TYPE_CHECKING:
     from sirtaki.runner.hosts.agent_launcher import AgentLauncher
@@ -88,7 +88,7 @@ def run_options(arguments: list[str], adapt: Callable[[Settings], Settings] | No
     notices = _take_allocation(options)
     elastic = None
     if is_elastic(options):
-        from sirtaki.runner.elastic.settings import elastic_settings
+        from sirtaki.runner.elastic.arbiter.settings import elastic_settings
 
         elastic = elastic_settings(options)
     settings = _settings(options, settings_of_core, [*notices, *_check_environment()])

@@ -27,7 +27,15 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from sirtaki.bindings.watch_marks import ANSWER, FOLDER, RECORDER, TIMELINE, Order, place_order, watch_for_now
+from sirtaki.bindings.observing.watch_marks import (
+    ANSWER,
+    FOLDER,
+    RECORDER,
+    TIMELINE,
+    Order,
+    place_order,
+    watch_for_now,
+)
 from sirtaki.runner.dashboard.access import ACTION_HEADER, TOKEN_FILE, Access
 from sirtaki.runner.dashboard.feed import Feed
 from sirtaki.runner.observe.bounded_server import CLIENT_SECONDS, BoundedServer

@@ -18,7 +18,7 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, shortened
 from sirtaki.runner.doctor.gathering import Choice, gather
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
-from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, local_addresses
+from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, local_addresses
 from sirtaki.runner.rendezvous.job import RendezvousError
 
 MARK = "sirtaki-doctor: "

@@ -38,8 +38,8 @@ from sirtaki.runner.doctor.trials import run_job
 from sirtaki.runner.hosts.ssh import SshOptions, StartFailure, diagnose, ssh_command
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host, allocate, is_own_host, needed
-from sirtaki.runner.rendezvous.interfaces import VARIABLE as INTERFACES
-from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
+from sirtaki.runner.rendezvous.connection.interfaces import VARIABLE as INTERFACES
+from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces
 from sirtaki.runner.supervise.terminal_status import terminal_status
 
 _DESCRIPTION = (

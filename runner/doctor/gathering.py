@@ -26,8 +26,8 @@ from sirtaki.runner.doctor.facts import (
     Ssh,
 )
 from sirtaki.runner.doctor.trials import TRIAL_SECONDS, find_framework, try_adapter, try_framework
+from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, local_addresses
 from sirtaki.runner.rendezvous.identity import host_identity
-from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, local_addresses
 from sirtaki.runner.rendezvous.job import RendezvousError
 
 # ---- Gatherers of facts about this host's names, addresses, interfaces and ssh -------------------------

@@ -13,7 +13,7 @@ from sirtaki.runner.doctor.cluster_rules import card_speed
 from sirtaki.runner.doctor.decoding import redact, redact_all
 from sirtaki.runner.doctor.facts import HostFacts, LinkFacts
 from sirtaki.runner.doctor.findings import LEVELS, NOTE, PROBLEM, WARNING, Finding, Picture
-from sirtaki.runner.rendezvous.wire import printable
+from sirtaki.runner.rendezvous.connection.wire import printable
 
 SCHEMA = 1
 _COLOURS = {PROBLEM: "bold red", WARNING: "yellow", NOTE: "cyan"}

@@ -14,21 +14,21 @@ from dataclasses import replace
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.watch_marks import FOLDER as STATES
+from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.runner.cli.command import runs_python
-from sirtaki.runner.elastic.actions import Finish, Slot
+from sirtaki.runner.elastic.arbiter.actions import Finish, Slot
+from sirtaki.runner.elastic.arbiter.phase import Phase
+from sirtaki.runner.elastic.arbiter.settings import ElasticSettings, slots_of
+from sirtaki.runner.elastic.arbiter.workers import Status
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.elastic.driver import Driver, WorkerEnd
-from sirtaki.runner.elastic.job_spares import JobSpares, RemoteSpares
 from sirtaki.runner.elastic.other_hosts import OtherHosts
-from sirtaki.runner.elastic.phase import Phase
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.processes import HostStart, Processes
-from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
-from sirtaki.runner.elastic.spare_command import check_spare_command
-from sirtaki.runner.elastic.spare_process import SpareProcess
+from sirtaki.runner.elastic.spares.job_spares import JobSpares, RemoteSpares
+from sirtaki.runner.elastic.spares.spare_command import check_spare_command
+from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.elastic.summary import describe_separate_runs
-from sirtaki.runner.elastic.workers import Status
 from sirtaki.runner.hosts.host_connection import Connection
 from sirtaki.runner.launch.capacity import Capacity
 from sirtaki.runner.launch.cores import usable_cores
@@ -39,7 +39,7 @@ from sirtaki.runner.launch.job import OUTPUT_FILES, Settings, with_reaper
 from sirtaki.runner.launch.job_folder import JobFolder
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.observe.endpoints import metrics_question, start_endpoints
-from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
+from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, describe_threads, signal_name

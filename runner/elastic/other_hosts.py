@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sirtaki.runner.elastic.actions import Slot
-from sirtaki.runner.elastic.pauses import doubled
+from sirtaki.runner.elastic.arbiter.actions import Slot
+from sirtaki.runner.elastic.arbiter.pauses import doubled
 from sirtaki.runner.hosts.host_attempts import ANSWER_SECONDS
 from sirtaki.runner.hosts.remote import RemoteHost
 from sirtaki.runner.launch.errors import LaunchError

@@ -15,16 +15,16 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from sirtaki.runner.elastic.actions import Open, Slot
+from sirtaki.runner.elastic.arbiter.actions import Open, Slot
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import is_own_host
 from sirtaki.runner.launch.job import addresses_for_others, check_reachable, network_address
-from sirtaki.runner.rendezvous.address import unix_address
+from sirtaki.runner.rendezvous.connection.address import unix_address
 from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, Message, pack, unpack
 from sirtaki.runner.rendezvous.elastic.process import WORKERS
 from sirtaki.runner.rendezvous.job import Job, RendezvousError, name_of
 from sirtaki.runner.rendezvous.messages import RankEvent
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.supervise.failure_analysis import first_line
 
 _ANSWER_SECONDS = 0.1  # the longest pause of the caller's orders for the connections
@@ -68,7 +68,7 @@ class Post:
         """
         if not self._address_for_others:
             if self._job.encrypt:
-                from sirtaki.runner.rendezvous.encryption import own_certificate  # opens the core
+                from sirtaki.runner.rendezvous.connection.encryption import own_certificate  # opens the core
 
                 own_certificate()
             address = self._listen(network_address())

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.elastic.actions import Slot
+from sirtaki.runner.elastic.arbiter.actions import Slot
 from sirtaki.runner.elastic.driver import CannotStart
-from sirtaki.runner.elastic.host_spares import SpareNews
-from sirtaki.runner.elastic.job_spares import JobSpares
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
+from sirtaki.runner.elastic.spares.host_spares import SpareNews
+from sirtaki.runner.elastic.spares.job_spares import JobSpares
 from sirtaki.runner.hosts.host_connection import Connection, with_slot_counts
 from sirtaki.runner.hosts.lease import HostLease, lease_clock
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob

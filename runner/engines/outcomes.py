@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sirtaki.bindings import default_context, user_code
+from sirtaki.bindings import default_context
+from sirtaki.bindings.observing import user_code
 from sirtaki.runner.function.call import FunctionCall, show_sources
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.pickling import import_cloudpickle

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.launch.environment import encrypts
-from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
+from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces
+from sirtaki.runner.rendezvous.connection.key import KEY_BYTES
 from sirtaki.runner.rendezvous.job import Job
-from sirtaki.runner.rendezvous.key import KEY_BYTES
 from sirtaki.runner.rendezvous.lifecycle import encrypted, print_rejections
 from sirtaki.runner.rendezvous.providers.world import World, single_rank_world
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def exit_code(end: SystemExit) -> int:
 def report_of(error: BaseException, kind: str) -> dict[str, Any]:
     """Returns the report of an exception; removes internal frames from its traceback."""
     from sirtaki.bindings import default_context  # imported late: they open the core
-    from sirtaki.bindings.user_code import hide_internal_frames, is_own
+    from sirtaki.bindings.observing.user_code import hide_internal_frames, is_own
 
     context = default_context.process.context
     hide_internal_frames(error, context is not None and context.failure is not None)

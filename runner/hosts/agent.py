@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.bindings.watch_marks import FOLDER as STATES
 from sirtaki.runner.hosts.channel import Channel
 from sirtaki.runner.hosts.coding import LINES
 from sirtaki.runner.hosts.frames import (
@@ -56,16 +56,16 @@ from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.launch.torch_variables import ReservedPort, offer_of_agent
 from sirtaki.runner.observe.endpoints import Endpoints
 from sirtaki.runner.observe.timeline_files import elastic_parts, rank_file
-from sirtaki.runner.rendezvous.address import unix_address
-from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
+from sirtaki.runner.rendezvous.connection.address import unix_address
+from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 from sirtaki.runner.supervise.signals import WakeupPipe
 
 if TYPE_CHECKING:
-    from sirtaki.runner.elastic.host_spares import HostSpares
-    from sirtaki.runner.elastic.spare_process import SpareProcess
-    from sirtaki.runner.rendezvous.rendezvous_collector import RendezvousCollector
+    from sirtaki.runner.elastic.spares.host_spares import HostSpares
+    from sirtaki.runner.elastic.spares.spare_process import SpareProcess
+    from sirtaki.runner.rendezvous.server.rendezvous_collector import RendezvousCollector
 
 ALIVE_SECONDS = 10.0  # between two ALIVE frames
 _COLLECT_SECONDS = 0.02  # no event announces that a rank has written its report
@@ -221,7 +221,7 @@ class Agent:
     def _spares_of(self, job: AgentJob, values: Mapping[str, Any]) -> HostSpares:
         """Returns the spares of a job, which all start with the values of the first SPARE frame."""
         if job.spares is None:
-            from sirtaki.runner.elastic.host_spares import HostSpares
+            from sirtaki.runner.elastic.spares.host_spares import HostSpares
 
             try:
                 start_spare = job.spare_start(values)
@@ -473,7 +473,7 @@ class AgentJob:
         count = len(self._placements)
         if self.comes_and_goes or count < 2:
             return None
-        from sirtaki.runner.rendezvous.rendezvous_collector import RendezvousCollector
+        from sirtaki.runner.rendezvous.server.rendezvous_collector import RendezvousCollector
 
         allow_descriptors(_PER_RANK * count)
         encrypt = encrypts({**self._base, **additions})
@@ -526,8 +526,8 @@ class AgentJob:
         Raises KeyError, TypeError or ValueError if the values are malformed; the function raises OSError or
         LaunchError.
         """
-        from sirtaki.runner.elastic.spare_command import check_spare_command
-        from sirtaki.runner.elastic.spare_process import SpareProcess
+        from sirtaki.runner.elastic.spares.spare_command import check_spare_command
+        from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 
         environment, runs_script = self._environment_of(values), bool(values["runs_script"])
 

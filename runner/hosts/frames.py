@@ -41,7 +41,7 @@ class MessageKind(enum.IntEnum):
     SPARE = 9  # JSON: starts a spare, which waits for a LAUNCH that names it; `rank` is its lane, below -1
     DISMISS = 10  # the spare in lane `rank` is not needed
     WATCH = 11  # a number: somebody watches the job; send the states of the ranks here, with this number
-    ORDER = 12  # JSON: a recording that the ranks here are to make (sirtaki.bindings.watch_marks)
+    ORDER = 12  # JSON: a recording that the ranks here are to make (sirtaki.bindings.observing.watch_marks)
     REACH = 13  # JSON: starts a process of ssh to another host; `rank` is its lane, as in the next three
     PASS = 14  # bytes for its input
     PASS_END = 15  # the end of its input

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.bindings.watch_marks import FOLDER as STATES
 from sirtaki.runner.cli.command import runs_python
 from sirtaki.runner.hosts.agent_launcher import AgentLauncher
 from sirtaki.runner.hosts.ssh import SshOptions
@@ -43,10 +43,10 @@ from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.launch.torch_variables import ReservedPort, offer_of_own_host, variables_of_hosts
 from sirtaki.runner.observe.endpoints import Endpoints, metrics_question, start_endpoints
 from sirtaki.runner.observe.job_timeline import JobTimeline
-from sirtaki.runner.rendezvous.address import unix_address
-from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
+from sirtaki.runner.rendezvous.connection.address import unix_address
+from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
 from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, RendezvousError, name_of
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import FailureAnalyzer
 from sirtaki.runner.supervise.post_mortem import PostMortem
@@ -225,7 +225,7 @@ class _Launch:
         settings = self._settings
         try:
             if several_hosts and job.encrypt:
-                from sirtaki.runner.rendezvous.encryption import own_certificate  # opens the core
+                from sirtaki.runner.rendezvous.connection.encryption import own_certificate  # opens the core
 
                 own_certificate()
             server = RendezvousServer(

@@ -121,7 +121,7 @@ def _is_address(text: str) -> bool:
 
 def _address_for_others(preferred: str, interfaces: Sequence[str]) -> str:
     """Returns the preferred address if this host has it on the interfaces, else any other, else ""."""
-    from sirtaki.runner.rendezvous.interfaces import local_addresses  # imports psutil
+    from sirtaki.runner.rendezvous.connection.interfaces import local_addresses  # imports psutil
     from sirtaki.runner.rendezvous.job import RendezvousError
 
     found: list[str] = []

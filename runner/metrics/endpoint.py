@@ -6,7 +6,7 @@ import importlib.util
 import socket
 from pathlib import Path
 
-from sirtaki.bindings.watch_marks import ALWAYS, FOLDER
+from sirtaki.bindings.observing.watch_marks import ALWAYS, FOLDER
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.observe.listening import authority, is_loopback, listen, start_server

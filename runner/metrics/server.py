@@ -80,7 +80,7 @@ def main() -> None:
     MetricsServer(socket.socket(fileno=0), Path(sys.argv[1])).serve_forever()
 
 
-# ---- The metrics of a host, made at each scrape from the files of its ranks (`runner.states`) ----------
+# ---- The metrics of a host, made at each scrape from the files of its ranks (`observe.states`) ---------
 
 # Counters by their keys in the files of ranks: the names, without _total, and their help.
 COUNTERS = {

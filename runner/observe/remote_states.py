@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sirtaki.bindings.watch_marks import (
+from sirtaki.bindings.observing.watch_marks import (
     INTERVAL_SECONDS,
     REMOTE,
     is_watched_for_now,

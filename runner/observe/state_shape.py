@@ -1,4 +1,4 @@
-"""The shape of a rank's state (`bindings.state_file`), by which its readers check a file, a frame or a line.
+"""The shape of a rank's state (`observing.state_file`), by which its readers check a file, a frame or a line.
 
 A state may come from another host, or from a file that another process has changed. Readers rely on its types
 and show its texts on terminals, so both are checked once, where the state is read.
@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sirtaki.bindings.watch_marks import ANSWER
-from sirtaki.runner.rendezvous.wire import one_line
+from sirtaki.bindings.observing.watch_marks import ANSWER
+from sirtaki.runner.rendezvous.connection.wire import one_line
 
 Check = Callable[[Any], Any]  # returns the checked value; raises ValueError if it has another shape
 

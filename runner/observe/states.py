@@ -1,4 +1,4 @@
-"""The states of a job's ranks, which these write to files while somebody watches (`bindings.state_file`).
+"""The states of a job's ranks, which these write to files while somebody watches (`observing.state_file`).
 
 Those of ranks on other hosts are in files beside them on hvdrun's host (`remote_states`).
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from sirtaki.bindings.watch_marks import REMOTE
+from sirtaki.bindings.observing.watch_marks import REMOTE
 from sirtaki.runner.observe.state_shape import maybe, own_state, process_shape, remote_state
 
 

@@ -2,7 +2,7 @@
 
 Rank 0 writes FILE, and the others FILE.rank1, FILE.rank2, ... In an elastic job each worker writes a file for
 each generation that it takes part in, and one for the changes of the ranks: FILE.worker2.generation5,
-FILE.worker2.changes (sirtaki.bindings.elastic_timeline).
+FILE.worker2.changes (sirtaki.bindings.observing.elastic_timeline).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sirtaki.bindings.topology import Peer, Topology
-from sirtaki.runner.rendezvous.address import is_unix, split_address
+from sirtaki.runner.rendezvous.connection.address import is_unix, split_address
+from sirtaki.runner.rendezvous.connection.wire import printable
 from sirtaki.runner.rendezvous.job import RendezvousError
-from sirtaki.runner.rendezvous.wire import printable
 
 _MAX_ADDRESSES = 64
 # Raised when a value of the wrong type or size is read out of JSON, endless nesting included.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from sirtaki.bindings import default_context, observe, state_file, user_code, variables
+from sirtaki.bindings import default_context, variables
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import SHUTDOWN_MS, Context
 from sirtaki.bindings.errors import (
@@ -27,14 +27,15 @@ from sirtaki.bindings.errors import (
     InitializationError,
 )
 from sirtaki.bindings.gpu import with_packages
-from sirtaki.runner.rendezvous.encryption import own_certificate
-from sirtaki.runner.rendezvous.interfaces import chosen_interfaces, restrict_nccl
+from sirtaki.bindings.observing import observe, state_file, user_code
+from sirtaki.runner.rendezvous.connection.encryption import own_certificate
+from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, restrict_nccl
+from sirtaki.runner.rendezvous.connection.key import KEY_ADVICE
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError, RendezvousTimeout
-from sirtaki.runner.rendezvous.key import KEY_ADVICE
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.providers import World, find_world
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.world_builder import WorldBuilder, single_rank_context
 
 WORKER = "SIRTAKI_WORKER"  # the number of this process in an elastic job, which hvdrun sets

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sirtaki.runner.rendezvous.connection.wire import pack_frame, take_frame
 from sirtaki.runner.rendezvous.job import Identity, RendezvousError, name_of
-from sirtaki.runner.rendezvous.wire import pack_frame, take_frame
 
 # From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
 JOIN, GATHER, REPORT, JOIN_FAILED = b"J", b"G", b"R", b"F"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from sirtaki.runner.rendezvous.address import (
+from sirtaki.runner.rendezvous.connection.address import (
     addresses_of,
     is_abstract,
     join_address,
@@ -29,9 +29,10 @@ from sirtaki.runner.rendezvous.address import (
     unix_address,
     unix_path,
 )
-from sirtaki.runner.rendezvous.handshake import HandshakeSteps, begin_handshake
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, close_selector
-from sirtaki.runner.rendezvous.interfaces import chosen_interfaces
+from sirtaki.runner.rendezvous.connection.handshake import HandshakeSteps, begin_handshake
+from sirtaki.runner.rendezvous.connection.handshake_connection import HandshakeConnection, close_selector
+from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces
+from sirtaki.runner.rendezvous.connection.key import KEY_ADVICE
 from sirtaki.runner.rendezvous.job import (
     Identity,
     Job,
@@ -40,10 +41,9 @@ from sirtaki.runner.rendezvous.job import (
     RendezvousTimeout,
     Role,
 )
-from sirtaki.runner.rendezvous.key import KEY_ADVICE
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
-from sirtaki.runner.rendezvous.unauthenticated import (
+from sirtaki.runner.rendezvous.server.rendezvous_state import name_ranks
+from sirtaki.runner.rendezvous.server.unauthenticated import (
     TOO_SLOW,
     RejectionLog,
     UnauthenticatedConnections,
@@ -51,7 +51,7 @@ from sirtaki.runner.rendezvous.unauthenticated import (
 )
 
 if TYPE_CHECKING:
-    from sirtaki.runner.rendezvous.encryption import Connection
+    from sirtaki.runner.rendezvous.connection.encryption import Connection
 
 LinkKey = tuple[int, int]  # another rank, and the index of the connection to it
 

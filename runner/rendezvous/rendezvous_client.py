@@ -15,17 +15,17 @@ import time
 from typing import TYPE_CHECKING
 
 from sirtaki.runner.rendezvous import messages
-from sirtaki.runner.rendezvous.address import is_unix, require_key, split_addresses
-from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import HandshakeSteps, begin_handshake, check_encryption
-from sirtaki.runner.rendezvous.handshake_connection import is_trusted_user
-from sirtaki.runner.rendezvous.interfaces import source_towards
+from sirtaki.runner.rendezvous.connection.address import is_unix, require_key, split_addresses
+from sirtaki.runner.rendezvous.connection.connect import connect
+from sirtaki.runner.rendezvous.connection.handshake import HandshakeSteps, begin_handshake, check_encryption
+from sirtaki.runner.rendezvous.connection.handshake_connection import is_trusted_user
+from sirtaki.runner.rendezvous.connection.interfaces import source_towards
+from sirtaki.runner.rendezvous.connection.wire import printable, receive_frame, send_frame
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.runner.rendezvous.messages import NUMBER, Route
-from sirtaki.runner.rendezvous.wire import printable, receive_frame, send_frame
 
 if TYPE_CHECKING:
-    from sirtaki.runner.rendezvous.encryption import Connection
+    from sirtaki.runner.rendezvous.connection.encryption import Connection
 
 _REPORT_SECONDS = 2.0  # a report must never delay a process that is ending
 _PROBE_SECONDS = 60

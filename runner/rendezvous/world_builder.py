@@ -14,19 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sirtaki.bindings import program_stack
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.bindings.library import knobs
 from sirtaki.bindings.link_requests import LinkRequests, first_links
+from sirtaki.bindings.observing import program_stack
 from sirtaki.runner.rendezvous import mpi_links
-from sirtaki.runner.rendezvous.address import is_unix
-from sirtaki.runner.rendezvous.connect import Meanwhile, connect
-from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
-from sirtaki.runner.rendezvous.encryption import Connection
-from sirtaki.runner.rendezvous.handshake import CHOSEN, HandshakeSteps
-from sirtaki.runner.rendezvous.handshake_connection import is_trusted_user
+from sirtaki.runner.rendezvous.connection.address import is_unix
+from sirtaki.runner.rendezvous.connection.connect import Meanwhile, connect
+from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
+from sirtaki.runner.rendezvous.connection.encryption import Connection
+from sirtaki.runner.rendezvous.connection.handshake import CHOSEN, HandshakeSteps
+from sirtaki.runner.rendezvous.connection.handshake_connection import is_trusted_user
+from sirtaki.runner.rendezvous.connection.wire import printable
 from sirtaki.runner.rendezvous.identity import (
     Offer,
     RankDescription,
@@ -46,7 +47,6 @@ from sirtaki.runner.rendezvous.memory import MemoryLinks, create_memory
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener, has_ended
 from sirtaki.runner.rendezvous.providers import World
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.wire import printable
 
 # Part of the time after which an operation without progress fails: a rank that cannot be reached is named
 # before, with the reason.

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.rendezvous.connection.wire import printable
 from sirtaki.runner.rendezvous.job import name_of
-from sirtaki.runner.rendezvous.wire import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -273,7 +273,7 @@ def exception_in(lines: Sequence[bytes]) -> str:
 
 def _place(frames: Sequence[re.Match[str]]) -> str:
     try:
-        from sirtaki.bindings.user_code import format_location, is_internal
+        from sirtaki.bindings.observing.user_code import format_location, is_internal
     except ImportError:  # the core is not built here
         return ""
     own = [frame for frame in frames if not is_internal(frame["file"])]

@@ -9,7 +9,7 @@ from typing import Any
 
 from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of
 from sirtaki.runner.rendezvous.messages import RankEvent
-from sirtaki.runner.rendezvous.rendezvous_state import name_ranks
+from sirtaki.runner.rendezvous.server.rendezvous_state import name_ranks
 from sirtaki.runner.supervise.finished_peers import finished_peers
 
 # For a rank that hvdrun and another rank have lost although its process kept running.

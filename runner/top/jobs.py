@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from sirtaki.bindings.ownership import held_folder
-from sirtaki.bindings.watch_marks import FOLDER, watch_for_now
+from sirtaki.bindings.observing.ownership import held_folder
+from sirtaki.bindings.observing.watch_marks import FOLDER, watch_for_now
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.observe.states import RankState, read_job
 from sirtaki.runner.top.snapshot import RankSample, Snapshot

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sirtaki.bindings.program_timeline import COLLECTION, NO_CORE, QUOTA
+from sirtaki.bindings.observing.program_timeline import COLLECTION, NO_CORE, QUOTA
 from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Rule
 from sirtaki.runner.trace.analysis import SLOW_DECISION, Measures
 from sirtaki.runner.trace.clocks import HostClock

@@ -133,7 +133,7 @@ print("END", hvd.rank(), programs, bits, *(config.in_use(current(), one) for one
 TWO_WORLDS = f"""
 import sirtaki.numpy as hvd
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.step_counters import Stepper
+from sirtaki.bindings.observing.step_counters import Stepper
 
 for _ in range(2):
     hvd.init()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from exchanged_steps import ROUTES, STEP, K, M, of
 
-from sirtaki.bindings.step_counters import Stepper
+from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.autotune import tuner
 from sirtaki.common.autotune.model import (
     Counts,

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sirtaki.bindings.step_counters import Stepper  # noqa: E402
+from sirtaki.bindings.observing.step_counters import Stepper  # noqa: E402
 from sirtaki.torch.training.optimizer import ReducerSettings  # noqa: E402
 
 

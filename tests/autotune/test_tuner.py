@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tuned_world import EAGER, START, World, make, replace_core
 
-from sirtaki.bindings.step_counters import Stepper
+from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.autotune import tuner_of
 from sirtaki.common.autotune.candidates import TUNED
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tuned_world import EAGER, START, TORCH, World, make, replace_core
 
-from sirtaki.bindings.step_counters import Stepper
+from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.autotune.candidates import candidates
 from sirtaki.common.autotune.model import TunedJob
 from sirtaki.common.autotune.tuner import Tuner

@@ -12,7 +12,7 @@ import pytest
 import sirtaki.jax as hvd
 from cases import case
 from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
-from sirtaki.jax import lowering
+from sirtaki.jax.ops import lowering
 
 jax.config.update("jax_enable_x64", True)
 

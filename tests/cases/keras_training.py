@@ -51,7 +51,7 @@ def compiled_fit(optimizer: str) -> None:
 def compiled_by_xla() -> None:
     if keras.backend.backend() != "tensorflow":
         pytest.skip("torch has another compiler, and JAX's programs are XLA's anyway")
-    from sirtaki.tensorflow.xla import enable_xla, is_served
+    from sirtaki.tensorflow.ops.xla import enable_xla, is_served
 
     if not is_served():
         pytest.skip("this TensorFlow's XLA is not served, as the adapter's own tests show")

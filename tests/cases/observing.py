@@ -12,7 +12,8 @@ from timelines import read_trace, slices_named
 
 import sirtaki.numpy as hvd
 from cases import case
-from sirtaki.bindings import default_context, observe, traffic
+from sirtaki.bindings import default_context
+from sirtaki.bindings.observing import observe, traffic
 
 
 @case()

@@ -15,8 +15,9 @@ from timelines import read_trace, slices_named
 
 import sirtaki.numpy as hvd
 from cases import case
-from sirtaki.bindings import default_context, state_file
-from sirtaki.bindings.watch_marks import RECORDER, TIMELINE, Order, place_order
+from sirtaki.bindings import default_context
+from sirtaki.bindings.observing import state_file
+from sirtaki.bindings.observing.watch_marks import RECORDER, TIMELINE, Order, place_order
 
 LONG = 60.0  # more seconds than any of these recordings lasts
 

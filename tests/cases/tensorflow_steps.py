@@ -52,7 +52,7 @@ def others_wait_for_a_late_rank() -> None:
 
 @case(least=2, jit_compile=(False, True))
 def nothing_is_measured_in_functions(jit_compile: bool) -> None:
-    from sirtaki.tensorflow.xla import is_served
+    from sirtaki.tensorflow.ops.xla import is_served
 
     variable = make_variable()
     if jit_compile and not is_served():

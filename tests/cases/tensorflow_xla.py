@@ -14,8 +14,8 @@ from cases import case
 from cases.tensorflow_collectives import REDUCIBLE, everyone, same, values
 from cases.tensorflow_training import batch, close, descend, loss_of, trained_alone, variables
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.tensorflow import xla
-from sirtaki.tensorflow.xla import is_served
+from sirtaki.tensorflow.ops import xla
+from sirtaki.tensorflow.ops.xla import is_served
 
 
 def compiled(function: Any) -> Any:

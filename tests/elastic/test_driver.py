@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sirtaki.runner.elastic.actions import Finish, Open, Slot
+from sirtaki.runner.elastic.arbiter.actions import Finish, Open, Slot
+from sirtaki.runner.elastic.arbiter.rules import Rules
 from sirtaki.runner.elastic.driver import CannotStart, Driver, WorkerEnd
-from sirtaki.runner.elastic.rules import Rules
 from sirtaki.runner.rendezvous.elastic.messages import End, Enlist, Message, Received
 
 SLOTS = [Slot("localhost", 0), Slot("localhost", 1)]

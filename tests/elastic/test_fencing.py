@@ -13,7 +13,7 @@ from elastic.running import QUICK, check_exact, run_job
 
 import sirtaki.numpy as hvd
 from sirtaki.bindings.errors import ForkedError, HorovodInternalError
-from sirtaki.runner.elastic.actions import Kill, Send
+from sirtaki.runner.elastic.arbiter.actions import Kill, Send
 from sirtaki.runner.rendezvous.elastic import worker as workers
 from sirtaki.runner.rendezvous.elastic.messages import (
     FROM_WORKERS,
@@ -28,7 +28,7 @@ from sirtaki.runner.rendezvous.elastic.messages import (
 )
 from sirtaki.runner.rendezvous.job import Identity, Job
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 Answer = Callable[[Fence], Standing | None]
 

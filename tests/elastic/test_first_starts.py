@@ -9,8 +9,8 @@ from elastic.arbiter_job import Job, finish
 from elastic.running import QUICK as QUICKLY
 from elastic.running import run_source
 
-from sirtaki.runner.elastic.actions import Action, Finish, Slot
-from sirtaki.runner.elastic.rules import EXIT
+from sirtaki.runner.elastic.arbiter.actions import Action, Finish, Slot
+from sirtaki.runner.elastic.arbiter.rules import EXIT
 
 QUICK = (0.1, 0.1)  # pauses of slots in seconds
 

@@ -14,9 +14,9 @@ import pytest
 from launching import is_running, wait_until
 from open_files import open_files
 
-from sirtaki.runner.elastic.host_spares import HostSpares
-from sirtaki.runner.elastic.job_spares import JobSpares
-from sirtaki.runner.elastic.spare_process import SpareProcess
+from sirtaki.runner.elastic.spares.host_spares import HostSpares
+from sirtaki.runner.elastic.spares.job_spares import JobSpares
+from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
 from sirtaki.runner.hosts.ssh import SshOptions

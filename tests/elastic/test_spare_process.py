@@ -17,8 +17,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from sirtaki.runner.elastic.job_spares import SparePool
-from sirtaki.runner.elastic.spare_process import SpareProcess
+from sirtaki.runner.elastic.spares.job_spares import SparePool
+from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.rendezvous.elastic import spare
 from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path

@@ -15,10 +15,10 @@ from elastic.running import FAILSAFE_SECONDS, QUICK, run_job
 from elastic.spare_job import check_exact, running
 from launching import is_running, wait_until
 
-from sirtaki.runner.elastic.actions import Slot
-from sirtaki.runner.elastic.job_spares import REPLENISH_SECONDS, SparePool
-from sirtaki.runner.elastic.policy import Slots
-from sirtaki.runner.elastic.spare_command import why_no_spare
+from sirtaki.runner.elastic.arbiter.actions import Slot
+from sirtaki.runner.elastic.arbiter.policy import Slots
+from sirtaki.runner.elastic.spares.job_spares import REPLENISH_SECONDS, SparePool
+from sirtaki.runner.elastic.spares.spare_command import why_no_spare
 from sirtaki.runner.rendezvous.elastic import loaded_modules, spare
 
 TWO = ("-np", "2", "--min-np", "1", "--verbose", "--spares", "1", *QUICK)
@@ -259,7 +259,7 @@ def test_scripts_are_judged_by_their_first_line(first: str, reason: str, tmp_pat
 
 def test_the_list_has_installed_modules_and_none_of_the_program(tmp_path: Path) -> None:
     names = loaded_modules.installed_modules(sys.modules)
-    assert {"json", "numpy", "sirtaki.runner.elastic.job_spares"} <= set(names)
+    assert {"json", "numpy", "sirtaki.runner.elastic.spares.job_spares"} <= set(names)
     assert not {"__main__", "launching", "elastic.running"} & set(names)
     loaded_modules.write_list(str(tmp_path))
     path = loaded_modules.list_path(str(tmp_path))

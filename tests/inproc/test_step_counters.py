@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from world import world
 
-from sirtaki.bindings import default_context, observe, step_counters
-from sirtaki.bindings.step_counters import ExposedTime, StepCounters, Stepper
+from sirtaki.bindings import default_context
+from sirtaki.bindings.observing import observe, step_counters
+from sirtaki.bindings.observing.step_counters import ExposedTime, StepCounters, Stepper
 from sirtaki.bindings.survivors import Membership, Survivors
 
 

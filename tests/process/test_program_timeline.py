@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.bindings.program_timeline import NO_CORE, QUOTA, _counted_pauses, _Lines
-from sirtaki.bindings.user_code import line_of, stack_of
+from sirtaki.bindings.observing.program_timeline import NO_CORE, QUOTA, _counted_pauses, _Lines
+from sirtaki.bindings.observing.user_code import line_of, stack_of
 
 MILLISECOND = 1_000_000
 

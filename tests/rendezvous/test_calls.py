@@ -11,9 +11,8 @@ import pytest
 from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
-from sirtaki.runner.rendezvous import connection_server
-from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.connection_server import ConnectionServer, ServedConnection
+from sirtaki.runner.rendezvous.connection.address import split_address
+from sirtaki.runner.rendezvous.connection.wire import pack_frame, receive_frame, send_frame
 from sirtaki.runner.rendezvous.job import CALLS, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.runner.rendezvous.messages import (
     CALL,
@@ -26,8 +25,9 @@ from sirtaki.runner.rendezvous.messages import (
     pack_report,
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame, send_frame
+from sirtaki.runner.rendezvous.server import connection_server
+from sirtaki.runner.rendezvous.server.connection_server import ConnectionServer, ServedConnection
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 MEBIBYTE = CALL_LIMIT - 64

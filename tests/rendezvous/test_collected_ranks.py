@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
-from sirtaki.runner.rendezvous.address import split_address
+from sirtaki.runner.rendezvous.connection.address import split_address
+from sirtaki.runner.rendezvous.connection.wire import pack_frame, receive_frame
 from sirtaki.runner.rendezvous.job import CALLS, COLLECTOR_RANK, Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.messages import (
     ARRIVED,
@@ -45,8 +46,7 @@ from sirtaki.runner.rendezvous.messages import (
     unpack_welcome,
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
 TOKEN = b"a" * 16

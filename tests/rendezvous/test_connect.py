@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.handshake import HANDSHAKE_SECONDS, HandshakeSteps
+from sirtaki.runner.rendezvous.connection.connect import connect
+from sirtaki.runner.rendezvous.connection.handshake import HANDSHAKE_SECONDS, HandshakeSteps
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, RendezvousError, RendezvousTimeout
 
 

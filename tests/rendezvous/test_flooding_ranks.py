@@ -12,7 +12,7 @@ from collected_hosts import JOB, Start, collector_of
 from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
-from sirtaki.runner.rendezvous import connection_server, rendezvous_collector
+from sirtaki.runner.rendezvous.connection.wire import pack_frame, receive_frame, send_frame
 from sirtaki.runner.rendezvous.job import CALLS, Identity, LinkKind, RendezvousError, Role
 from sirtaki.runner.rendezvous.messages import (
     CALL,
@@ -25,8 +25,8 @@ from sirtaki.runner.rendezvous.messages import (
     pack_report,
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame, send_frame
+from sirtaki.runner.rendezvous.server import connection_server, rendezvous_collector
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 FLOOD = pack_frame(MESSAGE + bytes(1000))
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
+from sirtaki.runner.rendezvous.connection.key import read_key, write_key
 from sirtaki.runner.rendezvous.job import (
     HandshakeError,
     Identity,
@@ -25,7 +26,6 @@ from sirtaki.runner.rendezvous.job import (
     RendezvousTimeout,
     Role,
 )
-from sirtaki.runner.rendezvous.key import read_key, write_key
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
 

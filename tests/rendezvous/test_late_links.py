@@ -18,7 +18,7 @@ from open_files import open_files, opened_since
 
 from sirtaki.bindings.context import Context
 from sirtaki.runner.rendezvous import world_builder
-from sirtaki.runner.rendezvous.connect import connect
+from sirtaki.runner.rendezvous.connection.connect import connect
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
 from sirtaki.runner.rendezvous.world_builder import LateLinks, Neighbourhood, PeerEndpoint, choose

@@ -16,12 +16,12 @@ from dataclasses import replace
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.address import is_abstract, is_loopback, split_address, unix_path
-from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.encryption import Connection
-from sirtaki.runner.rendezvous.handshake import CHOSEN, handshake_steps
-from sirtaki.runner.rendezvous.handshake_connection import HandshakeConnection, is_trusted_user
-from sirtaki.runner.rendezvous.interfaces import local_addresses
+from sirtaki.runner.rendezvous.connection.address import is_abstract, is_loopback, split_address, unix_path
+from sirtaki.runner.rendezvous.connection.connect import connect
+from sirtaki.runner.rendezvous.connection.encryption import Connection
+from sirtaki.runner.rendezvous.connection.handshake import CHOSEN, handshake_steps
+from sirtaki.runner.rendezvous.connection.handshake_connection import HandshakeConnection, is_trusted_user
+from sirtaki.runner.rendezvous.connection.interfaces import local_addresses
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 from sirtaki.runner.rendezvous.world_builder import choose

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sirtaki.runner.rendezvous.connection.key import read_key, write_key
 from sirtaki.runner.rendezvous.job import RendezvousError
-from sirtaki.runner.rendezvous.key import read_key, write_key
 from sirtaki.runner.rendezvous.providers import World, find_world
 from sirtaki.runner.rendezvous.providers.slurm import first_node, port_of
 

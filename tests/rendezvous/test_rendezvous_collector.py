@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
-from sirtaki.runner.rendezvous import rendezvous_client, rendezvous_collector
-from sirtaki.runner.rendezvous.address import unix_path
+from sirtaki.runner.rendezvous import rendezvous_client
+from sirtaki.runner.rendezvous.connection.address import unix_path
+from sirtaki.runner.rendezvous.connection.wire import pack_frame, receive_frame, send_frame
 from sirtaki.runner.rendezvous.job import (
     CALLS,
     Identity,
@@ -36,8 +37,8 @@ from sirtaki.runner.rendezvous.messages import (
     pack_failure,
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.wire import pack_frame, receive_frame, send_frame
+from sirtaki.runner.rendezvous.server import rendezvous_collector
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 
 def test_every_rank_gets_all_payloads_in_order_of_rank(start: Start) -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sirtaki.runner.rendezvous.job import RendezvousError
-from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState, name_ranks
+from sirtaki.runner.rendezvous.server.rendezvous_state import Answer, RendezvousState, name_ranks
 
 SIZE = 4
 

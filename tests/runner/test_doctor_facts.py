@@ -32,7 +32,7 @@ from sirtaki.runner.doctor.machine import gather_cores
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
 from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
 from sirtaki.runner.hosts.ssh import StartFailure
-from sirtaki.runner.rendezvous.interfaces import local_addresses
+from sirtaki.runner.rendezvous.connection.interfaces import local_addresses
 
 NOTHING = Choice((), Trial.NONE)
 NAMES = st.sampled_from([*HostFacts.__dataclass_fields__])

@@ -12,13 +12,13 @@ import pytest
 from launching import wait_until
 
 from sirtaki.runner.elastic import job
-from sirtaki.runner.elastic.rules import Rules
-from sirtaki.runner.elastic.settings import ElasticSettings
+from sirtaki.runner.elastic.arbiter.rules import Rules
+from sirtaki.runner.elastic.arbiter.settings import ElasticSettings
 from sirtaki.runner.launch import job as launch
 from sirtaki.runner.launch.hosts import Host
 from sirtaki.runner.launch.process import RankProcess
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.rendezvous.descriptor_limit import allow_descriptors
+from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
 
 
 def test_a_rank_is_started_with_descriptors_that_select_does_not_take() -> None:

@@ -13,8 +13,9 @@ from launching import wait_until
 from rank_samples import state_values
 from world import world
 
-from sirtaki.bindings import default_context, program_timeline
-from sirtaki.bindings.watch_marks import (
+from sirtaki.bindings import default_context
+from sirtaki.bindings.observing import program_timeline
+from sirtaki.bindings.observing.watch_marks import (
     ANSWER,
     FOLDER,
     RECORDER,

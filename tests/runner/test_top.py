@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from launching import TRAINING, is_running, read_pids, read_terminal, script_writer, wait_until
 
-from sirtaki.bindings import watch_marks
+from sirtaki.bindings.observing import watch_marks
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.top import jobs
 

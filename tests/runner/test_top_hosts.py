@@ -15,7 +15,7 @@ import pytest
 from launching import TRAINING, read_pids, script_writer, wait_until
 from rank_samples import state_values
 
-from sirtaki.bindings.watch_marks import FOLDER, FOR_NOW, watch_for_now
+from sirtaki.bindings.observing.watch_marks import FOLDER, FOR_NOW, watch_for_now
 from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
 from sirtaki.runner.observe.remote_states import RemoteStates, answers
 from sirtaki.runner.observe.states import ProcessState, read_job, read_states

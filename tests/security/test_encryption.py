@@ -16,17 +16,17 @@ import pytest
 from launching import FAILSAFE_SECONDS
 from world import encrypt
 
-from sirtaki.runner.rendezvous import encryption
-from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.connect import connect
-from sirtaki.runner.rendezvous.encryption import Certificate, Connection, TlsConnection
-from sirtaki.runner.rendezvous.handshake import handshake_steps
+from sirtaki.runner.rendezvous.connection import encryption
+from sirtaki.runner.rendezvous.connection.address import split_address
+from sirtaki.runner.rendezvous.connection.connect import connect
+from sirtaki.runner.rendezvous.connection.encryption import Certificate, Connection, TlsConnection
+from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
+from sirtaki.runner.rendezvous.connection.wire import receive_frame, send_frame
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.wire import receive_frame, send_frame
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.world_builder import choose
 
 JOB = Job("job", 2, b"k" * 32, "1.0", encrypt=True)

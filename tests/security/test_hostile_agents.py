@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rank_samples import NOW, SINCE, sample, state_values
 
-from sirtaki.bindings.watch_marks import REMOTE, watch_for_now
+from sirtaki.bindings.observing.watch_marks import REMOTE, watch_for_now
 from sirtaki.runner.dashboard.feed import Feed
 from sirtaki.runner.hosts import remote
 from sirtaki.runner.hosts.channel import Channel

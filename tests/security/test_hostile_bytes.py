@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.address import split_address
-from sirtaki.runner.rendezvous.handshake import handshake_steps
+from sirtaki.runner.rendezvous.connection.address import split_address
+from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
+from sirtaki.runner.rendezvous.connection.wire import pack_frame, printable, take_frame
 from sirtaki.runner.rendezvous.identity import (
     Offer,
     RankDescription,
@@ -41,9 +42,8 @@ from sirtaki.runner.rendezvous.messages import (
     unpack_report,
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.rendezvous_state import Answer, RendezvousState
-from sirtaki.runner.rendezvous.wire import pack_frame, printable, take_frame
+from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.server.rendezvous_state import Answer, RendezvousState
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 TRUE_MEMBER = RankDescription("boot/1", "hostA", 70, "unix:@sirtaki-70", 64 * "a")

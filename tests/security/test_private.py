@@ -13,8 +13,8 @@ from launching import FAILSAFE_SECONDS, HVDRUN
 
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.elastic_timeline import ElasticTimeline
 from sirtaki.bindings.library import ffi, lib
+from sirtaki.bindings.observing.elastic_timeline import ElasticTimeline
 from sirtaki.bindings.topology import SharedMemory
 from sirtaki.runner.rendezvous.identity import describe_process, topology_of
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from sirtaki.runner.rendezvous.address import require_key
+from sirtaki.runner.rendezvous.connection.address import require_key
+from sirtaki.runner.rendezvous.connection.key import write_key
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
-from sirtaki.runner.rendezvous.key import write_key
 from sirtaki.runner.rendezvous.peer_listener import PeerListener
 from sirtaki.runner.rendezvous.providers import find_world, key_value_store
 from sirtaki.runner.rendezvous.providers.world import World

@@ -20,8 +20,8 @@ from typing import IO
 from sirtaki.bindings import config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import usable_cores
-from sirtaki.bindings.observe import statistics
-from sirtaki.bindings.step_counters import Stepper
+from sirtaki.bindings.observing.observe import statistics
+from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.autotune.candidates import TUNED, candidates
 from sirtaki.common.autotune.model import Counts, TunedJob, describe, judge, measure
 from sirtaki.common.autotune.search import (

@@ -14,10 +14,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from sirtaki.bindings import default_context, observe
+from sirtaki.bindings import default_context
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.elastic_timeline import write_changes
 from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
+from sirtaki.bindings.observing import observe
+from sirtaki.bindings.observing.elastic_timeline import write_changes
 from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.common.elastic.state import GenerationStart, State
 from sirtaki.common.ops.objects import gather_objects

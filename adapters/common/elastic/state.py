@@ -25,7 +25,7 @@ from typing import IO, Any, Protocol
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
-from sirtaki.bindings.ownership import others_can_write
+from sirtaki.bindings.observing.ownership import others_can_write
 from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.ops.objects import broadcast_object
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from sirtaki.bindings.context import Context
+from sirtaki.bindings.observing.user_code import CallSite, call_site, with_call_site
 from sirtaki.bindings.request import CPU, Batch
-from sirtaki.bindings.user_code import CallSite, call_site, with_call_site
 
 T = TypeVar("T")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from sirtaki.bindings import observe
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.traffic import operation_counts
-from sirtaki.bindings.user_code import CallSite, program_sites
+from sirtaki.bindings.observing import observe
+from sirtaki.bindings.observing.traffic import operation_counts
+from sirtaki.bindings.observing.user_code import CallSite, program_sites
 from sirtaki.common.ops.handles import pooled_batch, run_without_tensors
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.tensor import DTYPE_CODES

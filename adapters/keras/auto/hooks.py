@@ -29,9 +29,9 @@ from sirtaki.keras.auto.random_numbers import equalise, own_random_numbers
 from sirtaki.keras.auto.refusals import calling_line, line_of
 from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.keras.broadcasting import broadcast_model
-from sirtaki.keras.distributed_optimizer import Distributed
-from sirtaki.keras.gradient_reducer import GradientReduction, Rows
-from sirtaki.keras.optimizer import DistributedOptimizer
+from sirtaki.keras.training.distributed_optimizer import Distributed
+from sirtaki.keras.training.gradient_reducer import GradientReduction, Rows
+from sirtaki.keras.training.optimizer import DistributedOptimizer
 from sirtaki.numpy.worlds import is_elastic
 
 _STEP = ("train_step", "make_train_function")

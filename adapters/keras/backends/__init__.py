@@ -110,4 +110,4 @@ def find() -> Backend:
 
 
 if keras.backend.backend() == "jax":
-    importlib.import_module("sirtaki.jax.gpus")  # before init(), which gives each rank a GPU
+    importlib.import_module("sirtaki.jax.ops.gpus")  # before init(), which gives each rank a GPU

@@ -12,7 +12,7 @@ import numpy as np
 from sirtaki.bindings.default_context import current
 from sirtaki.jax import broadcast as broadcast_arrays
 from sirtaki.jax import grouped_allreduce
-from sirtaki.jax.programs import note_size
+from sirtaki.jax.ops.programs import note_size
 from sirtaki.keras.backends import Gradient, GradientCombination
 
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.numpy.worlds import is_elastic
-from sirtaki.tensorflow import broadcast_, exchange, grouped_allreduce, size_op
+from sirtaki.tensorflow import broadcast_, grouped_allreduce, size_op
+from sirtaki.tensorflow.training import exchange
 
 
 def array(tensor: Any) -> Any:

@@ -17,8 +17,8 @@ from torch.distributed import Work
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import DeadlineError
+from sirtaki.bindings.observing.user_code import program_sites, with_call_site
 from sirtaki.bindings.request import Batch
-from sirtaki.bindings.user_code import program_sites, with_call_site
 from sirtaki.bindings.waiting import Watch, failure_of, wait_for, wait_for_launch, watch
 from sirtaki.torch import device
 

@@ -12,11 +12,11 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
-from sirtaki.bindings import observe
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find, using
 from sirtaki.bindings.errors import HorovodInternalError, ParametersDifferError
 from sirtaki.bindings.library import usable_cores
+from sirtaki.bindings.observing import observe
 from sirtaki.common.elastic.state import GenerationStart, ObjectState
 from sirtaki.common.hints import hint
 from sirtaki.common.ops.objects import broadcast_object, gather_objects

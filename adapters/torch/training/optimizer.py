@@ -13,7 +13,7 @@ from torch import Tensor
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
-from sirtaki.bindings.step_counters import Stepper
+from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.deadlines import Deadline
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Adasum, Average, Reduction, Sum, gradient_reduction

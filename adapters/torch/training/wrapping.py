@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
-from sirtaki.bindings.step_counters import Stepper
+from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.training.groups import Groups
 from sirtaki.torch.ops.autograd import CollectiveScope
 

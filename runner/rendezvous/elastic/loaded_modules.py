@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-from sirtaki.bindings.ownership import is_private
+from sirtaki.bindings.observing.ownership import is_private
 
 SPARES = "SIRTAKI_SPARES"  # set for the workers of a job with spares: they write the list
 _NAME = "modules"  # of the file, in the job's folder on each host

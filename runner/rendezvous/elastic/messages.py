@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
+from sirtaki.runner.rendezvous.connection.wire import printable
 from sirtaki.runner.rendezvous.job import RendezvousError
-from sirtaki.runner.rendezvous.wire import printable
 
 _TEXT_LIMIT = 4000  # characters
 

@@ -15,21 +15,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
-from sirtaki.bindings import default_context, observe, variables
+from sirtaki.bindings import default_context, variables
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import SHUTDOWN_MS, Context
 from sirtaki.bindings.errors import InitializationError
 from sirtaki.bindings.gpu import with_packages
+from sirtaki.bindings.observing import observe
 from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.rendezvous import lifecycle
-from sirtaki.runner.rendezvous.address import resolve_all, split_address
+from sirtaki.runner.rendezvous.connection.address import resolve_all, split_address
+from sirtaki.runner.rendezvous.connection.interfaces import is_own_address
 from sirtaki.runner.rendezvous.elastic.messages import End
 from sirtaki.runner.rendezvous.elastic.messages import World as Place
 from sirtaki.runner.rendezvous.elastic.provisional import ProvisionalContext
 from sirtaki.runner.rendezvous.elastic.spare import wait_for_place
 from sirtaki.runner.rendezvous.elastic.worker import ElasticWorker
-from sirtaki.runner.rendezvous.interfaces import is_own_address
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.providers.environment import key_of_launcher
 from sirtaki.runner.rendezvous.providers.world import VERSION, World, number_in

@@ -9,10 +9,10 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
-from sirtaki.bindings import user_code
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import NotInitializedError
+from sirtaki.bindings.observing import user_code
 from sirtaki.bindings.request import Batch
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.bindings.topology import RankPlacement

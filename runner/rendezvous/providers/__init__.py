@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from sirtaki.runner.rendezvous.address import split_addresses
+from sirtaki.runner.rendezvous.connection.address import split_addresses
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.rendezvous.providers import environment as variables
 from sirtaki.runner.rendezvous.providers import mpi, pmi, slurm, torchrun

@@ -11,9 +11,9 @@ import json
 import os
 from collections.abc import Mapping
 
-from sirtaki.runner.rendezvous.address import join_address, split_addresses
+from sirtaki.runner.rendezvous.connection.address import join_address, split_addresses
+from sirtaki.runner.rendezvous.connection.key import read_key
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import read_key
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.runner.rendezvous.connection.key import KEY_ADVICE, KEY_BYTES
+from sirtaki.runner.rendezvous.connection.wire import printable
 from sirtaki.runner.rendezvous.identity import describe_process
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import KEY_ADVICE, KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import (
     NOT_OF_RANK_0,
     World,
@@ -25,7 +26,6 @@ from sirtaki.runner.rendezvous.providers.world import (
     single_rank_world,
     start_timeout,
 )
-from sirtaki.runner.rendezvous.wire import printable
 
 _FIELDS = ("job", "address", "key", "refusal")
 

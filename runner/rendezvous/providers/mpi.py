@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from sirtaki.runner.rendezvous.connection.key import KEY_BYTES
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import KEY_BYTES
 from sirtaki.runner.rendezvous.providers import pmi, slurm
 from sirtaki.runner.rendezvous.providers.world import VERSION, World, key_of, single_rank_world, start_timeout
 

@@ -18,8 +18,8 @@ import select
 import time
 from collections.abc import Mapping
 
+from sirtaki.runner.rendezvous.connection.key import KEY_BYTES
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import VERSION, World, key_of, number_in, start_timeout
 
 DESCRIPTOR = "PMI_FD"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sirtaki.runner.rendezvous.address import join_address
+from sirtaki.runner.rendezvous.connection.address import join_address
+from sirtaki.runner.rendezvous.connection.node_list import node_names
 from sirtaki.runner.rendezvous.job import RendezvousError
-from sirtaki.runner.rendezvous.node_list import node_names
 from sirtaki.runner.rendezvous.providers.world import World, number_in, served_by_rank_0
 
 _FIRST_PORT, _PORTS = 15_000, 15_000  # below the ports that systems assign by themselves

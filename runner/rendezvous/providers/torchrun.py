@@ -14,9 +14,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from sirtaki.runner.rendezvous.address import join_address
+from sirtaki.runner.rendezvous.connection.address import join_address
+from sirtaki.runner.rendezvous.connection.key import KEY_ADVICE, KEY_BYTES
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import KEY_ADVICE, KEY_BYTES
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,

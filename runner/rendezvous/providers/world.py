@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.rendezvous.address import is_abstract
+from sirtaki.runner.rendezvous.connection.address import is_abstract
+from sirtaki.runner.rendezvous.connection.key import KEY_ADVICE, KEY_BYTES, parse_key, read_key
 from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.key import KEY_ADVICE, KEY_BYTES, parse_key, read_key
 
 NOT_OF_RANK_0 = (
     "the store through which the ranks meet holds a value that rank 0 did not write: another process can "

@@ -1,0 +1,1 @@
+"""Collectives on JAX's arrays, inside and outside of compiled programs."""

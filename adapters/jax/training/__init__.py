@@ -1,0 +1,1 @@
+"""Training with JAX: optimizers, equal parameters, local steps, and divided states."""

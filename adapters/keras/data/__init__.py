@@ -1,0 +1,1 @@
+"""Each rank's share of the data."""

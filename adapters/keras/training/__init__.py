@@ -1,0 +1,1 @@
+"""Training with Keras: the distributed optimizer and its gradients."""

@@ -1,0 +1,288 @@
+"""DistributedOptimizer: any optimizer of Keras 3, with equal steps on all ranks."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from sirtaki.bindings.default_context import current
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.reduction import Average
+from sirtaki.common.training.groups import GroupRules, Groups, check_groups
+from sirtaki.keras import backends
+from sirtaki.keras._private import is_autocast, is_training, layers_of, loss_reductions
+from sirtaki.keras.compression import Compression, Compressor
+from sirtaki.keras.training.distributed_optimizer import Distributed, distributed_of, make_distributed
+from sirtaki.keras.training.gradient_reducer import KIND, GradientReduction, LocalVariables, combination
+from sirtaki.keras.training.sharded.kinds import check_shard, refuse_loss_scaling
+from sirtaki.keras.training.sharded.optimizer import ShardedVariables
+from sirtaki.numpy.worlds import add_survivor
+
+_GROUP_RULES = GroupRules("variable", ", but it has to be 0 (all together) or the number of groups")
+
+
+def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class made for the occasion
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    *,  # horovod.keras and horovod.tensorflow.keras differ in the order of the rest
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    shard: str | None = None,
+) -> Any:
+    """Makes an optimizer step with gradients that are averaged over all ranks. All ranks must call it.
+
+    Gradients are reduced when they are applied, by `model.fit`, `train_on_batch` or a custom loop
+    (`optimizer.apply`, `apply_gradients`), before Keras clips them or checks whether they are finite: the
+    ranks together do what one process with all their batches would. The same optimizer is returned: it
+    remains an instance of its own class, with its state, and it is saved as the plain one. In a world of one
+    nothing is exchanged. In an elastic job it continues when the ranks change.
+
+    Args:
+        optimizer: any optimizer of Keras 3, also a LossScaleOptimizer.
+        name: the prefix of the names of its gradients, the same on all ranks.
+        device_dense, device_sparse: accepted and ignored: tensors are exchanged where they are.
+        compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits.
+        sparse_as_dense: whether sparse gradients (TensorFlow's IndexedSlices) are exchanged as dense ones.
+        gradient_predivide_factor: divides gradients before they are averaged, and multiplies them afterwards:
+            for 16-bit gradients that would overflow. Needs op=Average.
+        op: Average or Sum.
+        backward_passes_per_step: number of passes that are accumulated on this rank, as with Keras'
+            `gradient_accumulation_steps`, before the ranks exchange their sum and a step is taken.
+        average_aggregated_gradients: whether to use the mean of those passes instead of their sum.
+        num_groups: the older name of groups=N.
+        groups: gradients that complete together: a number of groups of equal length, or lists of variables;
+            other gradients complete by themselves. Without it, all of a step complete together.
+        process_set: the ranks that take part; on other ranks the optimizer stays plain.
+        scale_local_gradients: whether gradients that stay on this rank (see `register_local_var`) are divided
+            by the number of ranks.
+        shard: "state" to divide the optimizer's variables among the ranks: each keeps those of its part of
+            the model's variables, updates that part, and sends it to the others. Parameters have the same
+            bits as without. Save with `save_model`, or collect the state with `full_state_dict`.
+
+    Returns:
+        The optimizer, which now also has `register_local_var(variable)`.
+
+    Raises:
+        ValueError: wrong arguments, an object that is not an optimizer of Keras 3, or one that is already
+            distributed; a process set in an elastic job; `shard` with an optimizer, an argument or a job that
+            it does not go with.
+        UnsupportedError: Keras runs on a backend other than TensorFlow, torch or JAX.
+        NotInitializedError: init() has not been called.
+    """
+    _check_optimizer(optimizer)
+    combined = combination(op, gradient_predivide_factor, process_set)
+    groups = num_groups if groups is None else groups
+    check_groups(groups, _GROUP_RULES)
+    check_shard(shard, optimizer, backward_passes_per_step, process_set)
+    number = current().next_number(KIND.format(process_set.number(current())))
+    exchange = GradientReduction(
+        backends.find(),
+        name or (f"gradient.{number}" if number else "gradient"),
+        combined,
+        compression,
+        groups,
+        sparse_as_dense,
+        _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients),
+        LocalVariables(scale_local_gradients),
+        number,
+    )
+    add_survivor(exchange)
+    patch_loss_scale_optimizer()
+    patch_losses()
+    return make_distributed(optimizer, exchange, is_sharded=shard is not None and current().size > 1)
+
+
+def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name
+    optimizer: Any, *args: Any, local_layers: Any | Iterable[Any] | None = None, **kwargs: Any
+) -> Any:
+    """Works like `DistributedOptimizer`, with local layers: their gradients stay on each rank.
+
+    Args:
+        optimizer, args, kwargs: as for `DistributedOptimizer`.
+        local_layers: a layer or several; their variables need not exist yet.
+
+    Raises:
+        ValueError: an object that is not a layer, and as for `DistributedOptimizer`.
+    """
+    layers = [] if local_layers is None else local_layers
+    layers = list(layers) if isinstance(layers, list | tuple | set) else [layers]
+    wrong = next((layer for layer in layers if not isinstance(layer, keras.layers.Layer)), None)
+    if wrong is not None:
+        raise ValueError(
+            f"local_layers has to hold layers of Keras, and {type(wrong).__name__} is none; for single "
+            "variables use register_local_var()"
+        )
+    distributed = DistributedOptimizer(optimizer, *args, **kwargs)
+    distributed._exchange.local.layers += layers
+    return distributed
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if isinstance(optimizer, Distributed):
+        raise ValueError("this optimizer is distributed already: call DistributedOptimizer once for it")
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        return
+    kind = type(optimizer)
+    if any(base.__module__.startswith(("tf_keras.", "tensorflow.")) for base in kind.__mro__):
+        raise ValueError(
+            f"{kind.__name__} is an optimizer of Keras 2 ({kind.__module__}), and sirtaki.keras serves Keras "
+            f"3 only: use keras.optimizers, and unset TF_USE_LEGACY_KERAS"
+        )
+    raise ValueError(
+        "the first argument has to be an optimizer of Keras, such as keras.optimizers.Adam(), "
+        f"not {_shown(optimizer)}"
+    )
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
+    """Enables gradient accumulation over `passes` steps; returns the factor from Keras' mean to a sum."""
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step is {passes}, but a step needs one pass at least")
+    if passes == 1:
+        return 1.0
+    stepping = getattr(optimizer, "inner_optimizer", optimizer)
+    if stepping.gradient_accumulation_steps:
+        raise ValueError(
+            "give either backward_passes_per_step or the optimizer's gradient_accumulation_steps, not both: "
+            "they are two names for one thing"
+        )
+    if stepping.built:
+        raise ValueError(
+            "backward_passes_per_step needs an optimizer that has not been used yet: make the optimizer with "
+            f"gradient_accumulation_steps={passes} instead"
+        )
+    stepping.gradient_accumulation_steps = passes
+    return 1.0 if average else float(passes)
+
+
+# Loss scaling: all ranks must agree whether gradients are finite, and so whether a step is taken.
+
+
+def patch_loss_scale_optimizer() -> None:
+    """Makes Keras' LossScaleOptimizer support distributed optimizers. A second call does nothing.
+
+    `model.compile` wraps one around any optimizer of a model in mixed_float16. It checks this rank's
+    gradients, and skips the step of the inner optimizer if they are not finite: other ranks would wait for
+    it. So the outer optimizer has to reduce them first.
+    """
+    kind: Any = keras.optimizers.LossScaleOptimizer
+    plain = kind.__init__
+    if getattr(plain, "is_patched", False):
+        return
+
+    @functools.wraps(plain)
+    def initialise(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(inner_optimizer, ShardedVariables):
+            refuse_loss_scaling()
+        plain(self, inner_optimizer, *args, **kwargs)
+        if isinstance(inner_optimizer, Distributed) and not isinstance(self, Distributed):
+            make_distributed(self, inner_optimizer._exchange)
+
+    initialise.is_patched = True  # type: ignore[attr-defined]
+    kind.__init__ = initialise
+
+
+# Losses of training steps that count as in one process: sums, and means over the weights of all ranks.
+
+
+def patch_losses() -> None:
+    """Makes the losses that models are compiled with fit distributed optimizers. A second call does nothing.
+
+    Averages of gradients are those of a mean over equally many rows. Keras also has losses that are sums over
+    rows, and means over weights or over what a mask leaves, of which ranks have different numbers.
+    """
+    owner: Any = next(kind for kind in keras.Model.__mro__ if "compute_loss" in vars(kind))
+    plain = owner.compute_loss
+    if getattr(plain, "is_patched", False):
+        return
+
+    @functools.wraps(plain)
+    def compute_loss(self: Any, *args: Any, **options: Any) -> Any:
+        optimizer = distributed_of(self.optimizer)
+        # A validation may be made by one rank alone.
+        if optimizer is None or not options.get("training", True) or not is_training():
+            return plain(self, *args, **options)
+        exchange = optimizer._exchange
+        if exchange.halves is None:
+            exchange.halves = _in_float16(self)
+        if exchange.is_split or not exchange.ranks:
+            return plain(self, *args, **options)
+        with _counting_as_one(exchange):
+            return plain(self, *args, **options)
+
+    if keras.backend.backend() == "torch":  # torch.compile looks at no frames
+        compute_loss = sys.modules["torch"].compiler.disable(compute_loss)
+    compute_loss.is_patched = True  # type: ignore[attr-defined]
+    owner.compute_loss = compute_loss
+
+
+def _in_float16(model: Any) -> set[int]:
+    """Returns the `id()` of the variables with gradients that are computed in float16."""
+    layers = {
+        id(variable): layer for layer in layers_of(model) for variable in layer.trainable_variables
+    }  # innermost
+    return {
+        id(variable)
+        for variable in model.trainable_variables
+        if id(variable) in layers
+        and layers[id(variable)].compute_dtype == "float16"
+        and is_autocast(variable)
+    }
+
+
+@contextmanager
+def _counting_as_one(exchange: GradientReduction) -> Iterator[None]:
+    """Scales losses inside so that their average over the ranks is the loss of a single process.
+
+    A loss with a divisor that depends on the rank is divided by the divisor's average instead: a single
+    number is reduced for each such loss, before the gradients.
+    """
+    module, numbers = loss_reductions(), itertools.count()
+    masked, reduced = module.apply_mask, module.reduce_values
+
+    def share(weight: Any) -> Any:
+        """Returns a rank's sum of weights, divided by the average over the ranks."""
+        mean = exchange.mean(f"weights.{next(numbers)}", weight)
+        return keras.ops.divide_no_nan(weight, mean)
+
+    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+        weights = masked(sample_weight, mask, dtype=dtype, reduction=reduction)
+        if mask is None or reduction not in ("mean", "sum_over_batch_size"):
+            return weights
+        return weights * share(keras.ops.sum(keras.ops.cast(mask, weights.dtype)))
+
+    def reduce_values(values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
+        loss = reduced(values, sample_weight, reduction)
+        if not len(values.shape) or len(loss.shape):  # Keras has not reduced it
+            return loss
+        if reduction == "sum":
+            return loss / exchange.divided(keras.ops.ones((), loss.dtype))
+        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+            return loss * share(keras.ops.cast(keras.ops.sum(sample_weight), loss.dtype))
+        return loss
+
+    module.apply_mask, module.reduce_values = apply_mask, reduce_values
+    try:
+        yield
+    finally:
+        module.apply_mask, module.reduce_values = masked, reduced

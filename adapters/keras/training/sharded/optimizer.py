@@ -1,0 +1,228 @@
+"""The abilities of an optimizer that updates only the variables of this rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.common.ownership import owners_of
+from sirtaki.keras._private import keep_slots, set_trainable_variables, slots_of, trainable_variables_of
+from sirtaki.keras.training.gradient_reducer import GradientReduction
+from sirtaki.keras.training.sharded.kinds import refuse_local_variables
+
+
+@dataclass
+class Division:
+    """The division of an optimizer's variables among the ranks.
+
+    Attributes:
+        owners: the rank that updates each variable, by Keras' key of the variable.
+        gradients: while the optimizer steps, the gradients that it clips together on all ranks, and whether
+            their variables belong to this rank.
+        whole_state: while a file is written, the state of all variables, as Keras saves it.
+    """
+
+    owners: dict[Any, int] = field(default_factory=dict)
+    gradients: list[tuple[Any, bool]] = field(default_factory=list)
+    whole_state: dict[str, Any] | None = None
+
+
+class ShardedVariables(keras.optimizers.Optimizer):
+    """An optimizer with variables that belong to a single rank each.
+
+    The owner of a variable keeps its state, updates it with the gradient that is equal on all ranks, and
+    broadcasts it. So its update is bitwise equal to the original optimizer's, whatever it computes.
+    """
+
+    _exchange: GradientReduction
+    _division: Division
+    _plain: type[Any]
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Works like the optimizer's own, with state for the variables of this rank only."""
+        if self.built:
+            return
+        self._assign_owners(variables)
+        super().build([variable for variable in variables if self.is_own(variable)])
+        set_trainable_variables(self, variables)
+        self._check_slots()
+
+    def begin_division(self) -> None:
+        """Divides the state that the optimizer has, or will have once it is built."""
+        # Keras and TensorFlow inspect every attribute that is set on an optimizer; this one must stay hidden.
+        object.__setattr__(self, "_division", Division())
+        if self.built:
+            self._check_slots()
+            self._assign_owners(trainable_variables_of(self))
+            keep_slots(self, self.own_places())
+
+    def _check_slots(self) -> None:
+        """Raises UnsupportedError if part of the state cannot be told from what all ranks have."""
+        for slot in beside_slots(self):
+            if len(slot.shape):
+                raise UnsupportedError(
+                    f"shard= cannot divide {slot.path}, because Keras {keras.__version__} does not tell "
+                    "which variable of the model it belongs to: leave out shard, or install a newer Keras"
+                )
+
+    def _assign_owners(self, variables: Sequence[Any]) -> None:
+        sizes = [math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables]
+        owners = owners_of(sizes, current().size)
+        self._division.owners.update(zip(map(self._var_key, variables), owners, strict=True))
+
+    def owner_of(self, variable: Any) -> int:
+        """Returns the rank that updates a variable. Raises ValueError for a variable unknown to `build`."""
+        owner = self._division.owners.get(self._var_key(variable))
+        if owner is None:
+            raise ValueError(
+                f"the optimizer was built for other variables than {variable.path}: make a new one for them"
+            )
+        return owner
+
+    def is_own(self, variable: Any) -> bool:
+        """Returns whether this rank updates a variable."""
+        return self.owner_of(variable) == current().rank
+
+    def own_places(self) -> list[int]:
+        """Returns the indices of this rank's variables among the optimizer's variables."""
+        return [place for place, variable in enumerate(trainable_variables_of(self)) if self.is_own(variable)]
+
+    # ---- A step ----------------------------------------------------------------------------------------
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
+        """Works like the optimizer's own, with gradients that are equal on all ranks. All must call it.
+
+        Raises:
+            ValueError: variables that the optimizer was not built for, or that are local to a rank, or no
+                gradient for any of them.
+        """
+        refuse_local_variables(bool(self._exchange.local.numbers()))
+        known = trainable_variables_of(self)
+        variables = list(known if trainable_variables is None else trainable_variables)
+        gradients = list(grads)
+        if len(gradients) != len(variables):
+            raise ValueError(f"there are {len(gradients)} gradients for {len(variables)} variables")
+        if all(gradient is None for gradient in gradients):
+            raise ValueError("no rank has computed a gradient for any variable")
+        if trainable_variables is not None:
+            self.build(variables)
+        own = [index for index, variable in enumerate(variables) if self.is_own(variable)]
+        if any(gradients[index] is not None for index in own):
+            with self._clipping(gradients, variables):
+                super().apply([gradients[index] for index in own], [variables[index] for index in own])
+        else:
+            self.iterations.assign_add(1)
+        for rank in sorted({self.owner_of(variable) for variable in variables}):
+            updated = [variable for variable in variables if self.owner_of(variable) == rank]
+            self._exchange.backend.broadcast(f"{self._exchange.prefix}.updated by {rank}", updated, rank)
+
+    def stateless_apply(
+        self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
+    ) -> Any:
+        """Works like `apply`, for backends that pass variables as arguments."""
+        known = trainable_variables_of(self)
+        mapping = [
+            *zip(known, trainable_variables, strict=True),
+            *zip(self.variables, optimizer_variables, strict=True),
+        ]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            self.apply(grads, known)
+        return tuple(
+            [scope.get_current_value(variable) for variable in given] for given in (known, self.variables)
+        )
+
+    @contextmanager
+    def _clipping(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
+        """Lets `_clip_gradients`, inside, clip by the norm of all gradients, as the plain optimizer would."""
+        scale = self.loss_scale_factor
+        if self.global_clipnorm:
+            self._division.gradients = [
+                (gradient if scale is None else gradient / scale, self.is_own(variable))
+                for gradient, variable in zip(gradients, variables, strict=True)
+                if gradient is not None and not getattr(variable, "overwrite_with_gradient", False)
+            ]
+        try:
+            yield
+        finally:
+            self._division.gradients = []
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        if not self.global_clipnorm:
+            return super()._clip_gradients(grads)
+        clipped = super()._clip_gradients([gradient for gradient, _ in self._division.gradients])
+        return [
+            gradient
+            for gradient, (_, is_own) in zip(clipped, self._division.gradients, strict=True)
+            if is_own
+        ]
+
+    # ---- The state -------------------------------------------------------------------------------------
+
+    def make_plain(self) -> Any:
+        """Returns a plain optimizer of the same configuration, with a new state for all variables."""
+        plain = self._plain.from_config(self.get_config())
+        plain.build(list(trainable_variables_of(self)))
+        return plain
+
+    @contextmanager
+    def saving(self, whole_state: dict[str, Any]) -> Iterator[None]:
+        """Lets Keras, inside, save this state as that of the optimizer."""
+        self._division.whole_state = whole_state
+        try:
+            yield
+        finally:
+            self._division.whole_state = None
+
+    def save_own_variables(self, store: Any) -> None:
+        """Works like the optimizer's own inside `saving`.
+
+        Raises:
+            UnsupportedError: anywhere else, because a rank alone has only a part of the state.
+        """
+        if self._division.whole_state is None:
+            raise UnsupportedError(
+                "with shard= this rank has only a part of the optimizer's state, which would look like all "
+                "of it: call hvd.save_model(model, path) on all ranks"
+            )
+        for key, value in self._division.whole_state.items():
+            store[key] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Works like the optimizer's own, with the state of all variables: each rank keeps its part.
+
+        Raises:
+            ValueError: the state does not belong to such an optimizer.
+        """
+        plain = self.make_plain()
+        if len(store.keys()) != len(plain.variables):
+            raise ValueError(
+                f"a state of {len(store.keys())} variables does not fit an optimizer of "
+                f"{len(plain.variables)}: load what hvd.full_state_dict(optimizer) has returned for it"
+            )
+        plain.load_own_variables(store)
+        places, whole = self.own_places(), slots_of(plain)
+        for name, values in slots_of(self).items():
+            for item, place in zip(values, places, strict=True):
+                if item is not None:
+                    item.assign(whole[name][place])
+        for slot, value in zip(beside_slots(self), beside_slots(plain), strict=True):
+            slot.assign(value)
+
+
+def beside_slots(optimizer: Any) -> list[Any]:
+    """Returns an optimizer's variables that belong to no variable of the model, such as its learning rate."""
+    kept = {id(value) for values in slots_of(optimizer).values() for value in values}
+    return [variable for variable in optimizer.variables if id(variable) not in kept]
+
+
+def equal_variables(optimizer: Any) -> list[Any]:
+    """Returns an optimizer's variables that are equal on all ranks: not divided among the ranks."""
+    return beside_slots(optimizer) if isinstance(optimizer, ShardedVariables) else list(optimizer.variables)

@@ -1,0 +1,1 @@
+"""Collectives on TensorFlow's tensors, in graphs and eagerly."""

@@ -1,0 +1,1 @@
+"""Training with TensorFlow: tapes, optimizers, equal variables, and synchronized layers."""

@@ -1,0 +1,394 @@
+"""A rank's observations: its statistics, from the core's counters, and its timeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.observing.step_counters import CompressionCounters
+from sirtaki.bindings.observing.traffic import OperationCount, SentBytes, operation_counts, sent_bytes
+
+
+class Lateness(TypedDict):
+    """How often a rank was the only late submitter of an operation, and how long the other ranks waited.
+
+    Attributes:
+        times: the number of such operations.
+        mean_seconds, max_seconds: how long all others waited for that rank alone.
+    """
+
+    times: int
+    mean_seconds: float
+    max_seconds: float
+
+
+class Durations(TypedDict):
+    """Durations, counted by range.
+
+    Attributes:
+        bounds: the upper bounds of all ranges but the last, in seconds, ascending.
+        counts: the number of durations in each range, one more than there are bounds.
+        total_seconds: the sum of all durations.
+    """
+
+    bounds: list[float]
+    counts: list[int]
+    total_seconds: float
+
+
+class Activity(TypedDict):
+    """The operations of a rank that have not ended.
+
+    Attributes:
+        operations: their number; if it is 0, the rank is busy with other work, and the rest is empty.
+        name, kind: of the oldest one, such as "gradient.fc.weight" and "all-reduce".
+        process_set: the number of the ranks' set that it belongs to; 0: all ranks.
+        is_agreed: whether all ranks have submitted it; otherwise it waits for other ranks.
+        seconds: since this rank has submitted it; 0 if as many as `--recorder-operations` came later.
+    """
+
+    operations: int
+    name: str
+    kind: str
+    process_set: int
+    is_agreed: bool
+    seconds: float
+
+
+class TensorsPerPlan(TypedDict):
+    """The distribution of the number of tensors fused into a plan."""
+
+    mean: float
+    max: int
+
+
+class WireBytes(TypedDict):
+    """The bytes that a rank has sent in a wire format, as with `Compression.int8`.
+
+    Attributes:
+        unencoded: their size as elements of the tensors.
+        encoded: their size as sent.
+        saved: the difference.
+    """
+
+    unencoded: int
+    encoded: int
+    saved: int
+
+
+class RankChange(TypedDict):
+    """A change of the ranks of an elastic job, as this rank has seen it.
+
+    Attributes:
+        generation: the number of the membership that began.
+        size: its number of ranks.
+        rank: this rank there.
+        commit: the commit with which it began.
+        reason: the text that hvdrun has shown: who was lost, and why.
+        lost: the ranks of this process's previous membership that do not belong to the new one.
+        joined: the ranks of the new membership that did not belong to that one.
+        detect_seconds: from the first news of the change to this rank's leaving its world. The first news of
+            a loss is that hvdrun notices it, or a rank reports a broken link or an exceeded deadline; of a
+            host that was given up for its silence, that it was last heard of. A planned change begins when
+            hvdrun asks the ranks to leave. 0 for a rank that has left before, and for one that is new.
+        agree_seconds: from this rank's leaving to the new membership. If further ranks were lost meanwhile,
+            to the last one of several.
+        rebuild_seconds: until this rank was linked to all others.
+        state_seconds: until it had the state of the commit.
+        first_step_seconds: until the training function's first `commit()` or `check_host_updates()`; None
+            before that.
+    """
+
+    generation: int
+    size: int
+    rank: int
+    commit: int
+    reason: str
+    lost: list[int]
+    joined: list[int]
+    detect_seconds: float
+    agree_seconds: float
+    rebuild_seconds: float
+    state_seconds: float
+    first_step_seconds: float | None
+
+
+class Compressed(TypedDict):
+    """The gradients that were compressed with a memory of what is left out: `Compression.powersgd` etc.
+
+    Bytes are those that a rank has to send at least, without frames: of an all-reduce 2 (n - 1) / n times its
+    data, of an all-gather n - 1 times its rows, over n ranks.
+
+    Attributes:
+        exchanges: the number of exchanges in which gradients were compressed.
+        exact_bytes: what these gradients would have cost uncompressed.
+        sent_bytes: what they have cost.
+        relative_error: the norm of what the last exchange has left out, divided by that of what this rank
+            had to send; 0 without error feedback.
+    """
+
+    exchanges: int
+    exact_bytes: int
+    sent_bytes: int
+    relative_error: float
+
+
+class Steps(TypedDict):
+    """The training steps of a rank: updates by its distributed optimizers.
+
+    A step lasts from the end of the one before it to its own end.
+
+    Attributes:
+        count: their number since init().
+        number: the same; in an elastic job, with those that this process has committed in earlier
+            generations, and without those that a change of the ranks has undone.
+        times: how long they took, without the first, whose beginning is not known.
+        last_seconds: how long the last one took.
+        age_seconds: the time since it has ended.
+        exposed_seconds: time in which the program waited for gradients and put them in place, or exchanged
+            parameters in its step; also for those of a gradient tape, which counts no steps. None where it
+            did not wait, as on GPUs, whose streams do, and in compiled programs.
+        productive_seconds: the duration of all steps, in an elastic job of the committed ones. A step that
+            took more than twice the median of the last 15, because of an evaluation, a checkpoint or a
+            stall, counts as that median.
+    """
+
+    count: int
+    number: int
+    times: Durations
+    last_seconds: float
+    age_seconds: float
+    exposed_seconds: float | None
+    productive_seconds: float
+
+
+class Statistics(TypedDict):
+    """The counters of a rank since init().
+
+    Attributes:
+        rank, size: this rank, and the number of ranks.
+        operations: number of operations that have ended, successfully or not; every tensor of a fused plan
+            counts.
+        failed: number of those that ended with an error.
+        plans: number of collectives; a fused one counts once.
+        tensors_per_plan: the extent of fusion.
+        bytes: of this rank's tensors in those plans.
+        by_backend: the operations that have ended, by their kind and the backend that has moved them.
+        sent: the bytes that this rank has sent over links, by host and transport.
+        cache_hits, cache_misses: operations that the response cache already held, and those that had to be
+            sent in full.
+        waiting_seconds: time in which any operation of this rank waited for other ranks to submit it, too. It
+            includes the negotiation itself, and time in which the program did other work meanwhile.
+        moving_seconds: time in which data moved.
+        busbw: 10^9 bytes per second while data moved, counted so that worlds of any size compare: the bytes
+            that a rank has to send at least, divided by `moving_seconds`. 0 if nothing has moved.
+        wire_bytes: what this rank has sent in a wire format, and how much less that was than without one.
+        wait: how long each ended operation had to wait until all ranks had submitted it and agreed on it.
+            Left out are operations that failed before, and those that `--recorder-operations` others have
+            overtaken.
+        transfer: how long the same operations took from then on.
+        stalls: the number of reports of stalls, such as "rank 1 has not submitted 'loss'", that named this
+            rank.
+        lateness: the lateness of each rank, by rank. Equal on all ranks; the coordinator sends it with its
+            answers, at most twice a second.
+        changes: the changes of the ranks since this process has joined; empty in a job that is not elastic.
+        compression: the gradients that were compressed with error feedback.
+        steps: the training steps.
+    """
+
+    rank: int
+    size: int
+    operations: int
+    failed: int
+    plans: int
+    tensors_per_plan: TensorsPerPlan
+    bytes: int
+    by_backend: list[OperationCount]
+    sent: list[SentBytes]
+    cache_hits: int
+    cache_misses: int
+    waiting_seconds: float
+    moving_seconds: float
+    busbw: float
+    wire_bytes: WireBytes
+    wait: Durations
+    transfer: Durations
+    stalls: int
+    lateness: list[Lateness]
+    changes: list[RankChange]
+    compression: Compressed
+    steps: Steps
+
+
+def statistics(context: Context) -> Statistics:
+    """Returns this rank's counters since the context was started. Other ranks need not call it."""
+    by_rank = ffi.new("srt_lateness[]", context.size)
+    counted = _counted(context, by_rank)
+    plans = counted.plans
+    return Statistics(
+        rank=context.rank,
+        size=context.size,
+        operations=counted.operations,
+        failed=counted.failed,
+        plans=plans,
+        tensors_per_plan=TensorsPerPlan(
+            mean=counted.planned_tensors / plans if plans else 0.0, max=counted.largest_plan
+        ),
+        bytes=counted.bytes,
+        by_backend=operation_counts(context),
+        sent=sent_bytes(context),
+        cache_hits=counted.cache_hits,
+        cache_misses=counted.cache_misses,
+        waiting_seconds=counted.waiting,
+        moving_seconds=counted.moving,
+        busbw=counted.bus_bytes / counted.moving / 1e9 if counted.moving else 0.0,
+        wire_bytes=WireBytes(
+            unencoded=counted.unencoded_bytes,
+            encoded=counted.encoded_bytes,
+            saved=counted.unencoded_bytes - counted.encoded_bytes,
+        ),
+        wait=_durations(counted.wait),
+        transfer=_durations(counted.transfer),
+        stalls=counted.stalls,
+        lateness=[_lateness(late) for late in by_rank],
+        changes=[change.copy() for change in context.survivors.changes] if context.survivors else [],
+        compression=_compressed(context.compression),
+        steps=_steps(context),
+    )
+
+
+def _compressed(counted: CompressionCounters) -> Compressed:
+    return Compressed(
+        exchanges=counted.exchanges,
+        exact_bytes=round(counted.exact_bytes),
+        sent_bytes=round(counted.sent_bytes),
+        relative_error=counted.relative_error,
+    )
+
+
+def _steps(context: Context) -> Steps:
+    counted, survivors = context.steps.read(), context.survivors
+    is_elastic = survivors is not None and survivors.membership is not None
+    number, productive = counted.number, counted.productive
+    if survivors is not None and is_elastic:
+        number = survivors.committed_steps + number - context.steps.committed
+        productive = survivors.committed_seconds
+    return Steps(
+        count=counted.number,
+        number=number,
+        times=_durations(counted),
+        last_seconds=counted.last,
+        age_seconds=counted.age,
+        exposed_seconds=context.steps.exposed.seconds,
+        productive_seconds=productive,
+    )
+
+
+def ended_operations(context: Context) -> int:
+    """Returns how many operations have ended since the context was started. Cheaper than `statistics`."""
+    return int(_counted(context, ffi.NULL).operations)
+
+
+def ended_operations_and_bytes(context: Context) -> tuple[int, int]:
+    """Returns how many operations have ended since the context was started, and the bytes of their plans."""
+    counted = _counted(context, ffi.NULL)
+    return int(counted.operations), int(counted.bytes)
+
+
+def tensors_of_others(context: Context) -> int:
+    """Returns how many tensors of plans this rank did not submit, because it had joined.
+
+    It is too small by the operations of this rank that were refused, and too large by those in flight.
+    """
+    counted = _counted(context, ffi.NULL)
+    return int(counted.planned_tensors - counted.operations)
+
+
+def failed_operations(context: Context) -> int:
+    """Returns the number of failed or rejected operations since the context was started.
+
+    A failed operation has ended with an error; rejected operations could not be queued, and those of a batch
+    count once.
+    """
+    return int(_counted(context, ffi.NULL).failed) + context.refused_batches
+
+
+def _counted(context: Context, by_rank: Any) -> Any:
+    counted = ffi.new("srt_statistics *", {"struct_size": ffi.sizeof("srt_statistics")})
+    lib.srt_stats(context.pointer, counted, by_rank)
+    return counted
+
+
+def activity(context: Context) -> Activity:
+    """Returns the operations of this rank that have not ended. Other ranks need not call it."""
+    found = ffi.new("srt_activity *", {"struct_size": ffi.sizeof("srt_activity")})
+    lib.srt_get_activity(context.pointer, found)
+    return Activity(
+        operations=found.operations,
+        name=text(found.name),
+        kind=text(found.kind) if found.kind else "",
+        process_set=found.process_set,
+        is_agreed=bool(found.is_agreed),
+        seconds=found.seconds,
+    )
+
+
+def _durations(histogram: Any) -> Durations:
+    return Durations(
+        bounds=list(histogram.bounds), counts=list(histogram.counts), total_seconds=histogram.total
+    )
+
+
+def _lateness(late: Any) -> Lateness:
+    mean = late.total / late.times if late.times else 0.0
+    return Lateness(times=late.times, mean_seconds=mean, max_seconds=late.longest)
+
+
+def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
+    """Starts this rank's timeline, in `path` on rank 0, in `path`.rank<N> on any other rank.
+
+    In an elastic job it goes on in the following worlds: see sirtaki.bindings.observing.elastic_timeline.
+    """
+    survivors = context.survivors
+    if survivors is not None and (context.is_provisional or survivors.membership is not None):
+        from sirtaki.bindings.observing.elastic_timeline import ElasticTimeline  # other jobs need none of it
+
+        timeline = survivors.timeline
+        if timeline is None or (timeline.path, timeline.mark_decisions) != (path, mark_decisions):
+            stop_timeline(context)
+            timeline = survivors.timeline = ElasticTimeline(path, mark_decisions)
+        timeline.enter(context)
+        return
+    start_timeline_file(context, path if context.rank == 0 else f"{path}.rank{context.rank}", mark_decisions)
+
+
+def start_timeline_file(context: Context, file: str, mark_decisions: bool) -> None:
+    """Starts the timeline of a world in `file`, with what the program does. Raises OSError."""
+    context.timeline.start(context, file, mark_decisions)
+
+
+def stop_timeline(context: Context) -> None:
+    """Completes the timeline file; does nothing if none is being written."""
+    if context.survivors is not None and context.survivors.timeline is not None:
+        context.survivors.timeline.leave()
+    context.timeline.stop(context)
+
+
+def start_timeline_of_environment(context: Context, environment: Mapping[str, str] = os.environ) -> None:
+    """Starts the timeline that SIRTAKI_TIMELINE (or HOROVOD_TIMELINE) requests.
+
+    "DYNAMIC", Horovod's value for "not before start_timeline", requests nothing: that call always works here.
+    A worker of an elastic job starts it before its first world, and not in each.
+    """
+    if "SIRTAKI_WORKER" in environment and not context.is_provisional:
+        return
+
+    def look_up(name: str) -> str:
+        return environment.get(f"SIRTAKI_{name}") or environment.get(f"HOROVOD_{name}") or ""
+
+    path = look_up("TIMELINE")
+    if path and path != "DYNAMIC":
+        start_timeline(context, path, look_up("TIMELINE_MARK_CYCLES") not in ("", "0"))

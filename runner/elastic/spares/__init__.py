@@ -1,0 +1,1 @@
+"""Spares: processes that have imported their modules, and wait to become ranks."""

@@ -1,0 +1,1 @@
+"""Connections between processes of a job: addresses, the handshake, keys, encryption and frames."""
