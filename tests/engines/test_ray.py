@@ -86,9 +86,9 @@ def test_the_parameters_are_those_of_horovod() -> None:
 
 def test_calls_of_every_kind(executor: Any, ray_cluster: Any) -> None:
     def look() -> tuple[str | None, bool, int]:
-        from sirtaki.runner.rendezvous.providers import world
+        from sirtaki.runner.rendezvous.providers.world import find_assigned
 
-        world = world.find({})
+        world = find_assigned({})
         assert world is not None
         texts = [Path("/proc/self/environ").read_text(), *os.environ.values()]
         return (

@@ -78,10 +78,10 @@ def test_a_process_that_is_used_again_keeps_nothing_of_an_earlier_job() -> None:
 
 def test_no_process_of_the_job_has_its_key_in_the_environment() -> None:
     def work() -> tuple[int, bool]:
-        from sirtaki.runner.rendezvous.providers import world
+        from sirtaki.runner.rendezvous.providers.world import find_assigned
 
         hvd.init()
-        world = world.find({})
+        world = find_assigned({})
         assert world is not None
         texts = [
             Path("/proc/self/environ").read_text(),
