@@ -165,8 +165,8 @@ class Context:
     def wait_in_stream(self, batch: Batch, stream: int, start: int = 0, count: int | None = None) -> None:
         """Works like `wait`, for requests on a GPU: makes a CUDA stream wait for them, and not the host.
 
-        Afterwards their results may be used in that stream; release them with `detach`. After `wait_on_host`
-        the host waits, too.
+        Afterwards their results may be used in that stream, and what is kept alive for them may be reused by
+        its work; release them with `detach`. After `wait_on_host` the host waits, too.
         """
         number = batch.count - start if count is None else count
         handles = batch.handles + start

@@ -10,7 +10,7 @@ from test_structure import ROOT, sources
 PRODUCT = ("core", "bindings", "adapters", "runner")
 # An addition, a pattern that finds every file which names one of its kind, and the most files that may.
 ADDITIONS = {
-    "a collective": (r"(?i)reduce_?-?scatter", 32),  # with an algorithm of its own between hosts
+    "a collective": (r"(?i)reduce_?-?scatter", 34),  # with an algorithm of its own between hosts, and in NCCL
     "a dtype that reduces": (r"float8_?e4m3fnuz\b|Float8E4M3fnuz", 5),
     "a wire format": (r"Fp8Code|SRT_WIRE_FP8", 3),
     "a setting": (r"\bcontrol_fan_out\b", 2),  # its row and its use

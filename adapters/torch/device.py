@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +53,19 @@ def record_stream(gpu: int, tensors: Any) -> None:
 
     Otherwise torch reuses a tensor's memory when the stream that made it is done with it.
     """
-    if isinstance(tensors, Tensor):
-        if ordinal(tensors) == gpu:
-            tensors.record_stream(torch.cuda.current_stream(gpu))
-    elif isinstance(tensors, tuple | list):
-        for tensor in tensors:
-            record_stream(gpu, tensor)
+    stream = torch.cuda.current_stream(gpu)
+    for tensor in tensors_in(tensors):
+        if ordinal(tensor) == gpu:
+            tensor.record_stream(stream)
+
+
+def tensors_in(nested: Any) -> Iterator[Tensor]:
+    """Yields the tensors in nested tuples and lists."""
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, tuple | list):
+        for one in nested:
+            yield from tensors_in(one)
 
 
 def new_stream(gpu: int) -> AbstractContextManager[Any]:

@@ -39,7 +39,7 @@ struct NcclConfig {
   int split_share = not_set;
 };
 
-// X(member, symbol, parameters): each returns an NcclResult.
+// X(member, symbol, parameters): each returns an NcclResult. `count` is the number of elements of the smaller buffer.
 #define SIRTAKI_NCCL_FUNCTIONS(X)                                                                              \
   X(version, ncclGetVersion, (int* version))                                                                   \
   X(unique_id, ncclGetUniqueId, (NcclUniqueId*))                                                               \
@@ -60,6 +60,10 @@ struct NcclConfig {
   X(reduce, ncclReduce,                                                                                        \
     (const void* input, void* output, size_t count, NcclDataType, NcclReduceOp, int root, NcclCommunicator,    \
      CudaStream))                                                                                              \
+  X(allgather, ncclAllGather,                                                                                  \
+    (const void* input, void* output, size_t count, NcclDataType, NcclCommunicator, CudaStream))               \
+  X(reducescatter, ncclReduceScatter,                                                                          \
+    (const void* input, void* output, size_t count, NcclDataType, NcclReduceOp, NcclCommunicator, CudaStream)) \
   X(send, ncclSend, (const void* input, size_t count, NcclDataType, int peer, NcclCommunicator, CudaStream))   \
   X(receive, ncclRecv, (void* output, size_t count, NcclDataType, int peer, NcclCommunicator, CudaStream))
 

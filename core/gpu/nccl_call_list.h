@@ -1,6 +1,6 @@
 // The NCCL calls of a transfer. Large pieces of its tensors are sent directly. Small ones are packed into scratch
-// memory on the GPU, sent in one call, and copied back. The choice depends on sizes alone, so that all ranks make the
-// same calls.
+// memory on the GPU, sent in one call, and copied back. The choice of calls depends on sizes alone, so that all ranks
+// make the same ones. Equal parts of all members are gathered or scattered by one call.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,11 @@ struct NcclCallList {
   };
 
   std::vector<Copy> before, after;
-  std::vector<NcclCall> calls;  // all-reduce; broadcasts; reductions to one member
+  std::vector<NcclCall> calls;        // all-reduce; broadcasts; reductions to one member
+  std::vector<NcclCall> collectives;  // that gather or scatter equal parts; `bytes` is one member's part
   std::vector<NcclCall> sends, receives;
+
+  bool has_no_calls() const { return calls.empty() && collectives.empty() && sends.empty() && receives.empty(); }
 };
 
 constexpr int64_t large_piece = 64 << 10;  // bytes from which a separate call costs less than two copies

@@ -87,7 +87,7 @@ void NcclOperation::destroy_operator() {
 
 // Makes all calls in one group, so that pieces move concurrently and exchanges cannot deadlock.
 Status NcclOperation::call() {
-  if (calls_.calls.empty() && calls_.sends.empty() && calls_.receives.empty()) return Status::ok();
+  if (calls_.has_no_calls()) return Status::ok();
   const NcclFunctions& nccl = communicator_->nccl();
   SIRTAKI_TRY(communicator_->check(nccl.group_start(), "ncclGroupStart"));
   const Status called = call_each();
@@ -98,21 +98,8 @@ Status NcclOperation::call() {
 Status NcclOperation::call_each() {
   const NcclFunctions& nccl = communicator_->nccl();
   NcclCommunicator end = communicator_->get();
-  const auto [type, element_bytes, op] = std::tuple(reduction_.type, reduction_.element_bytes, reduction_.op);
-  for (const auto& [input, output, bytes, member] : calls_.calls) {
-    const auto count = static_cast<size_t>(bytes / element_bytes);
-    const auto peer = static_cast<int>(member);
-    const bool is_whole = traits(transfer_->kind).output == Output::whole;
-    if (!reduces(transfer_->kind))
-      SIRTAKI_TRY(communicator_->check(nccl.broadcast(input, output, count, type, peer, end, gpu_.launches()),
-                                       "ncclBroadcast"));
-    else if (is_whole)
-      SIRTAKI_TRY(
-          communicator_->check(nccl.allreduce(input, output, count, type, op, end, gpu_.launches()), "ncclAllReduce"));
-    else
-      SIRTAKI_TRY(
-          communicator_->check(nccl.reduce(input, output, count, type, op, peer, end, gpu_.launches()), "ncclReduce"));
-  }
+  for (const NcclCallList::NcclCall& one : calls_.calls) SIRTAKI_TRY(call_rooted(one));
+  for (const NcclCallList::NcclCall& one : calls_.collectives) SIRTAKI_TRY(call_collective(one));
   for (const auto& [input, output, bytes, member] : calls_.sends)
     SIRTAKI_TRY(communicator_->check(
         nccl.send(input, static_cast<size_t>(bytes), nccl_uint8, static_cast<int>(member), end, gpu_.launches()),
@@ -122,6 +109,33 @@ Status NcclOperation::call_each() {
         nccl.receive(output, static_cast<size_t>(bytes), nccl_uint8, static_cast<int>(member), end, gpu_.launches()),
         "ncclRecv"));
   return Status::ok();
+}
+
+// Makes an all-reduce, a broadcast from one member, or a reduction to one.
+Status NcclOperation::call_rooted(const NcclCallList::NcclCall& call) {
+  const NcclFunctions& nccl = communicator_->nccl();
+  NcclCommunicator end = communicator_->get();
+  const auto [type, element_bytes, op] = std::tuple(reduction_.type, reduction_.element_bytes, reduction_.op);
+  const auto& [input, output, bytes, member] = call;
+  const auto count = static_cast<size_t>(bytes / element_bytes);
+  const auto peer = static_cast<int>(member);
+  if (!reduces(transfer_->kind))
+    return communicator_->check(nccl.broadcast(input, output, count, type, peer, end, gpu_.launches()),
+                                "ncclBroadcast");
+  if (traits(transfer_->kind).output == Output::whole)
+    return communicator_->check(nccl.allreduce(input, output, count, type, op, end, gpu_.launches()), "ncclAllReduce");
+  return communicator_->check(nccl.reduce(input, output, count, type, op, peer, end, gpu_.launches()), "ncclReduce");
+}
+
+Status NcclOperation::call_collective(const NcclCallList::NcclCall& call) {
+  const NcclFunctions& nccl = communicator_->nccl();
+  NcclCommunicator end = communicator_->get();
+  const auto [type, op, input, output] = std::tuple(reduction_.type, reduction_.op, call.input, call.output);
+  const auto count = static_cast<size_t>(call.bytes / reduction_.element_bytes);
+  if (reduces(transfer_->kind))
+    return communicator_->check(nccl.reducescatter(input, output, count, type, op, end, gpu_.launches()),
+                                "ncclReduceScatter");
+  return communicator_->check(nccl.allgather(input, output, count, type, end, gpu_.launches()), "ncclAllGather");
 }
 
 Status NcclOperation::finish_launch() {

@@ -33,6 +33,8 @@ class NcclOperation final : public Operation {
   Status prepare();
   Status call();
   Status call_each();
+  Status call_rooted(const NcclCallList::NcclCall& call);
+  Status call_collective(const NcclCallList::NcclCall& call);
   Status finish_launch();
   Status copy(const NcclCallList::Copy& copy);
   Status fill_with_neutral(const NcclCallList::Copy& copy);

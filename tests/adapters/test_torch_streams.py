@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -20,16 +21,36 @@ from world import world  # noqa: E402
 import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.context import Context  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.request import ALLREDUCE, SUM, Batch  # noqa: E402
 from sirtaki.bindings.topology import Peer, Topology  # noqa: E402
+from sirtaki.common.ops import Call, Reduction, describe  # noqa: E402
 from sirtaki.torch import device  # noqa: E402
+from sirtaki.torch.backend.work import StreamWork  # noqa: E402
+from sirtaki.torch.tensors import view  # noqa: E402
 
 pytestmark = needs_fake
+
+
+Record = tuple[int, int]  # a stream, and the address of a tensor that it uses
 
 
 @pytest.fixture
 def tensors() -> Iterator[FakeTensors]:
     with FakeTensors(2) as installed:
         yield installed
+
+
+@pytest.fixture
+def recorded(tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch) -> list[Record]:
+    """Returns the tensors that were recorded for a stream."""
+    records: list[Record] = []
+
+    def record(gpu: int, nested: Any) -> None:
+        stream = device.current_stream(gpu)
+        records.extend((stream, tensor.data_ptr()) for tensor in device.tensors_in(nested))
+
+    monkeypatch.setattr(device, "record_stream", record)
+    return records
 
 
 def end_detached(context: Context) -> None:
@@ -51,24 +72,27 @@ def test_they_go_through_nccl(tensors: FakeTensors) -> None:
 
 
 def test_the_host_does_not_wait_and_memory_lives_until_the_gpu_is_done(
-    tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch
+    tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch, recorded: list[Record]
 ) -> None:
+    """The core keeps what no stream waits for. Once a stream waits, torch keeps the memory for it."""
     waits: list[int] = []
     both_have_looked = threading.Barrier(2, timeout=PATIENCE)
 
     def body() -> None:
-        tensor = torch.ones(100_000)
-        lives = weakref.ref(tensor)
+        tensor, unawaited = torch.ones(100_000), torch.ones(3)
+        first, second = weakref.ref(tensor), weakref.ref(unawaited)
         hvd.allreduce_(tensor, name="first")  # its kernel does not end, and yet the call returns
-        assert not hvd.allreduce_async(torch.ones(3), name="second").poll()
-        del tensor
-        assert lives() is not None
+        assert (tensors.driver.stream(hvd.rank()), tensor.data_ptr()) in recorded
+        assert not hvd.allreduce_async_(unawaited, name="second").poll()
+        del tensor, unawaited
+        assert first() is None
+        assert second() is not None
         both_have_looked.wait()
         current().abort("enough")
         with pytest.raises(hvd.HorovodInternalError, match="enough"):
             hvd.allreduce(torch.ones(3), name="third")
         end_detached(current())
-        assert lives() is None
+        assert second() is None
 
     with world(2, gpu_backend="nccl") as ranks:
         ranks.run(lambda: hvd.allreduce(torch.ones(1)))
@@ -79,25 +103,54 @@ def test_the_host_does_not_wait_and_memory_lives_until_the_gpu_is_done(
     assert set(waits) == {tensors.driver.stream(0), tensors.driver.stream(1)}
 
 
+def test_gradients_are_released_before_the_next_step(tensors: FakeTensors) -> None:
+    def body() -> None:
+        model = torch.nn.Linear(100, 100)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        for _ in range(3):
+            model(torch.full((2, 100), 1.0 + hvd.rank())).sum().backward()
+            gradients = [weakref.ref(one.grad) for one in model.parameters() if one.grad is not None]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            assert [one() for one in gradients] == [None, None]
+
+    with world(2, gpu_backend="nccl") as ranks:
+        ranks.run(body)
+
+
+def test_works_of_process_groups_release_their_tensors(tensors: FakeTensors, recorded: list[Record]) -> None:
+    def body() -> None:
+        context, stream = current(), tensors.driver.stream(hvd.rank())
+        tensor, batch = torch.ones(5), Batch(1)
+        describe(batch, ALLREDUCE, view(tensor), tensor.data_ptr(), Call("x", 0), 0, how=Reduction(SUM))
+        batch.set_all_streams([stream])
+        batch.keepalive[:] = [tensor]
+        context.enqueue(batch)
+        work = StreamWork(context, batch, lambda *_: None, [tensor], timedelta(seconds=PATIENCE))
+        work.wait()
+        assert tensor.tolist() == [2.0] * 5
+        assert (stream, tensor.data_ptr()) in recorded
+        assert batch.keepalive == [None]
+
+    with world(2, gpu_backend="nccl") as ranks:
+        ranks.run(body)
+
+
 def test_what_is_waited_for_in_another_stream_is_kept_for_it(
-    tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch
+    tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch, recorded: list[Record]
 ) -> None:
-    kept: list[tuple[int, Any]] = []
-    monkeypatch.setattr(device, "record_stream", lambda gpu, keep: kept.append((gpu, keep)))
     streams = {}
 
     def body() -> None:
         rank, tensor = hvd.rank(), torch.ones(5)
         streams[rank] = tensors.driver.stream(rank)
-        here = hvd.allreduce_async(tensor, name="here")
-        hvd.synchronize(here)
-        assert not [gpu for gpu, _ in kept if gpu == rank]
         there = hvd.allreduce_async(tensor, name="there")
         streams[rank] = tensors.driver.new_stream(rank)
         result = hvd.synchronize(there)
-        ((source, target),) = [keep for gpu, keep in kept if gpu == rank]
-        assert source.owner is tensor
-        assert target is result
+        found = [address for stream, address in recorded if stream == streams[rank]]
+        assert found == [tensor.data_ptr(), result.data_ptr()]
 
     with world(2, gpu_backend="nccl") as ranks:
         monkeypatch.setattr(device, "current_stream", lambda gpu: streams[gpu])

@@ -43,6 +43,7 @@ struct Control {
   void reset() {
     failures.clear();
     calls.clear();
+    copied = 0;
     misuse.clear();
     held.clear();
     released.notify_all();
@@ -69,6 +70,7 @@ struct Control {
   std::set<std::string> held;
   std::condition_variable released;
   std::string misuse;
+  long long copied = 0;  // bytes
   std::mt19937 random;
   int broken = 0;  // the result of every CUDA function from now on
   pid_t process = 0;  // that has initialised CUDA
@@ -117,6 +119,11 @@ int enter(const char* function) {
   return 0;
 }
 
+void count_copied(size_t bytes) {
+  const std::lock_guard lock(control().mutex);
+  control().copied += static_cast<long long>(bytes);
+}
+
 int misuse(const char* function, const std::string& what, int result) {
   const std::lock_guard lock(control().mutex);
   if (control().misuse.empty()) control().misuse = std::string(function) + ": " + what;
@@ -148,6 +155,11 @@ void fake_gpu_hold_calls(const char* function, int held) {
 int fake_gpu_calls(const char* function) {
   const std::lock_guard lock(control().mutex);
   return control().calls[function];
+}
+
+long long fake_gpu_copied() {
+  const std::lock_guard lock(control().mutex);
+  return control().copied;
 }
 
 const char* fake_gpu_misuse() {

@@ -40,6 +40,8 @@
   X(fail, fake_gpu_fail, void, (const char* function, int nth, int result))                                    \
   /* Returns the number of calls of a function; of "ncclKernel": of NCCL kernels that have begun. */           \
   X(calls, fake_gpu_calls, int, (const char* function))                                                        \
+  /* Returns the bytes that cuMemcpyAsync was asked to copy. */                                                \
+  X(copied, fake_gpu_copied, long long, ())                                                                    \
   /* Holds or releases a stream: a held one starts nothing (nullptr: the current context's default stream). */ \
   X(hold, fake_gpu_hold, void, (sirtaki::CudaStream, int held))                                                \
   /* Holds or releases calls of a CUDA or NCCL function: they wait, and are a misuse after free_limit. */      \

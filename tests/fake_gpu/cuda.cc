@@ -229,8 +229,9 @@ void fake_gpu_take_back(void* address) {
   const auto begin = reinterpret_cast<uintptr_t>(address);
   const auto found = gpus().blocks.find(begin);
   if (found == gpus().blocks.end()) return;
-  const Block& block = found->second;
-  if (const Access* use = block.accesses.first_after(gpus().contexts[block.device].host))
+  Clock host;  // of streams of other GPUs, too
+  for (const sirtaki::CudaContextTag& context : gpus().contexts) host.join(context.host);
+  if (const Access* use = found->second.accesses.first_after(host))
     misuse(__func__, "a stream still uses this memory: " + use->text(), 0);
   gpus().blocks.erase(found);
 }

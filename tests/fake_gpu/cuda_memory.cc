@@ -78,6 +78,7 @@ int cuMemcpyAsync(CudaMemory to, CudaMemory from, size_t bytes, CudaStream strea
   FAKE_GPU_ENTER();
   void* target = reinterpret_cast<void*>(to);
   const void* source = reinterpret_cast<const void*>(from);
+  fake::count_copied(bytes);
   const auto work = [to = for_tasks(target), from = for_tasks(source), bytes] { std::memmove(to, from, bytes); };
   return enqueue(stream, {__func__, {{target, bytes, true}, {source, bytes}}, work});
 }

@@ -32,6 +32,8 @@ int random_up_to(int most) FAKE_GPU_EXPORTED;
 // Counts a call, at the beginning of each function. A result other than 0 is a failure that a test asked for.
 int enter(const char* function) FAKE_GPU_EXPORTED;
 
+void count_copied(size_t bytes) FAKE_GPU_EXPORTED;
+
 // Records a use that the real library forbids, and returns the result that the real one would return.
 int misuse(const char* function, const std::string& what, int result) FAKE_GPU_EXPORTED;
 

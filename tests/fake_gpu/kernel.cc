@@ -23,7 +23,9 @@ Signature signature_of(const Call& call) {
 
 bool sends_to(const Call& call, int rank, int other) {
   switch (call.kind) {
-    case Kind::allreduce: return other != rank;
+    case Kind::allreduce:
+    case Kind::allgather:
+    case Kind::reducescatter: return other != rank;
     case Kind::broadcast: return other != rank && rank == call.peer;
     case Kind::reduce: return other != rank && other == call.peer;
     case Kind::send: return other == call.peer;
@@ -48,9 +50,9 @@ struct Message {
 class Exchange {
  public:
   Exchange(const Call& call, int rank, int size) : call_(call), rank_(rank) {
-    if (call.kind != Kind::receive) own_ = {made(), 0};
+    if (call.kind != Kind::receive) own_ = {made(rank), 0};
     for (int other = 0; other < size; ++other) {
-      if (sends_to(call, rank, other)) outgoing[other] = own_;
+      if (sends_to(call, rank, other)) outgoing[other] = {made(other), 0};
       if (receives_from(call, rank, other)) incoming[other] = {std::vector<char>(sizeof(Signature) + bytes()), 0};
     }
   }
@@ -63,17 +65,17 @@ class Exchange {
 
   // Writes the output, when all messages have arrived.
   void finish() const {
-    const bool reduces = call_.kind == Kind::allreduce || call_.kind == Kind::reduce;
     if (call_.kind == Kind::send || (call_.kind == Kind::reduce && call_.peer != rank_)) return;
-    if (reduces) {
-      std::map<int, const char*> by_rank = {{rank_, own_.data()}};
-      for (const auto& [other, message] : incoming) by_rank[other] = message.data();
-      std::vector<const char*> inputs;
-      for (const auto& [other, data] : by_rank) inputs.push_back(data);
-      reduce(call_.type, call_.operation, inputs, call_.count, call_.output);
-    } else if (bytes()) {
-      std::memcpy(call_.output, incoming.empty() ? own_.data() : incoming.begin()->second.data(), bytes());
+    if (call_.kind == Kind::broadcast || call_.kind == Kind::receive) {
+      put(call_.output, incoming.empty() ? own_.data() : incoming.begin()->second.data());
+      return;
     }
+    std::map<int, const char*> by_rank = {{rank_, own_.data()}};
+    for (const auto& [other, message] : incoming) by_rank[other] = message.data();
+    std::vector<const char*> inputs;
+    for (const auto& [other, data] : by_rank) inputs.push_back(data);
+    if (call_.kind != Kind::allgather) return reduce(call_.type, call_.operation, inputs, call_.count, call_.output);
+    for (size_t rank = 0; rank < inputs.size(); ++rank) put(call_.output + rank * bytes(), inputs[rank]);
   }
 
   std::map<int, Message> outgoing, incoming;  // by rank
@@ -81,11 +83,17 @@ class Exchange {
  private:
   size_t bytes() const { return call_.count * size_of(call_.type); }
 
-  std::vector<char> made() const {
+  void put(char* to, const char* data) const {
+    if (bytes()) std::memcpy(to, data, bytes());
+  }
+
+  // Returns the message to a rank, or the own part of a result.
+  std::vector<char> made(int receiver) const {
     const Signature signature = signature_of(call_);
     std::vector<char> message(sizeof signature + bytes());
     std::memcpy(message.data(), &signature, sizeof signature);
-    if (call_.input && bytes()) std::memcpy(message.data() + sizeof signature, call_.input, bytes());
+    const size_t begin = call_.kind == Kind::reducescatter ? static_cast<size_t>(receiver) * bytes() : 0;
+    if (call_.input) put(message.data() + sizeof signature, call_.input + begin);
     if (!call_.factor.empty()) scale(call_.type, message.data() + sizeof signature, call_.count, call_.factor.data());
     return message;
   }
@@ -124,12 +132,13 @@ bool move_with(Room& room, int rank, int other, std::vector<Exchange>& exchanges
 
 }  // namespace
 
-std::vector<Range> ranges_of(const std::vector<Call>& calls) {
+std::vector<Range> ranges_of(const std::vector<Call>& calls, int ranks) {
   std::vector<Range> ranges;
   for (const Call& call : calls) {
     const size_t bytes = call.count * size_of(call.type);
-    if (call.input) ranges.push_back({call.input, bytes});
-    if (call.output) ranges.push_back({call.output, bytes, true});
+    const auto bytes_of = [&](Kind whole) { return call.kind == whole ? bytes * static_cast<size_t>(ranks) : bytes; };
+    if (call.input) ranges.push_back({call.input, bytes_of(Kind::reducescatter)});
+    if (call.output) ranges.push_back({call.output, bytes_of(Kind::allgather), true});
   }
   return ranges;
 }

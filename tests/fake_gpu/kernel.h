@@ -11,7 +11,7 @@
 
 namespace fake {
 
-enum class Kind { allreduce, broadcast, reduce, send, receive };
+enum class Kind { allreduce, broadcast, reduce, allgather, reducescatter, send, receive };
 
 // The properties on which all participating ranks have to agree. They travel before the data.
 struct Signature {
@@ -24,7 +24,7 @@ struct Call {
   Kind kind;
   const char* input;
   char* output;
-  size_t count;
+  size_t count;              // of one rank's part
   int type, operation;
   int peer;                  // send, receive; else the root
   std::vector<char> factor;  // scaled_sum
@@ -37,7 +37,8 @@ struct Fate {
   std::atomic<int> running{0};  // kernels that have not ended
 };
 
-std::vector<Range> ranges_of(const std::vector<Call>& calls);
+// Returns the memory that calls use, in a communicator of so many ranks.
+std::vector<Range> ranges_of(const std::vector<Call>& calls, int ranks);
 
 // Runs the calls until all data has been moved, or the communicator is aborted: then the outputs are unchanged.
 void run_kernel(Room& room, int rank, Fate& fate, const std::vector<Call>& calls);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -92,7 +93,8 @@ void take_polls(NcclCommunicator communicator) {
 }
 
 std::string name_of(Kind kind) {
-  static const char* const names[] = {"ncclAllReduce", "ncclBroadcast", "ncclReduce", "ncclSend", "ncclRecv"};
+  static const char* const names[] = {"ncclAllReduce",     "ncclBroadcast", "ncclReduce", "ncclAllGather",
+                                      "ncclReduceScatter", "ncclSend",      "ncclRecv"};
   return names[static_cast<int>(kind)];
 }
 
@@ -103,7 +105,7 @@ void submit_launches(NcclCommunicator communicator) {
     ++kernels;
     const std::string others = launch.calls.size() > 1 ? " and others of its group" : "";
     std::string name = name_of(launch.calls.front().kind) + others;
-    auto ranges = fake::ranges_of(launch.calls);
+    auto ranges = fake::ranges_of(launch.calls, communicator->room->size());
     auto work = [room = communicator->room, rank = communicator->rank, fate = communicator->fate, &kernels,
                  calls = std::move(launch.calls)] {
       fake::run_kernel(*room, rank, *fate, calls);
@@ -202,6 +204,17 @@ NcclResult end_group(std::unique_lock<std::mutex>& lock) {
   return result;
 }
 
+// Returns whether the smaller buffer is this rank's part of the larger one, or apart from it.
+bool is_well_placed(const Call& call, int rank, int ranks) {
+  if (call.kind != Kind::allgather && call.kind != Kind::reducescatter) return true;
+  const bool gathers = call.kind == Kind::allgather;
+  const size_t bytes = call.count * fake::size_of(call.type);
+  const char *whole = gathers ? call.output : call.input, *part = gathers ? call.input : call.output;
+  const std::less_equal<> is_up_to;
+  return part == whole + static_cast<size_t>(rank) * bytes || is_up_to(part + bytes, whole) ||
+         is_up_to(whole + static_cast<size_t>(ranks) * bytes, part);
+}
+
 // Validates a call, and clears the buffers that its rank does not use.
 NcclResult check_call(const char* function, NcclCommunicator communicator, Call& call, CudaStream stream) {
   if (!is_alive(communicator)) return misuse(function, "there is no such communicator");
@@ -211,7 +224,9 @@ NcclResult check_call(const char* function, NcclCommunicator communicator, Call&
   if (call.peer < 0 || call.peer >= communicator->room->size()) return misuse(function, "there is no such rank");
   if (fake::size_of(call.type) == 0) return misuse(function, "there is no such type");
   if (!fake::is_stream_of(stream, communicator->device)) return misuse(function, "this is no stream of that GPU");
-  const auto ranges = fake::ranges_of({call});
+  if (!is_well_placed(call, communicator->rank, communicator->room->size()))
+    return misuse(function, "input and output overlap, and the smaller is not this rank's part of the larger");
+  const auto ranges = fake::ranges_of({call}, communicator->room->size());
   const bool on_device = std::all_of(ranges.begin(), ranges.end(), [&](const fake::Range& range) {
     return fake::is_on_device(range, communicator->device);
   });
@@ -364,6 +379,18 @@ int ncclReduce(const void* input, void* output, size_t count, NcclDataType type,
                NcclCommunicator communicator, CudaStream stream) {
   return add(__func__, communicator,
              {Kind::reduce, bytes_of(input), static_cast<char*>(output), count, type, operation, root, {}}, stream);
+}
+
+int ncclAllGather(const void* input, void* output, size_t count, NcclDataType type, NcclCommunicator communicator,
+                  CudaStream stream) {
+  return add(__func__, communicator,
+             {Kind::allgather, bytes_of(input), static_cast<char*>(output), count, type, fake::sum, 0, {}}, stream);
+}
+
+int ncclReduceScatter(const void* input, void* output, size_t count, NcclDataType type, NcclReduceOp operation,
+                      NcclCommunicator communicator, CudaStream stream) {
+  return add(__func__, communicator,
+             {Kind::reducescatter, bytes_of(input), static_cast<char*>(output), count, type, operation, 0, {}}, stream);
 }
 
 int ncclSend(const void* input, size_t count, NcclDataType type, int peer, NcclCommunicator communicator,

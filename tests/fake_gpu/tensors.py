@@ -192,7 +192,7 @@ class FakeTensors:
         return self.driver.stream(gpu)
 
     def record_stream(self, gpu: int, keepalive: Any) -> None:
-        """Does nothing: host memory is not reused as long as a reference to it exists."""
+        """Does nothing: all memory that was lent stays alive until the end."""
 
     def new_stream(self, gpu: int) -> Any:
         return nullcontext()

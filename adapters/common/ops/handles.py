@@ -37,14 +37,12 @@ class Operation(Generic[T]):
         finish: makes the result, once it has ended successfully; on a GPU, once the current stream waits for
             it.
         streams: the framework's; required if a tensor is on a GPU.
-        stream: the CUDA stream that produces the inputs, set once it has started.
     """
 
     batch: Batch
     keepalive: Any
     finish: Callable[[Context, Batch], T]
     streams: Streams | None = None
-    stream: int = 0
 
 
 # Unused batches, by their number of requests. Taking one and returning it are atomic.
@@ -93,23 +91,35 @@ def start(context: Context, operation: Operation[T]) -> Handle[T]:
     batch = operation.batch
     batch.keepalive[:1] = [operation.keepalive]
     if batch.gpu != CPU and operation.streams is not None:
-        operation.stream = operation.streams.current_stream(batch.gpu)
-        batch.set_all_streams([operation.stream] * batch.count)
+        batch.set_all_streams([operation.streams.current_stream(batch.gpu)] * batch.count)
     if batch.count:
         context.enqueue(batch)
     return Handle(context, operation, call_site())
 
 
+def wait_in_stream(
+    context: Context, batch: Batch, streams: Streams, start: int = 0, count: int | None = None
+) -> None:
+    """Makes the current stream wait for requests on a GPU, and keeps their memory alive no longer.
+
+    The stream's work then comes after them. So the framework may reuse the memory where it may reuse that of
+    any tensor that the stream has used: in tensors of the stream at once, in others after its work so far.
+
+    Raises:
+        HorovodInternalError: a request failed.
+    """
+    end = batch.count if count is None else start + count
+    context.wait_in_stream(batch, streams.current_stream(batch.gpu), start, end - start)
+    streams.record_stream(batch.gpu, batch.keepalive[start:end])
+    batch.keepalive[start:end] = [None] * (end - start)
+
+
 def _wait(context: Context, operation: Operation[T]) -> None:
     batch = operation.batch
-    if batch.gpu == CPU or operation.streams is None:
-        if batch.count:
-            context.wait(batch)
-        return
-    stream = operation.streams.current_stream(batch.gpu)
-    context.wait_in_stream(batch, stream)
-    if stream != operation.stream:
-        operation.streams.record_stream(batch.gpu, operation.keepalive)
+    if batch.gpu != CPU and operation.streams is not None:
+        wait_in_stream(context, batch, operation.streams)
+    elif batch.count:
+        context.wait(batch)
 
 
 class Handle(Generic[T]):

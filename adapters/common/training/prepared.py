@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import CPU, Batch
-from sirtaki.common.ops.handles import Streams
+from sirtaki.common.ops.handles import Streams, wait_in_stream
 from sirtaki.common.ops.reduction import Call, Reduction, describe
 from sirtaki.common.ops.tensor import TensorView
 
@@ -62,7 +62,7 @@ class PreparedRequests:
         Args:
             indices: the requests, in an order that the caller may choose.
             sources, targets: the addresses that each of them reads and writes; a source may be 0 with ABSENT.
-            kept: an object for each request that stays alive until it has ended.
+            kept: an object for each request that stays alive until it has ended, or a stream waits for it.
             flags: of all of them.
 
         Returns:
@@ -87,13 +87,11 @@ class PreparedRequests:
         self.filled, self._unended = end, self._unended + count
         return range(begin, end)
 
-    def wait(self, slots: range | None = None, made: Sequence[Any] | None = None) -> None:
+    def wait(self, slots: range | None = None) -> None:
         """Waits for requests of this round, by default for all; on a GPU, makes the current stream wait.
 
         Args:
-            slots: the requests.
-            made: tensors that may come from another stream than the current one, which uses them now; None:
-                all that is kept.
+            slots: the requests. What is kept for those on a GPU is released.
 
         Raises:
             HorovodInternalError: one of them failed.
@@ -105,9 +103,7 @@ class PreparedRequests:
         if self.gpu == CPU:
             self._context.wait(self._batch, begin, count)
             return
-        self._context.wait_in_stream(self._batch, self._streams.current_stream(self.gpu), begin, count)
-        kept = self._batch.keepalive[begin : begin + count]
-        self._streams.record_stream(self.gpu, kept if made is None else made)
+        wait_in_stream(self._context, self._batch, self._streams, begin, count)
 
     def has_ended(self, slots: range) -> bool:
         """Returns whether these have ended, successfully or not. Never waits."""

@@ -274,10 +274,9 @@ class StreamWork(GroupWork):
     def __init__(
         self, context: Context, batch: Batch, store: Store, results: Sequence[Tensor], timeout: timedelta
     ) -> None:
-        """Takes over a batch that was queued in the current stream."""
+        """Takes over a batch that was queued."""
         super().__init__(context, batch, store, results, timeout)
         self._gpu = batch.gpu
-        self._started_in = device.current_stream(self._gpu)
         self._end: Any = None  # the event behind its results
 
     def wait(self, timeout: timedelta = UNLIMITED) -> bool:
@@ -309,12 +308,13 @@ class StreamWork(GroupWork):
         return self._end_within(0)
 
     def _finish(self) -> None:
-        if device.current_stream(self._gpu) != self._started_in:
-            device.record_stream(self._gpu, [*self._batch.keepalive, self._results])
+        device.record_stream(self._gpu, [*self._batch.keepalive, self._results])
         super()._finish()
         self._end = device.record_event(self._gpu)
 
     def _release(self) -> None:
+        if self._failure is None:  # the stream waits, so that torch may reuse the memory behind it
+            self._batch.keepalive[:] = [None] * self._batch.count
         self._context.detach(self._batch)
 
     def _new_future(self) -> Any:

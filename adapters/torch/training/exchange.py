@@ -159,7 +159,7 @@ class GradientExchange:
 
     def _finish(self) -> None:
         try:
-            self._requests.wait(made=[result.tensor for result in self._results])
+            self._requests.wait()
             self._sparse.learn(self._checks.finish())
             count_write(self._in_place)
             with torch.no_grad():

@@ -61,7 +61,7 @@ TEST(an_error_of_any_call_ends_all_ranks) {
                                  "cuMemcpyAsync"};
   const char* const of_nccl[] = {"ncclCommInitRankConfig", "ncclCommGetAsyncError", "ncclRedOpCreatePreMulSum",
                                  "ncclGroupStart",         "ncclGroupEnd",          "ncclAllReduce",
-                                 "ncclBroadcast"};
+                                 "ncclAllGather"};
   const auto check = [](const char* backend, const char* function, int result) {
     for (int nth : {1, 2, 5}) {
       Fake fake;

@@ -21,6 +21,27 @@ TEST(collectives_give_exact_results_to_all_ranks) {
   });
 }
 
+TEST(parts_are_gathered_and_scattered_also_in_place) {
+  Fakes fakes;
+  run_ranks(fakes, 3, [](int rank, TestGpu& gpu, TestCommunicator& communicator) {
+    const auto number = static_cast<float>(rank + 1);
+    const NcclFunctions& nccl = communicator.nccl;
+    const DeviceArray<float> part(gpu, {number, -number}), all(gpu, {0, 0, 0, 0, 0, 0});
+    nccl.allgather(part.data(), all.data(), 2, float32, communicator.handle, gpu.stream);
+    finish(gpu, communicator);
+    CHECK_EQUAL(all.get(), std::vector<float>({1, -1, 2, -2, 3, -3}));
+    nccl.reducescatter(all.data(), part.data(), 2, float32, sum, communicator.handle, gpu.stream);
+    finish(gpu, communicator);
+    CHECK_EQUAL(part.get(), std::vector<float>({3 * number, -3 * number}));
+    float* const own = all.data() + 2 * rank;
+    nccl.reducescatter(all.data(), own, 2, float32, sum, communicator.handle, gpu.stream);
+    finish(gpu, communicator);
+    nccl.allgather(own, all.data(), 2, float32, communicator.handle, gpu.stream);
+    finish(gpu, communicator);
+    CHECK_EQUAL(all.get(), std::vector<float>({3, -3, 6, -6, 9, -9}));
+  });
+}
+
 TEST(a_group_is_launched_at_its_end_and_exchanges_at_once) {
   Fakes fakes;
   run_ranks(fakes, 4, [&](int rank, TestGpu& gpu, TestCommunicator& communicator) {
@@ -247,6 +268,19 @@ TEST(what_nccl_forbids_is_noticed) {
     CHECK_EQUAL(nccl.group_end(), invalid_argument);
     CHECK_EQUAL(std::string(nccl.last_error(communicator.handle)), "there is no such type");
   });
+}
+
+TEST(a_part_that_overlaps_the_whole_elsewhere_is_noticed) {
+  Fakes fakes;
+  run_ranks(fakes, 2, [&](int rank, TestGpu& gpu, TestCommunicator& communicator) {
+    const DeviceArray<float> all(gpu, {0, 0, 0, 0});
+    const NcclFunctions& nccl = communicator.nccl;
+    float* const others = all.data() + 2 * (1 - rank);
+    CHECK_EQUAL(nccl.allgather(others, all.data(), 2, float32, communicator.handle, gpu.stream), invalid_argument);
+    CHECK_EQUAL(nccl.reducescatter(all.data(), all.data() + 1, 2, float32, sum, communicator.handle, gpu.stream),
+                invalid_argument);
+  });
+  CHECK(fakes.take_misuse().find("is not this rank's part of the larger") != std::string::npos);
 }
 
 TEST(ranks_share_a_gpu_only_where_nccl_lets_them) {

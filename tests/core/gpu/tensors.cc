@@ -1,6 +1,7 @@
 // Tensors on GPUs, through NCCL and staged: the results equal those of the CPU, for every kind and dtype, and in
 // whatever order tensors become ready. The GPUs are fakes, which also report what CUDA and NCCL forbid.
 #include <barrier>
+#include <numeric>
 
 #include "gpu_world.h"
 
@@ -108,6 +109,41 @@ void in_turns(Fake& fake, const std::vector<int>& sizes,
 
 void on_each_gpu(Fake& fake, const std::vector<int>& sizes, const std::function<void(int, int, Context&)>& body) {
   in_turns(fake, sizes, [&](int rank, int size, int, Context& context) { body(rank, size, context); });
+}
+
+// Gathers or scatters tensors of so many elements as one group, on three ranks. Returns the number of wrong elements.
+int64_t wrong_in_fused(FakeGpu& fake, Context& context, int rank, Kind kind, const std::vector<int64_t>& counts) {
+  const bool gathers = kind == Kind::allgather;
+  const auto place = static_cast<size_t>(rank), size = counts.size();
+  std::vector<OnGpu> inputs, outputs;
+  std::vector<int64_t> shapes(size);
+  std::vector<srt_request> requests(size);
+  std::vector<Ticket> handles(size);
+  for (size_t i = 0; i < size; ++i) {
+    shapes[i] = gathers ? counts[i] / 3 : counts[i];
+    std::vector<float> values(static_cast<size_t>(shapes[i]));
+    std::iota(values.begin(), values.end(), static_cast<float>(gathers ? values.size() * place : 0));
+    inputs.emplace_back(fake, rank, bytes_of(values));
+    outputs.emplace_back(fake, rank, floats(gathers ? counts[i] : counts[i] / 3, -1));
+    requests[i] = on_gpu(request(static_cast<int32_t>(kind), nullptr, &shapes[i], 1), rank);
+    requests[i].input = inputs[i].address();
+    requests[i].output = outputs[i].address();
+    requests[i].output_bytes = static_cast<int64_t>(outputs[i].bytes().size());
+    requests[i].group_id = 1;
+    requests[i].group_size = static_cast<int32_t>(size);
+  }
+  const auto number = static_cast<int32_t>(size);
+  CHECK_EQUAL(std::string(context.enqueue(requests.data(), number, handles.data()).text()), "");
+  CHECK_EQUAL(std::string(context.wait(handles.data(), number, patience).text()), "");
+  context.release(handles.data(), number);
+  int64_t wrong = 0;
+  for (OnGpu& output : outputs) {
+    const std::vector<float> found = values_in<float>(output.bytes());
+    const size_t first = gathers ? 0 : found.size() * place;
+    for (size_t at = 0; at < found.size(); ++at)
+      wrong += found[at] != static_cast<float>((first + at) * (gathers ? 1 : 3));
+  }
+  return wrong;
 }
 
 // Returns the kinds of the operations that a backend has moved, with their numbers.
@@ -255,7 +291,7 @@ TEST(a_single_rank_calls_nccl_only_if_it_is_asked_to) {
     CHECK_EQUAL(fake.calls("ncclCommDestroy"), times);
     CHECK_EQUAL(fake.calls("ncclRedOpCreatePreMulSum"), times);
     CHECK_EQUAL(fake.calls("ncclAllReduce"), 2 * times);
-    CHECK_EQUAL(fake.calls("ncclBroadcast"), times);
+    CHECK_EQUAL(fake.calls("ncclAllGather"), times);
   }
 }
 
@@ -266,6 +302,106 @@ TEST(adasum_goes_through_the_host) {
     request.reduce_op = SRT_ADASUM;
     CHECK_EQUAL(difference(fake, context, rank, request, row_counts[1]), 0);
   });
+}
+
+TEST(equal_parts_of_a_tensor_go_through_one_call_without_a_copy) {
+  Fake fake;
+  World ranks(3, on_gpus());
+  std::barrier done(3);
+  ranks.run([&](int rank, Context& context) {
+    const auto effect_of = [&](Kind kind, int64_t rows, DType dtype = DType::float32) {
+      done.arrive_and_wait();
+      const char* const functions[] = {"ncclAllGather", "ncclReduceScatter", "ncclBroadcast", "ncclReduce"};
+      std::map<std::string, int> before;
+      for (const char* function : functions) before[function] = fake.calls(function);
+      const long long copied = fake.copied();
+      done.arrive_and_wait();
+      const int64_t shape[] = {rows, 2};
+      const srt_request request = world::request(static_cast<int32_t>(kind), nullptr, shape, 2, dtype);
+      const int64_t own = kind == Kind::allgather ? 0 : 2 * rows_of_member(rows, 3, static_cast<size_t>(rank));
+      CHECK_EQUAL(difference(fake, context, rank, request, own), 0);
+      done.arrive_and_wait();
+      std::string effect;
+      for (const char* function : functions)
+        if (const int calls = fake.calls(function) - before[function]) effect += format("%d %s, ", calls, function);
+      return effect + format("%lld copied", fake.copied() - copied);
+    };
+    for (const int64_t rows : {3, 90'000}) {
+      CHECK_EQUAL(effect_of(Kind::allgather, rows), "3 ncclAllGather, 0 copied");
+      CHECK_EQUAL(effect_of(Kind::reducescatter, rows), "3 ncclReduceScatter, 0 copied");
+      CHECK_EQUAL(effect_of(Kind::reducescatter, rows, DType::float64), "3 ncclReduceScatter, 0 copied");
+    }
+    CHECK_EQUAL(effect_of(Kind::allgather, 90'000 + rank), "9 ncclBroadcast, 0 copied");
+    CHECK_EQUAL(effect_of(Kind::reducescatter, 90'001), "9 ncclReduce, 0 copied");
+    // 1 or 2 rows of 8 bytes: each rank copies all parts in, and its own out.
+    CHECK_EQUAL(effect_of(Kind::reducescatter, 4), "9 ncclReduce, 128 copied");
+  });
+}
+
+TEST(equal_parts_of_fused_tensors_go_through_few_calls) {
+  Fake fake;
+  World ranks(3, on_gpus());
+  std::barrier done(3);
+  ranks.run([&](int rank, Context& context) {
+    const std::vector<int64_t> counts{3, 60, 90'000, 9};
+    const long long small = 4 * (3 + 60 + 9);  // bytes of all parts
+    const long long copied = 3 * (small / 3 + small);  // by all ranks: packed, and unpacked
+    CHECK_EQUAL(wrong_in_fused(fake, context, rank, Kind::allgather, counts), 0);
+    done.arrive_and_wait();
+    CHECK_EQUAL(fake.calls("ncclAllGather"), 3 * 2);
+    CHECK_EQUAL(fake.calls("ncclBroadcast"), 0);
+    CHECK_EQUAL(fake.copied(), copied);
+    done.arrive_and_wait();
+    CHECK_EQUAL(wrong_in_fused(fake, context, rank, Kind::reducescatter, counts), 0);
+    done.arrive_and_wait();
+    CHECK_EQUAL(fake.calls("ncclReduceScatter"), 3 * 2);
+    CHECK_EQUAL(fake.calls("ncclReduce"), 0);
+    CHECK_EQUAL(fake.copied(), 2 * copied);
+  });
+}
+
+TEST(an_all_gather_may_be_in_place) {
+  Fake fake;
+  World ranks(2, on_gpus());
+  ranks.run([&](int rank, Context& context) {
+    const int64_t count = 30'000;
+    OnGpu all(fake, rank, floats(2 * count, static_cast<float>(rank + 1)));
+    srt_request gather = on_gpu(request(SRT_ALLGATHER, "x", &count, 1), rank);
+    gather.input = all.address() + static_cast<uintptr_t>(rank * count) * sizeof(float);
+    gather.output = all.address();
+    gather.output_bytes = 2 * count * static_cast<int64_t>(sizeof(float));
+    run_well(context, gather, [&](Ticket handle) {
+      srt_tensor result{};
+      CHECK(context.output(handle, result).is_ok());
+      CHECK_EQUAL(result.data, all.address());
+    });
+    std::vector<float> expected(count, 1);
+    expected.resize(2 * count, 2);
+    CHECK_EQUAL(values_in<float>(all.bytes()), expected);
+  });
+  CHECK_EQUAL(fake.calls("ncclAllGather"), 2);
+  CHECK_EQUAL(fake.copied(), 0);
+}
+
+TEST(a_rank_that_has_joined_scatters_neutral_elements) {
+  Fake fake;
+  World ranks(2, on_gpus());
+  ranks.run([&](int rank, Context& context) {
+    if (rank == 1) {
+      for (const int64_t count : {int64_t{20}, int64_t{60'000}}) {
+        OnGpu input(fake, rank, floats(count, 3)), output(fake, rank, floats(count / 2, 0));
+        srt_request product = on_gpu(request(SRT_REDUCESCATTER, "x", &count, 1), rank);
+        product.reduce_op = SRT_PRODUCT;
+        product.input = input.address();
+        product.output = output.address();
+        run_well(context, product);
+        CHECK_EQUAL(output.bytes(), floats(count / 2, 3));
+      }
+    }
+    srt_request join = request(SRT_JOIN, nullptr, nullptr, 0);
+    run_well(context, on_gpu(join, rank));
+  });
+  CHECK_EQUAL(fake.calls("ncclReduceScatter"), 4);
 }
 
 // In this case the members' agreement and the operation itself are phases of one plan.

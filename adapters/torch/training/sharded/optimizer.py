@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
 from sirtaki.bindings.request import ALLGATHER, CPU, Batch
+from sirtaki.common.ops.handles import wait_in_stream
 from sirtaki.common.ops.reduction import Call, describe
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import CollectiveScope
@@ -241,11 +242,10 @@ class ParameterGathering:
                 context.run(batch)
             return
         device.refuse_capture()
-        stream = device.current_stream(batch.gpu)
-        batch.set_all_streams([stream] * batch.count)
-        batch.keepalive[:] = self._kept  # `detach` takes it
+        batch.set_all_streams([device.current_stream(batch.gpu)] * batch.count)
+        batch.keepalive[:] = self._kept  # the wait releases it
         context.enqueue(batch)
-        context.wait_in_stream(batch, stream)
+        wait_in_stream(context, batch, device)
 
     def _describe(self, named: Sequence[tuple[str, Slice]]) -> None:
         self._batch, self._copied, self._kept = Batch(len(named)), None, []
