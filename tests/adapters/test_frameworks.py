@@ -44,8 +44,17 @@ def test_type_checkers_see_the_names_that_are_imported_on_first_use(package: str
 
 # For each package, modules of parts that most programs do not use.
 RARE = {
-    "torch": ["data", "one_batch", "optimizer", "periodic", "sharded", "stale", "sync_batch_norm", "elastic"],
-    "jax": ["one_batch", "optimizer", "periodic", "elastic"],
+    "torch": [
+        "data",
+        "elastic",
+        "one_batch",
+        "sync_batch_norm",
+        "training.optimizer",
+        "training.periodic",
+        "training.sharded",
+        "training.stale",
+    ],
+    "jax": ["elastic", "training.one_batch", "training.optimizer", "training.periodic"],
 }
 
 

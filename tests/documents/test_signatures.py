@@ -113,7 +113,8 @@ def test_collectives_are_known_by_their_public_names(adapter: str) -> None:
     """Most are methods of one object. Programs copy and pickle them as functions, inside of models too."""
     pytest.importorskip(adapter)
     hvd = import_module(f"sirtaki.{adapter}")
-    names = import_module(f"sirtaki.{adapter}.collectives").__all__
+    folder = "ops." if adapter == "torch" else ""
+    names = import_module(f"sirtaki.{adapter}.{folder}collectives").__all__
     for name in names:
         collective = getattr(hvd, name)
         assert (collective.__name__, bool(collective.__doc__)) == (name, True)
