@@ -23,7 +23,7 @@ from sirtaki.bindings.context import Context  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
 from sirtaki.bindings.request import ALLREDUCE, SUM, Batch  # noqa: E402
 from sirtaki.bindings.topology import Peer, Topology  # noqa: E402
-from sirtaki.common.ops import Call, Reduction, describe  # noqa: E402
+from sirtaki.common.ops.reduction import Call, Reduction, describe  # noqa: E402
 from sirtaki.torch import device  # noqa: E402
 from sirtaki.torch.backend.work import StreamWork  # noqa: E402
 from sirtaki.torch.tensors import view  # noqa: E402
