@@ -26,7 +26,7 @@ from sirtaki.bindings.topology import Peer, Topology  # noqa: E402
 from sirtaki.common.ops.reduction import Call, Reduction, describe  # noqa: E402
 from sirtaki.torch import device  # noqa: E402
 from sirtaki.torch.backend.work import StreamWork  # noqa: E402
-from sirtaki.torch.tensors import view  # noqa: E402
+from sirtaki.torch.ops.tensors import view  # noqa: E402
 
 pytestmark = needs_fake
 
