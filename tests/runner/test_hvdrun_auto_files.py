@@ -42,7 +42,7 @@ def test_rank_0_prepares_the_data_first(auto: Run, folder: Path) -> None:
 
 def test_an_exchange_of_rank_0_lets_the_others_go_on(auto: Run, folder: Path) -> None:
     text = (
-        "import keras, importlib, os\nhvd = importlib.import_module('sirtaki' + '.common.objects')\n"
+        "import keras, importlib, os\nhvd = importlib.import_module('sirtaki' + '.common.ops.objects')\n"
         "if os.environ['SIRTAKI_RANK'] == '0':\n    open('ready', 'w').write('1')\n"
         "else:\n    print(open('ready').read())\nprint(hvd.allgather_object(len(os.listdir('.'))))\n"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS, is_running, read_pids, wait_until
 
-from sirtaki.runner.cli.hvdrun import SrunOptions
+from sirtaki.runner.cli.srun import SrunOptions
 from sirtaki.runner.hosts.coding import LineDecoder, encode_lines
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -33,7 +33,7 @@ LEASE_SECONDS = 4.0
 WITH_SHORT_LEASE = (
     sys.executable,
     "-c",
-    "import sys; from sirtaki.runner.cli.hvdrun import SrunOptions; "
+    "import sys; from sirtaki.runner.cli.srun import SrunOptions; "
     f"SrunOptions.lease_seconds = {LEASE_SECONDS}; "
     "from sirtaki.runner.cli.hvdrun import main; sys.exit(main())",
 )
