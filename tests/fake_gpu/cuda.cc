@@ -218,6 +218,14 @@ void fake_gpu_hold(CudaStream stream, int held) {
   found->changed.notify_one();
 }
 
+void fake_gpu_await_tasks() {
+  std::unique_lock lock(gpus().mutex);
+  gpus().task_done.wait(lock, [] {
+    return std::all_of(gpus().streams.begin(), gpus().streams.end(),
+                       [](CudaStream stream) { return stream->tasks.empty(); });
+  });
+}
+
 void fake_gpu_lend(void* address, size_t bytes, int device) {
   const std::lock_guard lock(gpus().mutex);
   Block& block = gpus().blocks[reinterpret_cast<uintptr_t>(address)];

@@ -135,7 +135,7 @@ TEST(accesses_without_an_order_are_noticed_whenever_they_run) {
     gpu.wait(event);
   };
   const auto is_race = [&](CudaMemory to, CudaMemory from) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the task before this one has really ended
+    fakes.control.await_tasks();  // no access is a race of the test's own
     OK(gpu.cuda.copy(to, from, 4, other));
     const std::string found = fakes.take_misuse();
     fakes.control.set("delay", 0);
@@ -192,7 +192,7 @@ TEST(the_host_uses_pinned_memory_when_it_knows_that_a_task_has_ended) {
   CHECK(written.ends_with("reads"));
   end();
   OK(gpu.cuda.fill(address, 3, 4, gpu.stream));
-  std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it has really ended
+  fakes.control.await_tasks();
   CHECK_EQUAL(*number, 0x3030303);
   CHECK(fakes.take_misuse().ends_with("writes"));
   OK(gpu.cuda.fill(address, 4, 4, gpu.stream));
