@@ -13,8 +13,8 @@ from sirtaki.bindings.config import Config, call
 from sirtaki.bindings.errors import Failure, error_of, status_name
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.observing.profiling import profiled
-from sirtaki.bindings.observing.program_timeline import TimelineFile
 from sirtaki.bindings.observing.step_counters import CompressionCounters, StepCounters
+from sirtaki.bindings.observing.timeline_file import TimelineFile
 from sirtaki.bindings.request import Batch, DeviceOutput, Output
 
 if TYPE_CHECKING:

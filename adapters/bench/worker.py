@@ -283,8 +283,8 @@ def _why_no_nccl() -> str:
     return ""
 
 
-# ---- The connections between ranks: a message each way for the latency, large ones one way for ---------
-# The connections between ranks: a message each way for the latency, large ones one way for the bandwidth.
+# ---- The connections between ranks ---------------------------------------------------------------------
+# A message each way for the latency, large messages in a single direction for the bandwidth.
 
 
 _SMALL = 8  # bytes

@@ -253,9 +253,7 @@ def rocm_built() -> bool:
     return False
 
 
-# ---- A warning for jobs that have exchanged nothing while they trained: each rank has a model ----------
-# A warning for jobs that have exchanged nothing while they trained: each rank has a model of its own.
-#
+# ---- A warning for jobs that have trained without an exchange: each rank has its own model -------------
 # torch's optimizers are watched step by step (`sirtaki.torch.plain_optimizers`). Keras and JAX have no
 # hook for optimizers that are not distributed, so the whole job is looked at when it ends.
 
@@ -286,8 +284,8 @@ def _warn(context: Context, begin: float) -> None:
         )
 
 
-# ---- Calls of init() that Horovod allows: with a list of all ranks, and repeated with ------------------
-# Calls of init() that Horovod allows: with a list of all ranks, and repeated with equivalent arguments.
+# ---- Calls of init() as Horovod allows: with a list of all ranks, and repeated -------------------------
+# Repeated calls need equivalent arguments.
 
 
 def is_list_of_ranks(comm: Any) -> bool:

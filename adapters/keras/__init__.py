@@ -16,11 +16,7 @@ from sirtaki.common.public import __all__ as _shared  # noqa: E402
 from sirtaki.common.public import lister as _lister  # noqa: E402
 from sirtaki.common.public import loader as _loader  # noqa: E402
 from sirtaki.keras import callbacks  # noqa: E402
-from sirtaki.keras.broadcasting import (  # noqa: E402
-    broadcast_model,
-    broadcast_variables,
-    load_model,
-)
+from sirtaki.keras.broadcasting import broadcast_model, broadcast_variables, load_model  # noqa: E402
 from sirtaki.keras.compression import Compression  # noqa: E402
 from sirtaki.keras.data.sharding import shard, shard_arrays  # noqa: E402
 from sirtaki.keras.metrics import reduce_metrics, verbose  # noqa: E402

@@ -625,8 +625,8 @@ class LocalSGDCallback(keras.callbacks.Callback):
         return self._averager
 
 
-# ---- The state of a model during training: the values of its variables, and how the ranks --------------
-# The state of a model during training: the values of its variables, and how the ranks exchange them.
+# ---- The state of a model during training --------------------------------------------------------------
+# The values of its variables, and how the ranks exchange them.
 
 
 _averaged: WeakSet[Any] = WeakSet()

@@ -64,8 +64,8 @@ def tensors_in(nested: Any) -> Iterator[Tensor]:
     if isinstance(nested, Tensor):
         yield nested
     elif isinstance(nested, tuple | list):
-        for one in nested:
-            yield from tensors_in(one)
+        for element in nested:
+            yield from tensors_in(element)
 
 
 def new_stream(gpu: int) -> AbstractContextManager[Any]:

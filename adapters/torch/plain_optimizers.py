@@ -141,10 +141,7 @@ def register_hook() -> None:
     register_optimizer_step_post_hook(_count_step)
 
 
-# ---- A hint for optimizers whose steps do nothing: their parameters are not those of the model ---------
-# A hint for optimizers whose steps do nothing: their parameters are not those of the model that
-# trains.
-#
+# ---- A hint for optimizers whose parameters are not the trained model's: their steps do nothing --------
 # It is given once, on rank 0. A program makes the optimizer first, and replaces the model or its parameters
 # afterwards; the steps of both then run without an error.
 

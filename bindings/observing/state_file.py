@@ -156,13 +156,11 @@ def _seconds_of(phase: str, changes: Sequence[Mapping[str, Any]]) -> list[float]
     return [seconds for seconds in found if seconds is not None]
 
 
-# ---- Makes the recordings of a rank that somebody who watches the job has ordered, in a thread ---------
-# Makes the recordings of a rank that somebody who watches the job has ordered, in a thread of their own.
+# ---- The recordings of a rank, made in a thread of their own when a watcher orders them ----------------
 
 
 MAX_BYTES = 64 << 20  # of a timeline, which ends when it is larger
 _CHECK_SECONDS = 0.1  # between two looks at its size
-_RECORDING_JOIN_SECONDS = 1.0
 
 
 class Recordings:
@@ -201,7 +199,7 @@ class Recordings:
         """Ends the recording in progress."""
         self._end.set()
         if self._thread is not None:
-            self._thread.join(_RECORDING_JOIN_SECONDS)
+            self._thread.join(_JOIN_SECONDS)
 
     def _record(self, context: Context, order: Order) -> None:
         file, note, error = order.file_of(context.rank), "", ""

@@ -17,11 +17,7 @@ from sirtaki.runner.hosts.own_host import with_own_host
 from sirtaki.runner.launch.allocation import find_allocation
 from sirtaki.runner.launch.environment import AS_HOROVOD, encrypts
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.launch.hosts import (
-    Host,
-    parse_hostfile,
-    parse_hosts,
-)
+from sirtaki.runner.launch.hosts import Host, parse_hostfile, parse_hosts
 
 if TYPE_CHECKING:
     from sirtaki.runner.hosts.agent_launcher import AgentLauncher

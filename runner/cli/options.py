@@ -298,9 +298,7 @@ def number_above(least: float, what: str) -> Callable[[str], float]:
 _seconds = number_above(0, "a number of seconds")
 
 
-# ---- --config-file: a YAML file with Horovod's keys, or those of hvdrun, as options of the -------------
-# --config-file: a YAML file with Horovod's keys, or those of hvdrun, as options of the command line.
-#
+# ---- --config-file: a YAML file with Horovod's keys, or hvdrun's, as command-line options --------------
 # Both forms become the same options, so the meaning of a flag, and why it is rejected, is stated in one
 # place.
 

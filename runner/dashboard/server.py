@@ -188,8 +188,8 @@ def main() -> None:
     server.feed.wait_for_readers(_GOODBYE_SECONDS)
 
 
-# ---- The recordings that the page of a job offers: all ranks write their recorders, or a ---------------
-# The recordings that the page of a job offers: all ranks write their recorders, or a timeline, to files.
+# ---- The recordings that the page of a job offers ------------------------------------------------------
+# All ranks write their recorders, or a timeline, to files.
 
 
 TIMELINE_SECONDS = 10.0

@@ -411,8 +411,7 @@ class SpareReports:
         self.send(Frame(MessageKind.SPARE_ENDED, lane, why.encode(errors="replace")))
 
 
-# ---- The ranks of one host as seen by its agent, which starts them from one message and ----------------
-# The ranks of one host as seen by its agent, which starts them from one message and collects their files.
+# ---- The ranks of an agent's host, which it starts from a message; their files, which it collects ------
 
 
 _PIECE_BYTES = 64 * 1024

@@ -243,8 +243,7 @@ def _open_files(folder: Path | None, rank: int, size: int) -> dict[int, BinaryIO
         ) from None
 
 
-# ---- Analyses the last lines of a rank's standard error: a Python exception, and log lines of ----------
-# Analyses the last lines of a rank's standard error: a Python exception, and log lines of libraries.
+# ---- The last lines of a rank's standard error: a Python exception, log lines of libraries -------------
 
 
 # The beginnings of lines that TensorFlow, XLA and absl log at their start.
@@ -282,8 +281,8 @@ def _place(frames: Sequence[re.Match[str]]) -> str:
     return format_location(own[-1]["function"] or "<module>", own[-1]["file"], int(own[-1]["line"]))
 
 
-# ---- The ranks' output, line by line: shown with the rank's number, stored in files, its last ----------
-# The ranks' output, line by line: shown with the rank's number, stored in files, its last lines kept.
+# ---- The ranks' output, line by line -------------------------------------------------------------------
+# It is shown with the rank's number and stored in files; its last lines are kept.
 
 
 TAIL_LINES = 20

@@ -381,8 +381,8 @@ def nanoseconds(microseconds: str | int) -> int:
     return int(whole) * 1000 + int(part.ljust(3, "0")[:3] or 0)
 
 
-# ---- Failure reports: the last operations of a rank, and the failure of its world, as events of --------
-# Failure reports: the last operations of a rank, and the failure of its world, as events of a timeline.
+# ---- Failure reports, as events of a timeline ----------------------------------------------------------
+# The last operations of a rank, and the failure of its world.
 #
 # A rank that has a timeline, too, gets the operations that are missing there: the core writes a timeline
 # a few times a second, and those in flight never. Times are those of the same monotonic clock.

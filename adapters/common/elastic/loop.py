@@ -385,8 +385,8 @@ def _unusable(generation: int, ranks: Sequence[int]) -> str:
     return f"{who}. Make a new set of ranks that live, inside the training function"
 
 
-# ---- Records the changes of the ranks: in `hvd.stats()`, in the timeline, and beside the ---------------
-# Records the changes of the ranks: in `hvd.stats()`, in the timeline, and beside the failure reports.
+# ---- Records of the changes of the ranks ---------------------------------------------------------------
+# In `hvd.stats()`, in the timeline, and beside the failure reports.
 
 
 _PHASES = ("AGREE", "REBUILD", "STATE")

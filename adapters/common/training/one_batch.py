@@ -222,8 +222,7 @@ def _not_one_per_rank(context: Context, name: str, value: Any) -> str | None:
     )
 
 
-# ---- The combination of what the ranks have computed from their rows into the result for the -----------
-# The combination of what the ranks have computed from their rows into the result for the whole batch.
+# ---- The combination of the ranks' results into the result for the whole batch -------------------------
 
 
 MEAN, SUM, ROWS, SAME = RULES = ("mean", "sum", "rows", "same")

@@ -216,8 +216,8 @@ def _adapted(plain: Callable[..., Any]) -> Callable[..., Any]:
     return get_data_adapter
 
 
-# ---- The training step on a part of a batch: gradients count by rows, metrics are those of the ---------
-# The training step on a part of a batch: gradients count by rows, metrics are those of the whole batch.
+# ---- The training step on a part of a batch ------------------------------------------------------------
+# Gradients count by rows; metrics describe the whole batch.
 
 
 def train_on_part(plain: Callable[..., Any], model: Any, *given: Any) -> Any:

@@ -242,8 +242,7 @@ def _copied(array: Array, memory: Array | None) -> Array:
     return memory
 
 
-# ---- The description of a state's arrays: what each is called, and what the ranks have in --------------
-# The description of a state's arrays: what each is called, and what the ranks have in common about it.
+# ---- The description of a state's arrays: their names, and what the ranks have in common ---------------
 
 
 class EntryKind(Enum):

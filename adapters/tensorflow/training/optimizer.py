@@ -97,8 +97,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     )
 
 
-# ---- Optimizers of TensorFlow 1, those of `tf.compat.v1.train`, with gradients combined over -----------
-# Optimizers of TensorFlow 1, those of `tf.compat.v1.train`, with gradients combined over the ranks.
+# ---- Optimizers of TensorFlow 1 (`tf.compat.v1.train`) -------------------------------------------------
+# Their gradients are combined over the ranks.
 
 
 @dataclass

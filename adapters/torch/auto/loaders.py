@@ -224,8 +224,8 @@ def _check_same_data(batch: LoadedBatch) -> None:
         )
 
 
-# ---- The tensors that a training loop is given: some rows of a batch, which every rank has read --------
-# The tensors that a training loop is given: some rows of a batch, which every rank has read as a whole.
+# ---- The tensors that a training loop is given ---------------------------------------------------------
+# Some rows of a batch, which every rank has read as a whole.
 
 
 def mark_rows(batch: LoadedBatch) -> Callable[[Tensor, Tensor], None]:

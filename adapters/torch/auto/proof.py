@@ -365,8 +365,8 @@ def _raise_first(failure: str | None, line: str, known: Sequence[str] = ()) -> b
     return any(text is not None for text, _ in failures)
 
 
-# ---- Keeps a fork that computes part of a batch from writing: the rank itself writes what the ----------
-# Keeps a fork that computes part of a batch from writing: the rank itself writes what the step writes.
+# ---- Keeps a fork that computes part of a batch from writing -------------------------------------------
+# The rank itself writes what the step writes.
 
 
 _CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.truncate"}
@@ -462,8 +462,8 @@ def _is_close(first: np.ndarray, second: np.ndarray) -> bool:
     return np.allclose(first, second, rtol=bound, atol=bound * np.abs(first).max(initial=0.0))
 
 
-# ---- Random numbers in a proof: the part of a batch draws those that the whole batch draws for ---------
-# Random numbers in a proof: the part of a batch draws those that the whole batch draws for the same rows.
+# ---- Random numbers in a proof -------------------------------------------------------------------------
+# The part of a batch draws the numbers that the whole batch draws for the same rows.
 
 
 class Drawing(DispatchMode):
@@ -535,8 +535,8 @@ class Drawing(DispatchMode):
         return own * self._own(whole, own.shape), self._own(mask, own.shape)
 
 
-# ---- The numbers of a script that a step changes: those that grow by the rows of a part are ------------
-# The numbers of a script that a step changes: those that grow by the rows of a part are found in a proof.
+# ---- The numbers of a script that a step changes -------------------------------------------------------
+# A proof finds the numbers that grow by the rows of a part.
 
 
 _DEEPEST = 4

@@ -261,10 +261,7 @@ def set_of(context: Context, ranks: Sequence[int]) -> WorldSet | MemberSet:
     return found
 
 
-# ---- The names of a process group's operations, by which its ranks match them: by their order, ---------
-# The names of a process group's operations, by which its ranks match them: by their order, as in
-# c10d.
-#
+# ---- The names of a process group's operations: ranks match them by their order, as in c10d ------------
 # Groups of the same ranks are numbered in the order of their creation: torch's names of groups may differ
 # between ranks (`new_group` with `use_local_synchronization`). All collectives of a group are numbered in one
 # series, so that ranks that call different ones get an error that names both. Each pair of ranks has a series

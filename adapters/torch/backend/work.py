@@ -260,8 +260,8 @@ def _end_all() -> None:
         completer.end()
 
 
-# ---- Operations in flight on a GPU: whoever waits for one makes its CUDA stream wait, and not ----------
-# Operations in flight on a GPU: whoever waits for one makes its CUDA stream wait, and not the host.
+# ---- Operations in flight on a GPU ---------------------------------------------------------------------
+# A wait makes the caller's CUDA stream wait, and not the host.
 
 
 class StreamWork(GroupWork):

@@ -561,9 +561,7 @@ def _version_of(gradient: Tensor | None) -> int:
     return gradient._version
 
 
-# ---- The weights of a rank's gradients where the ranks share one batch, and may have unequal -----------
-# The weights of a rank's gradients where the ranks share one batch, and may have unequal numbers of
-# rows.
+# ---- The weights of a rank's gradients where the ranks share a batch, maybe in unequal parts -----------
 
 
 class RowWeighting:

@@ -184,9 +184,7 @@ class JobSpares:
         self._display.read_rank(process.rank, process.stdout, process.stderr)
 
 
-# ---- The spares of an elastic job: how many wait on which host, which to start, and which one ----------
-# The spares of an elastic job: how many wait on which host, which to start, and which one takes a place.
-#
+# ---- The pool of spares, without I/O: how many wait on which host, and which spare takes a place -------
 # It is a state machine without I/O, like the arbiter, which knows nothing of it: a spare that takes a
 # place becomes the process that the arbiter has ordered to start.
 

@@ -373,8 +373,7 @@ class RendezvousCollector(ConnectionServer):
         self._rejection_log.add(text)
 
 
-# ---- A collector's connection to the server of the rendezvous, which another one continues when --------
-# A collector's connection to the server of the rendezvous, which another one continues when it breaks.
+# ---- A collector's connection to the server, continued by a new connection when it breaks --------------
 
 
 # Seconds after which the kernel ends the connection if what was sent is not acknowledged: by default it tries
