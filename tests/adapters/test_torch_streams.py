@@ -56,7 +56,8 @@ def recorded(tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch) -> list[Reco
 def end_detached(context: Context) -> None:
     """Waits until no operation is in flight."""
     deadline = time.monotonic() + PATIENCE
-    while context._detached and time.monotonic() < deadline:
+    while context._detached:
+        assert time.monotonic() < deadline, "an operation does not end"
         context._detached.sweep()
         time.sleep(0.001)
 
