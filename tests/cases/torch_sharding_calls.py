@@ -34,8 +34,6 @@ from cases.torch_sharding_models import (
     both,
     state_bytes,
 )
-from sirtaki.bindings.default_context import current
-from sirtaki.bindings.survivors import Survivors
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
 from sirtaki.torch.training.sharded.slices import BLOCK
 
@@ -362,21 +360,3 @@ def models_that_differ_are_noticed() -> None:
             optimizer = distributed(model, optimizer, shard=shard)
             with pytest.raises(hvd.ParametersDifferError):
                 train(model, optimizer, own_loss, steps=1)  # it would make them equal
-
-
-@case()
-def elastic_jobs_are_refused() -> None:
-    context = current()
-    context.survivors = Survivors()
-    try:
-        with pytest.raises(ValueError, match="not available in an elastic job"):
-            distributed(network(), shard="state")
-    finally:
-        context.survivors = None
-
-
-@case(least=2)
-def elastic_states_hold_no_slices() -> None:
-    model = network()
-    with pytest.raises(ValueError, match="an elastic state cannot hold"):
-        hvd.elastic.TorchState(model=model, optimizer=distributed(model, shard="state"))

@@ -49,3 +49,12 @@ def test_nothing_is_lost_without_a_loss() -> None:
     job = run_job(THREE, "torch_training.py", SAMPLES)
     check(job, {0, 1, 2})
     assert sum(len(samples) for _, samples in job.results[0]["steps"]) == SAMPLES
+
+
+@pytest.mark.parametrize(("shard", "victim"), [("state", 0), ("gradients", 1)])
+def test_a_rank_with_slices_of_the_state_is_lost_and_another_joins(shard: str, victim: int) -> None:
+    options = {"EVERY": "3", "HOLD": "12:3", "SHARD": shard}
+    job = run_job(THREE, "torch_training.py", SAMPLES, f"{victim}:written:10", **options)
+    check(job, {0, 1, 2} - {victim})
+    assert f"rank {victim} was lost" in job.text
+    assert all(result["size"] == 3 for result in job.results)

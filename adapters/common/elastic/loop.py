@@ -90,6 +90,7 @@ class CommitCounter:
             if not self._has_counted:
                 state.save()
                 self.count_commit()
+            state.prepare_change()
 
         self._worker.check(before_leaving)
         self._has_counted = False

@@ -170,6 +170,9 @@ class State:
 
     # ---- How hvd.elastic.run uses it -------------------------------------------------------------------
 
+    def prepare_change(self) -> None:
+        """Prepares for a change of the ranks on which they have agreed. All ranks call it, after a commit."""
+
     def checkpoint(self) -> Any:
         """Returns the last commit's state: values that can be pickled, and share no memory with the training.
 

@@ -133,7 +133,6 @@ RULES: tuple[Exclusion, ...] = (
         "{other} keeps what it leaves out of whole gradients, so it does not go with shard: take "
         "Compression.fp16 or Compression.bf16",
     ),
-    _elastic("shard", _ONLY_COPY),
     *_rules("gradients_in_shared_memory", _NOT_THEMSELVES, "adasum", "sixteen_bits", "memory", "predivide"),
     Exclusion(
         "overlap_forward",

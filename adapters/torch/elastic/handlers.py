@@ -80,11 +80,17 @@ class ContentHandler(Handler):
         self.load(*copied(self._saved))
 
     def land(self) -> None:
-        """Waits for the object's updates that are due, so that it can be saved.
+        """Prepares for saving, together with all ranks: waits for updates that are due.
 
         Raises:
             HorovodInternalError: they cannot be made. Nothing has been saved.
         """
+
+    def prepare_change(self) -> None:
+        """Prepares for a change of the ranks on which they have agreed. All ranks call it, after `save`."""
+
+    def divide(self) -> None:
+        """Divides among the ranks what is not replicated, if the ranks have changed. All ranks call it."""
 
     def require_commit(self) -> None:
         """Raises ValueError if the object is in no state that could be committed."""

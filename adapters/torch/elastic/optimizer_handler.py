@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sirtaki.common.ops.objects import gather_objects
 from sirtaki.torch._private import without_subclasses
 from sirtaki.torch.elastic.handlers import ContentHandler, Entries, Names, kind_of
 from sirtaki.torch.ops.nested import Path, copied, placed
 from sirtaki.torch.training.optimizer import drop_round
 from sirtaki.torch.training.optimizer_state import options_of, parameters_of, set_options, set_state, state_of
 from sirtaki.torch.training.overlapped.optimizer import Overlapped
+from sirtaki.torch.training.sharded.copies import SliceCopies
 from sirtaki.torch.training.sharded.optimizer import Sharded
 from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer
 
@@ -80,15 +82,10 @@ class OptimizerStateHandler(OptimizerHandler):
             self.value.finish_updates()
 
     def save(self) -> None:
-        if isinstance(self.value, Sharded):
+        if isinstance(self.value, SeparateOptimizer | Sharded):
             raise ValueError(
-                "an elastic state cannot hold an optimizer with shard=, of which this rank has only slices: "
-                "leave out shard, or write hvd.full_state_dict(optimizer) to files"
-            )
-        if isinstance(self.value, SeparateOptimizer):
-            raise ValueError(
-                "LocalSGD, DiLoCo or op=Adasum has wrapped an optimizer that was in this elastic state "
-                "already: make the state after it"
+                "LocalSGD, DiLoCo, op=Adasum or shard= has wrapped an optimizer that was in this elastic "
+                "state already: make the state after it"
             )
         self._saved = copied(options_of(self.value), self._saved)
         self._groups = [list(group["params"]) for group in self.value.param_groups]
@@ -222,3 +219,51 @@ class SeparateOptimizerHandler(OptimizerHandler):
                 "the last synchronization: commit when optimizer.is_synchronized is true, for example after "
                 "optimizer.synchronize()"
             )
+
+
+# ---- The handler of an optimizer with slices of its state ----------------------------------------------
+
+
+class ShardedOptimizerHandler(OptimizerHandler):
+    """A handler of an optimizer with shard=.
+
+    Replicated are the parameters and the options. Each rank has its slices of the state; a commit sends
+    copies of the slices to another rank.
+    """
+
+    value: Sharded
+
+    def __init__(self, value: Sharded) -> None:
+        super().__init__(value)
+        self._copies = SliceCopies()
+
+    def content(self) -> tuple[Any, Any]:
+        return {"parameters": self.parameters()}, options_of(self.value)
+
+    def load(self, replicas: Any, rest: Any) -> None:
+        _overwrite(self.parameters(), replicas["parameters"])
+        set_options(self.value, rest)
+
+    def land(self) -> None:
+        self._copies.exchange(self.value.sharding_scope, self.value.place, self.value.parts())
+
+    def save(self) -> None:
+        super().save()
+        self._copies.complete()
+
+    def restore(self) -> None:
+        super().restore()
+        self.value.return_to(self._copies.parts_at(self.value.place))
+
+    def prepare_change(self) -> None:
+        self._copies.spread(self.value.sharding_scope)
+
+    def divide(self) -> None:
+        scope = self.value.sharding_scope.derived("divide")
+        if not any(gather_objects(scope.context, self.value.awaits_state, scope.name, scope.process_set)):
+            return
+        self.value.take_state(self._copies.whole_values(scope, self.parameters()))
+
+    def drop_gradients(self) -> None:
+        drop_round(self.value)
+        super().drop_gradients()

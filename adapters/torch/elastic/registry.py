@@ -16,8 +16,13 @@ from sirtaki.torch.elastic.handlers import (
     Stateful,
     StatefulStateHandler,
 )
-from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler, SeparateOptimizerHandler
+from sirtaki.torch.elastic.optimizer_handler import (
+    OptimizerStateHandler,
+    SeparateOptimizerHandler,
+    ShardedOptimizerHandler,
+)
 from sirtaki.torch.elastic.sampler import ElasticSampler
+from sirtaki.torch.training.sharded.optimizer import Sharded
 from sirtaki.torch.training.wrapping import SeparateOptimizer
 
 Registry = Sequence[tuple[Any, Callable[[Any], Handler]]]
@@ -25,6 +30,7 @@ Registry = Sequence[tuple[Any, Callable[[Any], Handler]]]
 _registry: Registry = [
     (nn.Module, ModelStateHandler),
     (SeparateOptimizer, SeparateOptimizerHandler),
+    (Sharded, ShardedOptimizerHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (torch.Generator, GeneratorStateHandler),

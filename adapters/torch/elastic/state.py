@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from sirtaki.torch.elastic.handlers import (
     StateHandler,
     kind_of,
 )
-from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
+from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler, ShardedOptimizerHandler
 from sirtaki.torch.elastic.registry import handler_of
 from sirtaki.torch.elastic.sampler import ElasticSampler
 from sirtaki.torch.ops.broadcasting import Placeholder, broadcast_all, described, filled
@@ -131,9 +132,13 @@ class TorchState(ObjectState):
             handler.require_commit()
 
     def _land(self) -> None:
-        """Waits for updates that are due, before anything is saved: their world may fail."""
-        for handler in (*self._optimizers, *self._models.values()):
+        """Waits for other ranks, before anything is saved: their world may fail."""
+        for handler in self._content_handlers.values():
             handler.land()
+
+    def prepare_change(self) -> None:
+        for handler in self._content_handlers.values():
+            handler.prepare_change()
 
     def can_restore(self) -> bool:
         """Returns whether parameters and optimizer state have not been written since, or were copied."""
@@ -181,8 +186,26 @@ class TorchState(ObjectState):
         with using(start.context):
             self._receive(start.context, start.is_current, start.all_current)
 
+    def keep_checkpoints(self, folder: str | os.PathLike[str], every: int = 100) -> None:
+        self._refuse_slices()
+        super().keep_checkpoints(folder, every)
+
+    def _refuse_slices(self) -> None:
+        """Raises ValueError if rank 0, which writes checkpoints, has only slices of an optimizer's state."""
+        handlers = self._handlers.values()
+        if any(isinstance(handler, ShardedOptimizerHandler) for handler in handlers):
+            raise ValueError(
+                "a state with an optimizer with shard= cannot keep checkpoints, because each rank has only "
+                "slices of the optimizer's state: write hvd.full_state_dict(optimizer) to files"
+            )
+
     def checkpoint(self) -> Any:
-        """Returns copies of everything that is replicated, on the devices where it is."""
+        """Returns copies of everything that is replicated, on the devices where it is.
+
+        Raises:
+            ValueError: an optimizer has shard=.
+        """
+        self._refuse_slices()
         content = self._content()
         return copied((content.replicas, content.rest))
 
@@ -272,6 +295,8 @@ class TorchState(ObjectState):
                 if context.rank != 0:
                     self._load(content, own if is_current else None)
                     self._writes.note_received(None if is_current else content.commits)
+        for handler in self._content_handlers.values():
+            handler.divide()
         self._drop_gradients()
         self.save()
 

@@ -146,7 +146,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         ValueError: wrong arguments, names that are partial or not unique, a parameter that cannot be
             exchanged, one that torch's DDP or FSDP exchanges as well, or an optimizer that is already
             distributed; one of a world that has ended may be distributed again. In an elastic job, a process
-            set, shard, staleness or a deadline.
+            set, staleness or a deadline.
         NotInitializedError: init() has not been called.
     """
     make_plain(optimizer)
@@ -347,6 +347,18 @@ class _OverlappedDistributed(Overlapped, _Distributed):
 
 class _ShardedDistributed(Sharded, _Distributed):
     """A distributed optimizer that updates only this rank's slices."""
+
+    def move_to(self, context: Context) -> None:
+        """Cuts the parameters for another world. The elastic state then divides the state anew."""
+        self._put_parameters_back()
+        self._settings.move_to(context)
+        partition = partition_for(self, self._scope)
+        assert partition is not None  # as in each world of an elastic job
+        if self._settings.shard == GRADIENTS:
+            self._settings.exchange_options = replace(self._exchange_options, partition=partition)
+        self._adopt_slices(partition, self._scope, self._settings.names)
+        self._awaits_state = True
+        self._make_reducer_again()
 
 
 def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Partition | None) -> Any:

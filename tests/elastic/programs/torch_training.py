@@ -3,7 +3,8 @@
 Each rank takes its samples from an ElasticSampler; the state records which samples the ranks processed in
 each step. A fault is WORKER:PLACE:STEP, where the place is "step", "exchanged" or "written".
 
-The environment may ask for overlap_forward (OVERLAP), and for a commit in EVERY steps instead of each.
+The environment may ask for overlap_forward (OVERLAP), for a division of the optimizer's state (SHARD), and
+for a commit in EVERY steps instead of each.
 
 Usage: torch_training.py SAMPLES [FAULT...]
 """
@@ -78,7 +79,10 @@ def main() -> None:
     hvd.init()
     model, optimizer, scheduler = make()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), overlap_forward=OVERLAP)
+    shard = os.environ.get("SHARD")
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, model.named_parameters(), overlap_forward=OVERLAP, shard=shard
+    )
     state = hvd.elastic.TorchState(
         model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, step=0, steps=[]
     )

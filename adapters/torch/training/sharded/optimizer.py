@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -20,8 +20,14 @@ from sirtaki.torch.training.closures import closure_of
 from sirtaki.torch.training.parameters import all_named
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
 from sirtaki.torch.training.sharded.kinds import needs_whole_parameters
-from sirtaki.torch.training.sharded.slices import Partition, Slice, flat, has_gaps
-from sirtaki.torch.training.sharded.whole_values import divide_again, whole_values
+from sirtaki.torch.training.sharded.slices import Partition, Place, Slice, flat, has_gaps
+from sirtaki.torch.training.sharded.whole_values import (
+    Part,
+    divide_again,
+    part_of,
+    values_of,
+    whole_values,
+)
 from sirtaki.torch.training.wrapping import Optimizer, Wrapped
 
 
@@ -34,13 +40,14 @@ class Sharded(Wrapped):
 
     _partition: Partition
     _gathering: ParameterGathering
-    _sharding_scope: CollectiveScope
+    sharding_scope: CollectiveScope
     _parameter_names: dict[Tensor, str]
     _named_slices: list[tuple[str, Slice]]
+    _awaits_state = False  # since a change of the ranks, until the elastic state has divided it anew
 
     def _adopt_slices(self, partition: Partition, scope: CollectiveScope, names: dict[Tensor, str]) -> None:
         """Divides the state that the optimizer has."""
-        self._partition, self._sharding_scope, self._parameter_names = partition, scope, names
+        self._partition, self.sharding_scope, self._parameter_names = partition, scope, names
         self._gathering, self._named_slices = ParameterGathering(scope), []
         self._divide_state()
 
@@ -51,6 +58,40 @@ class Sharded(Wrapped):
             for group in self.param_groups
             for parameter in group["params"]
         ]
+
+    @property
+    def place(self) -> Place:
+        """Returns this rank's place among the ranks that divide the parameters."""
+        return self._partition.place
+
+    @property
+    def awaits_state(self) -> bool:
+        """Returns whether the ranks have changed, and this rank has no state of its new slices yet."""
+        return self._awaits_state
+
+    def take_state(self, values: Iterable[Mapping[str, Any]]) -> None:
+        """Replaces the state by this rank's part of each parameter's, in the order of the groups."""
+        state: dict[Tensor, dict[str, Any]] = {}
+        for slice_, whole in zip(self._slices(), values, strict=True):
+            if whole and not slice_.is_empty:
+                state[slice_.tensor] = {key: slice_.part(value) for key, value in whole.items()}
+        self.state = defaultdict(dict, state)
+        self._awaits_state = False
+
+    @torch.no_grad()
+    def return_to(self, parts: Sequence[Part] | None) -> None:
+        """Replaces the state by copies of these parts; None: they are of another world."""
+        if parts is None:
+            return
+        state: dict[Tensor, dict[str, Any]] = {}
+        for slice_, part in zip(self._slices(), parts, strict=True):
+            if part.values:
+                state[slice_.tensor] = values_of(slice_, part)
+        self.state = defaultdict(dict, state)
+
+    def parts(self) -> list[Part]:
+        """Returns this rank's part of the state of each parameter, in the order of the groups."""
+        return [part_of(slice_, self.state.get(slice_.tensor, {})) for slice_ in self._slices()]
 
     def _divide_state(self) -> None:
         """Keeps this rank's part of state that belongs to whole parameters."""
@@ -71,13 +112,19 @@ class Sharded(Wrapped):
 
     def _replace_groups(self) -> None:
         """Puts the slices into the groups, with their gradients."""
+        if self._awaits_state:
+            raise UnsupportedError(
+                "the ranks have changed, and this optimizer with shard= is not part of the elastic state, so "
+                "its state belongs to slices that this rank does not have any more: make the state with it, "
+                "hvd.elastic.TorchState(model, optimizer)"
+            )
         groups = [
             [self._partition.slice_of(parameter) for parameter in group["params"]]
             for group in self.param_groups
         ]
         moved = [slice_ for slices in groups for slice_ in slices if slice_.has_other_order]
         if moved:  # on all ranks, in the same step
-            divide_again(self._sharding_scope.derived("new order"), self.state, moved)
+            divide_again(self.sharding_scope.derived("new order"), self.state, moved)
         for slices in groups:
             for slice_ in slices:
                 slice_.follow()
@@ -87,6 +134,8 @@ class Sharded(Wrapped):
     def _end_update(self) -> None:
         """Gathers what the ranks have updated."""
         self._put_parameters_back()
+        if self.sharding_scope.has_no_peers:
+            return
         if len(self._named_slices) != sum(len(group["params"]) for group in self.param_groups):
             named = all_named(self, self._parameter_names)
             self._named_slices = [(name, self._partition.slice_of(tensor)) for name, tensor in named]
@@ -142,7 +191,7 @@ class Sharded(Wrapped):
 
 
 def partition_for(optimizer: Optimizer, scope: CollectiveScope) -> Partition | None:
-    """Returns a division of the optimizer's parameters; None if this rank has no peer.
+    """Returns a division of the optimizer's parameters; None if this rank has no peer, and never gets any.
 
     Raises:
         ValueError: a parameter cannot be cut into slices.
@@ -154,9 +203,12 @@ def partition_for(optimizer: Optimizer, scope: CollectiveScope) -> Partition | N
                     f"a parameter of shape {list(parameter.shape)} does not fill its memory, so shard= "
                     "cannot cut it into slices: make it with parameter.contiguous()"
                 )
-    if scope.has_no_peers:
+    if scope.has_no_peers and scope.context.survivors is None:  # otherwise ranks may join
         return None
-    return Partition(scope.ranks, scope.context.rank, has_whole=needs_whole_parameters(optimizer))
+    place = Place(scope.ranks.index(scope.context.rank), len(scope.ranks))
+    if scope.context.is_provisional:  # its ranks do not exist yet
+        place = Place(0, 1)
+    return Partition(place, has_whole=needs_whole_parameters(optimizer))
 
 
 def _divide_groups(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -294,9 +346,9 @@ def full_state_dict(optimizer: torch.optim.Optimizer, root_rank: int | None = No
     """
     if not isinstance(optimizer, Sharded):
         return optimizer.state_dict()
-    scope = optimizer._sharding_scope.derived("full state")
+    scope = optimizer.sharding_scope.derived("full state")
     slices = optimizer._slices()
-    values = whole_values(scope, optimizer.state, slices)
+    values = whole_values(scope, [optimizer.parts()], [slice_.parameter for slice_ in slices])
     state: dict[Tensor, dict[str, Any]] = {}
     is_kept = root_rank is None or scope.context.rank == root_rank
     for slice_, whole in zip(slices, values, strict=True):

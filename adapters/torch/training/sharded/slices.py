@@ -8,7 +8,7 @@ the same elements together as in the whole parameter, and results have the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ def in_order_of(parameter: Tensor, tensor: Tensor) -> Tensor:
 def has_gaps(tensor: Tensor) -> bool:
     """Returns whether the elements of a tensor do not fill its memory."""
     return dense_layout(tensor.shape, tensor.stride()) is None
+
+
+def orders_differ(shape: Sequence[int], first: Sequence[int], second: Sequence[int]) -> bool:
+    """Returns whether dense tensors of a shape have their elements in different orders of memory."""
+    return first != second and dense_layout(shape, first) != dense_layout(shape, second)
 
 
 def bounds(elements: int, ranks: int, position: int) -> tuple[int, int]:
@@ -99,8 +104,7 @@ class Slice:
     @property
     def has_other_order(self) -> bool:
         """Returns whether the parameter's memory order has changed, and with it the elements of the slice."""
-        shape, present = self.parameter.shape, self.parameter.stride()
-        return present != self.strides and dense_layout(shape, present) != dense_layout(shape, self.strides)
+        return orders_differ(self.parameter.shape, self.parameter.stride(), self.strides)
 
     def cut_again(self) -> None:
         """Makes `tensor` the elements at these positions of the parameter's present order.
@@ -126,13 +130,24 @@ class Slice:
         return isinstance(value, Tensor) and value.shape == self.tensor.shape
 
 
-class Partition:
-    """The division of parameters among ranks: in slices, or each whole parameter to a single rank."""
+class Place(NamedTuple):
+    """A rank's position among the ranks that divide the parameters, and their number."""
 
-    def __init__(self, ranks: Sequence[int], rank: int, *, has_whole: bool) -> None:
-        self._count, self._position = len(ranks), list(ranks).index(rank)
+    position: int
+    ranks: int
+
+
+class Partition:
+    """The division of parameters among ranks: in slices, or each whole parameter to a single rank.
+
+    Attributes:
+        place: this rank's.
+    """
+
+    def __init__(self, place: Place, *, has_whole: bool) -> None:
+        self.place = place
         self._has_whole = has_whole
-        self._loads = [0] * len(ranks)  # bytes of the whole parameters that each rank has
+        self._loads = [0] * place.ranks  # bytes of the whole parameters that each rank has
         self._slices: dict[Tensor, Slice] = {}
 
     def slice_of(self, parameter: Tensor) -> Slice:
@@ -145,7 +160,7 @@ class Partition:
     def _bounds(self, parameter: Tensor) -> tuple[int, int]:
         count = parameter.numel()
         if not self._has_whole:
-            return bounds(count, self._count, self._position)
+            return bounds(count, self.place.ranks, self.place.position)
         owner = self._loads.index(min(self._loads))
         self._loads[owner] += count * parameter.element_size()
-        return (0, count) if owner == self._position else (0, 0)
+        return (0, count) if owner == self.place.position else (0, 0)
