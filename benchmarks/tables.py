@@ -1,4 +1,4 @@
-"""Prints the results of the benchmarks as the tables of docs/performance.md.
+"""Prints the results of the benchmarks as the tables of benchmarks/results/one_host.md.
 
 python benchmarks/targets.py --longer --json build/figures.json
 python benchmarks/tables.py build/figures.json

@@ -1,4 +1,4 @@
-"""The glossary of docs/architecture.md is the law for names, and comments read as plain technical English."""
+"""The glossary of docs/design/glossary.md is the law for names; comments read as plain technical English."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from test_structure import ROOT, sources
 
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
+GLOSSARY = ROOT / "docs" / "design" / "glossary.md"
 RIDDLES = ("What", "Who", "Whom", "Whose", "Where", "Of")  # a comment opens with a verb or a noun
 # Words that were given up for the field's own, each with the word that replaces it.
 RETIRED = {
@@ -93,7 +93,7 @@ def test_words_that_were_given_up_do_not_come_back() -> None:
 
 
 def test_classes_of_the_glossary_exist() -> None:
-    glossary = ARCHITECTURE.read_text().partition("## Glossary")[2]
+    glossary = GLOSSARY.read_text().partition("## Glossary")[2]
     rows = re.findall(r"^\| (.+?) \|", glossary, re.MULTILINE)
     names = {name for row in rows for name in re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)+\b", row)}
     assert len(names) > 10
