@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 from torch.autograd import profiler
 
@@ -13,9 +15,9 @@ from sirtaki.torch import _private
 class TorchProfiler:
     """`torch.profiler.profile` and `torch.autograd.profiler.profile`, as a `Profiler`."""
 
-    def is_running(self) -> bool:
-        """Returns whether a profiler of any thread records: torch keeps a variable for such checks."""
-        return profiler._is_profiler_enabled
+    def __init__(self) -> None:
+        # torch keeps a variable for such checks: whether a profiler of any thread records.
+        self.is_running: Callable[[], bool] = partial(getattr, profiler, "_is_profiler_enabled")
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """Returns a span of `torch.profiler.record_function`."""

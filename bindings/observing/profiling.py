@@ -22,8 +22,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Profiler(Protocol):
     """A framework's profiler."""
 
-    def is_running(self) -> bool:
-        """Returns whether it records now. It is asked before each operation, so this has to be fast."""
+    @property
+    def is_running(self) -> Callable[[], bool]:
+        """A function that returns whether it records now. Called for each operation, so it has to be fast."""
         ...
 
     def span(self, name: str) -> AbstractContextManager[object]:

@@ -27,7 +27,7 @@ from cases.torch_models import (
     train,
     whole_loss,
 )
-from sirtaki.torch.training.overlap import Overlap
+from sirtaki.torch.training.reducer import Overlap
 
 
 @case(kind=OPTIMIZERS)

@@ -18,7 +18,7 @@ from sirtaki.torch.training.optimizer_state import options_of, parameters_of, se
 from sirtaki.torch.training.overlapped.optimizer import Overlapped
 from sirtaki.torch.training.sharded.copies import SliceCopies
 from sirtaki.torch.training.sharded.optimizer import Sharded
-from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer
+from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer, closure_of
 
 
 class OptimizerHandler(ContentHandler):
@@ -150,7 +150,7 @@ class OptimizerStateHandler(OptimizerHandler):
         self.unwatch()
 
         def hook(_: Any, args: Any, kwargs: Any) -> None:
-            before_write(kwargs.get("closure", args[1] if len(args) > 1 else None) is not None)
+            before_write(closure_of(args, kwargs) is not None)
 
         self._hook, self._watched = self.value.register_step_pre_hook(hook), type(self.value)
 

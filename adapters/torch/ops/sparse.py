@@ -212,13 +212,15 @@ class SparseGradients(Stage):
         if self._dimensions[index] < gradient.sparse_dim():
             checks.mark(index, gradient.sparse_dim())
 
-    def learn(self, marks: Sequence[int]) -> None:
-        """Records the sparse dimensions that all ranks have learned of in a round, by index."""
-        if not any(marks):
-            return
+    def learn(self, marks: Sequence[int]) -> bool:
+        """Records the sparse dimensions that all ranks have learned of in a round, by index.
+
+        Returns whether rows of any gradient are exchanged from now on.
+        """
         self._dimensions = list(map(max, self._dimensions, marks))
         if not self._options.sparse_as_dense:
             self._known = {index for index, count in enumerate(self._dimensions) if count}
+        return bool(self._known)
 
     def start(self, indices: list[int], absent: bool) -> list[int]:
         if self._known.isdisjoint(indices):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, SupportsFloat
 
 import torch
@@ -38,11 +38,6 @@ class ReducedClosure:
             return loss
         weight = optimizer._reducer.weighting.factor
         return reduced_loss(loss, optimizer._scope, optimizer._settings.reduction(), weight)
-
-
-def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Returns the closure among the arguments of a hook around a step; None if there is no closure."""
-    return kwargs.get("closure", args[1] if len(args) > 1 else None)
 
 
 def reduced_loss(loss: Any, scope: CollectiveScope, how: Reduction, weight: float) -> Any:

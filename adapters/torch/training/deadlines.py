@@ -25,7 +25,7 @@ from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.training.loss_scale import ResidualScale, unscaling_scaler
 from sirtaki.torch.training.parameters import all_named
 from sirtaki.torch.training.reducer import Nesting
-from sirtaki.torch.training.wrapping import Optimizer, Wrapped, wrap
+from sirtaki.torch.training.wrapping import Optimizer, Wrapped, closure_of, wrap
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def _refuse_parameters(named: dict[str, Tensor]) -> None:
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     assert isinstance(optimizer, DeadlineOptimizer)
-    if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
+    if closure_of(args, kwargs) is not None:
         raise ValueError("a step with a deadline takes no closure: call backward() before step()")
     if not optimizer._is_exchanged and not optimizer._skips.depth:
         optimizer._rounds.remove_scale()  # no scaler has unscaled the gradients of this step

@@ -65,10 +65,9 @@ class GradientExchange:
         self._devices = [device.ordinal(parameter) for parameter in self._parameters]
         self._how = exchange_options.how
         self._compression = exchange_options.compression
-        self._sparse = SparseGradients(exchange_options, named)
-        self.stages: list[Stage] = [self._sparse]
-        if (stage := exchange_options.stage(named)) is not None:
-            self.stages.append(stage)
+        self._sparse = SparseGradients(exchange_options, named)  # a stage once there is a sparse gradient
+        stage = exchange_options.stage(named)
+        self.stages: list[Stage] = [] if stage is None else [stage]
         self._checks = checks
         count = len(named)
         self._requests = PreparedRequests(self._context, count, device)  # by parameter
@@ -160,7 +159,9 @@ class GradientExchange:
     def _finish(self) -> None:
         try:
             self._requests.wait()
-            self._sparse.learn(self._checks.finish())
+            marks = self._checks.finish()
+            if any(marks) and self._sparse.learn(marks) and self._sparse not in self.stages:
+                self.stages.insert(0, self._sparse)
             count_write(self._in_place)
             with torch.no_grad():
                 stored = [result for result in self._results if self._store_result(result)]

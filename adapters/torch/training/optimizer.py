@@ -29,7 +29,7 @@ from sirtaki.torch.ops.compression import Compression, Compressor, NoneCompresso
 from sirtaki.torch.ops.tensors import reducible_view
 from sirtaki.torch.plain_optimizers import IdleSteps
 from sirtaki.torch.training.adasum import with_adasum
-from sirtaki.torch.training.closures import ReducedClosure, closure_of
+from sirtaki.torch.training.closures import ReducedClosure
 from sirtaki.torch.training.compressed.arguments import plain_and_memory
 from sirtaki.torch.training.compressed.state import CompressionState
 from sirtaki.torch.training.deadlines import LateRule, with_deadline
@@ -37,10 +37,9 @@ from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.loss_scale import LossScale, calling_scaler
 from sirtaki.torch.training.optimizer_state import parameters_of
 from sirtaki.torch.training.other_reducers import refuse_other_reducers
-from sirtaki.torch.training.overlap import least_early_bytes
 from sirtaki.torch.training.overlapped.optimizer import Overlapped, refuse_model_with_overlap
 from sirtaki.torch.training.parameters import all_named, check_groups_of, exchanged, names_of
-from sirtaki.torch.training.reducer import GradientReducer, Nesting
+from sirtaki.torch.training.reducer import GradientReducer, Nesting, least_early_bytes
 from sirtaki.torch.training.sharded.kinds import GRADIENTS, check_shard
 from sirtaki.torch.training.sharded.optimizer import Sharded, partition_for
 from sirtaki.torch.training.sharded.slices import Partition
@@ -51,6 +50,7 @@ from sirtaki.torch.training.wrapping import (
     Optimizer,
     TorchSurvivor,
     Wrapped,
+    closure_of,
     inherited_groups,
     inherited_names,
     make_plain,

@@ -158,6 +158,11 @@ def wrap(
     return wrapped
 
 
+def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns the closure among the arguments of a hook around a step; None if there is no closure."""
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     optimizer._scope.context.steps.end(by=optimizer._stepper)
 

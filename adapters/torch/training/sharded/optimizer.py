@@ -16,7 +16,6 @@ from sirtaki.common.ops.reduction import Call, describe
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import count_write, from_output, view
-from sirtaki.torch.training.closures import closure_of
 from sirtaki.torch.training.parameters import all_named
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
 from sirtaki.torch.training.sharded.kinds import needs_whole_parameters
@@ -28,7 +27,7 @@ from sirtaki.torch.training.sharded.whole_values import (
     values_of,
     whole_values,
 )
-from sirtaki.torch.training.wrapping import Optimizer, Wrapped
+from sirtaki.torch.training.wrapping import Optimizer, Wrapped, closure_of
 
 
 class Sharded(Wrapped):
