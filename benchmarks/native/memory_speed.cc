@@ -14,7 +14,7 @@
 #include <memory>
 #include <thread>
 
-#include "base/machine.h"
+#include "base/system/machine.h"
 #include "data/kernels/body.h"
 #include "numbers.h"
 #include "processes.h"

@@ -8,9 +8,9 @@
 #include <tuple>
 
 #include "api/handles.h"
-#include "base/knobs.h"
-#include "base/machine.h"
-#include "base/wire_format.h"
+#include "base/dtypes/wire_format.h"
+#include "base/settings/knobs.h"
+#include "base/system/machine.h"
 #include "data/error_feedback.h"
 #include "data/kernels/kernels.h"
 #include "gpu/libraries.h"

@@ -3,7 +3,7 @@
 #include <unordered_map>
 
 #include "base/give.h"
-#include "base/machine.h"
+#include "base/system/machine.h"
 #include "context/context.h"
 #include "control/first_links.h"
 #include "data/algorithm.h"

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/descriptor.h"
+#include "base/system/descriptor.h"
 #include "control/stall_text.h"
 #include "observe/json.h"
 

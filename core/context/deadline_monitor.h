@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "base/knobs.h"
 #include "base/log.h"
+#include "base/settings/knobs.h"
 #include "context/execution.h"
 #include "context/negotiation.h"
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/descriptor.h"
 #include "base/status.h"
+#include "base/system/descriptor.h"
 #include "transport/links.h"
 #include "transport/local_peers.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/descriptor.h"
+#include "base/system/descriptor.h"
 #include "observe/json.h"
 
 namespace sirtaki {

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "base/knobs.h"
 #include "base/log.h"
+#include "base/settings/knobs.h"
 #include "context/caller_state.h"
 #include "context/deadline_monitor.h"
 #include "observe/program_stack.h"

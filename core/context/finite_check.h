@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "base/knobs.h"
 #include "base/log.h"
+#include "base/settings/knobs.h"
 #include "context/caller_state.h"
 #include "context/own_rank.h"
 #include "data/operation.h"

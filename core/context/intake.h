@@ -4,7 +4,7 @@
 #include <atomic>
 #include <vector>
 
-#include "base/live_settings.h"
+#include "base/settings/live_settings.h"
 #include "context/caller_state.h"
 #include "context/driver_role.h"
 #include "context/event_waiter.h"

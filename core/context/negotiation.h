@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/knobs.h"
+#include "base/settings/knobs.h"
 #include "control/coordinator.h"
 #include "control/negotiator.h"
 #include "control/relay.h"

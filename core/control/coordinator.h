@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/codec.h"
-#include "base/live_settings.h"
+#include "base/settings/live_settings.h"
 #include "base/status.h"
 #include "control/rank_bits.h"
 #include "plan/request.h"

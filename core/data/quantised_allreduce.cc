@@ -1,6 +1,6 @@
-// All-reduce by pairwise exchange in a wire format with blocks (base/wire_format.h). Slices are summed in rank order. A
-// rank also encodes and decodes its own part of a sum, so that all parts are treated equally, and its own result, so
-// that all ranks get the same bits. An element is rounded twice: when it is sent, and when the sum is.
+// All-reduce by pairwise exchange in a wire format with blocks (base/dtypes/wire_format.h). Slices are summed in rank
+// order. A rank also encodes and decodes its own part of a sum, so that all parts are treated equally, and its own
+// result, so that all ranks get the same bits. An element is rounded twice: when it is sent, and when the sum is.
 //
 // Slices are cut where blocks begin. What a tensor's elements become depends on neither the number of their owner nor
 // the tensors in the same buffer.

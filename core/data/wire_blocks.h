@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/wire_format.h"
+#include "base/dtypes/wire_format.h"
 #include "data/scatter.h"
 
 namespace sirtaki {

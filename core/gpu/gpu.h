@@ -4,7 +4,7 @@
 #include <atomic>
 #include <memory>
 
-#include "base/knobs.h"
+#include "base/settings/knobs.h"
 #include "base/thread_safety.h"
 #include "gpu/memory.h"
 

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "base/library.h"
+#include "base/system/library.h"
 
 namespace sirtaki {
 namespace {

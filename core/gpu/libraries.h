@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "base/knobs.h"
+#include "base/settings/knobs.h"
 #include "base/status.h"
 #include "gpu/cuda.h"
 #include "gpu/nccl.h"

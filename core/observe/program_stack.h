@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/descriptor.h"
 #include "base/status.h"
+#include "base/system/descriptor.h"
 #include "base/thread_safety.h"
 #include "observe/json.h"
 #include "sirtaki_observe.h"

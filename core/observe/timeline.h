@@ -13,9 +13,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/descriptor.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/system/descriptor.h"
 #include "base/thread_safety.h"
 #include "observe/record.h"
 

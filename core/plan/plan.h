@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/live_settings.h"
+#include "base/settings/live_settings.h"
 #include "base/status.h"
 #include "observe/program_stack.h"
 #include "observe/statistics.h"

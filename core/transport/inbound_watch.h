@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "base/descriptor.h"
 #include "base/status.h"
+#include "base/system/descriptor.h"
 
 struct epoll_event;
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/descriptor.h"
+#include "base/system/descriptor.h"
 #include "transport/peer_memory.h"
 #include "transport/shared_region.h"
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/machine.h"
+#include "base/system/machine.h"
 
 namespace sirtaki {
 namespace {

@@ -13,8 +13,8 @@
 #include <mutex>
 #include <span>
 
-#include "base/descriptor.h"
 #include "base/status.h"
+#include "base/system/descriptor.h"
 
 namespace sirtaki {
 

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <tuple>
 
-#include "base/machine.h"
+#include "base/system/machine.h"
 
 namespace sirtaki {
 namespace {

@@ -13,9 +13,9 @@
 #include <span>
 #include <string>
 
-#include "base/descriptor.h"
-#include "base/knobs.h"
+#include "base/settings/knobs.h"
 #include "base/status.h"
+#include "base/system/descriptor.h"
 #include "transport/shared_arena.h"
 
 namespace sirtaki {

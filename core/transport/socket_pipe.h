@@ -1,7 +1,7 @@
 // Connected stream sockets (TCP or Unix) to one peer as a BytePipe.
 #pragma once
 
-#include "base/descriptor.h"
+#include "base/system/descriptor.h"
 #include "transport/striped_pipe.h"
 
 namespace sirtaki {

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/library.h"
+#include "base/system/library.h"
 
 namespace sirtaki {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "base/descriptor.h"
+#include "base/system/descriptor.h"
 #include "transport/striped_pipe.h"
 #include "transport/tls.h"
 

@@ -1,4 +1,4 @@
-#include "base/machine.h"
+#include "base/system/machine.h"
 
 #include <sched.h>
 #include <unistd.h>

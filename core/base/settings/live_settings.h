@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/knobs.h"
+#include "base/settings/knobs.h"
 
 namespace sirtaki {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/dtype_table.h"
+#include "base/dtypes/dtype_table.h"
 #include "sirtaki.h"
 
 namespace sirtaki {

@@ -1,4 +1,4 @@
-#include "base/library.h"
+#include "base/system/library.h"
 
 #include <link.h>
 #include <unistd.h>

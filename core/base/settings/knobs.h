@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/clock.h"
-#include "base/knob_table.h"
+#include "base/settings/knob_table.h"
 #include "base/status.h"
 #include "sirtaki.h"
 

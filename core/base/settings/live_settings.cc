@@ -1,4 +1,4 @@
-#include "base/live_settings.h"
+#include "base/settings/live_settings.h"
 
 #include <algorithm>
 

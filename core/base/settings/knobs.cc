@@ -1,4 +1,4 @@
-#include "base/knobs.h"
+#include "base/settings/knobs.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,4 +1,4 @@
-#include "base/dtype.h"
+#include "base/dtypes/dtype.h"
 
 namespace sirtaki {
 namespace {
