@@ -9,7 +9,7 @@
 #include "data/hierarchical.h"
 #include "data/link_operation.h"
 #include "negotiating_world.h"
-#include "transport/shared_region.h"
+#include "transport/memory/shared_region.h"
 
 namespace virtual_network {
 

@@ -18,7 +18,7 @@
 #include "data/kernels/body.h"
 #include "numbers.h"
 #include "processes.h"
-#include "transport/shared_region.h"
+#include "transport/memory/shared_region.h"
 
 namespace {
 

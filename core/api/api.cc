@@ -15,7 +15,7 @@
 #include "data/kernels/kernels.h"
 #include "gpu/libraries.h"
 #include "sirtaki_observe.h"
-#include "transport/shared_region.h"
+#include "transport/memory/shared_region.h"
 
 struct srt_config {
   sirtaki::Config config;

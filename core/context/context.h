@@ -14,7 +14,7 @@
 #include "context/submission.h"
 #include "data/operation.h"
 #include "gpu/gpu_backend.h"
-#include "observe/tensor_times.h"
+#include "observe/counters/tensor_times.h"
 #include "sirtaki_observe.h"
 
 namespace sirtaki {

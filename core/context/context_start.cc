@@ -10,7 +10,7 @@
 #include "data/hierarchical.h"
 #include "data/memory_operation.h"
 #include "data/single_rank_backend.h"
-#include "transport/ring_pipe.h"
+#include "transport/memory/ring_pipe.h"
 
 namespace sirtaki {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/system/descriptor.h"
 #include "control/stall_text.h"
-#include "observe/json.h"
+#include "observe/records/json.h"
 
 namespace sirtaki {
 namespace {

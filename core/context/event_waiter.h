@@ -10,8 +10,8 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/system/descriptor.h"
-#include "transport/links.h"
-#include "transport/local_peers.h"
+#include "transport/links/links.h"
+#include "transport/memory/local_peers.h"
 
 namespace sirtaki {
 

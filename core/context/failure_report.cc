@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/system/descriptor.h"
-#include "observe/json.h"
+#include "observe/records/json.h"
 
 namespace sirtaki {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/settings/knobs.h"
 #include "context/caller_state.h"
 #include "context/deadline_monitor.h"
-#include "observe/program_stack.h"
+#include "observe/records/program_stack.h"
 
 namespace sirtaki {
 

@@ -9,7 +9,7 @@
 #include "context/caller_state.h"
 #include "context/own_rank.h"
 #include "data/operation.h"
-#include "observe/program_stack.h"
+#include "observe/records/program_stack.h"
 
 namespace sirtaki {
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "context/negotiation.h"
-#include "transport/links.h"
+#include "transport/links/links.h"
 
 namespace sirtaki {
 

@@ -6,7 +6,7 @@
 #include "context/intake.h"
 #include "context/link_intake.h"
 #include "context/peer_monitor.h"
-#include "observe/program_stack.h"
+#include "observe/records/program_stack.h"
 
 namespace sirtaki {
 

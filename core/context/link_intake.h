@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/thread_safety.h"
-#include "transport/links.h"
-#include "transport/socket_pipe.h"
-#include "transport/tls_channel.h"
+#include "transport/links/links.h"
+#include "transport/sockets/socket_pipe.h"
+#include "transport/sockets/tls_channel.h"
 
 namespace sirtaki {
 

@@ -12,8 +12,8 @@
 #include "control/relay.h"
 #include "control/tree.h"
 #include "data/link_operation.h"
-#include "transport/links.h"
-#include "transport/local_peers.h"
+#include "transport/links/links.h"
+#include "transport/memory/local_peers.h"
 
 namespace sirtaki {
 

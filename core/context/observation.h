@@ -4,9 +4,9 @@
 #include "base/clock.h"
 #include "context/caller_state.h"
 #include "context/deadline_monitor.h"
-#include "observe/tensor_times.h"
+#include "observe/counters/tensor_times.h"
 #include "sirtaki_observe.h"
-#include "transport/sent_bytes.h"
+#include "transport/links/sent_bytes.h"
 
 namespace sirtaki {
 

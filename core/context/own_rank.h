@@ -4,7 +4,7 @@
 #include <string>
 
 #include "control/validation.h"
-#include "transport/local_peers.h"
+#include "transport/memory/local_peers.h"
 
 namespace sirtaki {
 

@@ -7,7 +7,7 @@
 
 #include "data/operation.h"
 #include "data/packing.h"
-#include "transport/links.h"
+#include "transport/links/links.h"
 
 namespace sirtaki {
 

@@ -10,7 +10,7 @@
 #include "data/operation.h"
 #include "data/packing.h"
 #include "data/streaming_store_policy.h"
-#include "transport/local_peers.h"
+#include "transport/memory/local_peers.h"
 
 namespace sirtaki {
 

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "transport/socket_pipe.h"
+#include "transport/sockets/socket_pipe.h"
 
 using namespace sirtaki;
 
