@@ -5,7 +5,7 @@
 #include "base/give.h"
 #include "base/system/machine.h"
 #include "context/context.h"
-#include "control/first_links.h"
+#include "control/relay/first_links.h"
 #include "data/algorithm.h"
 #include "data/hierarchical.h"
 #include "data/memory_operation.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/system/descriptor.h"
-#include "control/stall_text.h"
+#include "control/lateness/stall_text.h"
 #include "observe/records/json.h"
 
 namespace sirtaki {

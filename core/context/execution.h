@@ -8,7 +8,7 @@
 #include "context/caller_state.h"
 #include "context/finite_check.h"
 #include "context/late_results.h"
-#include "control/negotiator.h"
+#include "control/rank/negotiator.h"
 #include "data/executor.h"
 #include "plan/plan.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "context/caller_state.h"
-#include "control/negotiator.h"
+#include "control/rank/negotiator.h"
 #include "gpu/gpu_backend.h"
 
 namespace sirtaki {

@@ -10,7 +10,7 @@
 #include "context/event_waiter.h"
 #include "context/input_readiness.h"
 #include "context/late_results.h"
-#include "control/negotiator.h"
+#include "control/rank/negotiator.h"
 
 namespace sirtaki {
 

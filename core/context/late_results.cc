@@ -5,8 +5,8 @@
 #include <new>
 
 #include "base/text.h"
-#include "control/response_cache.h"
-#include "control/validation.h"
+#include "control/messages/response_cache.h"
+#include "control/operations/validation.h"
 
 namespace sirtaki {
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "base/settings/knobs.h"
-#include "control/coordinator.h"
-#include "control/negotiator.h"
-#include "control/relay.h"
-#include "control/tree.h"
+#include "control/coordinator/coordinator.h"
+#include "control/rank/negotiator.h"
+#include "control/relay/relay.h"
+#include "control/relay/tree.h"
 #include "data/link_operation.h"
 #include "transport/links/links.h"
 #include "transport/memory/local_peers.h"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "control/validation.h"
+#include "control/operations/validation.h"
 #include "transport/memory/local_peers.h"
 
 namespace sirtaki {
