@@ -5,9 +5,9 @@
 #include <numeric>
 #include <vector>
 
-#include "data/algorithm.h"
-#include "data/hierarchical.h"
-#include "data/link_operation.h"
+#include "data/hierarchical/hierarchical.h"
+#include "data/links/algorithm.h"
+#include "data/links/link_operation.h"
 #include "negotiating_world.h"
 #include "transport/memory/shared_region.h"
 

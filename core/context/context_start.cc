@@ -6,9 +6,9 @@
 #include "base/system/machine.h"
 #include "context/context.h"
 #include "control/relay/first_links.h"
-#include "data/algorithm.h"
-#include "data/hierarchical.h"
-#include "data/memory_operation.h"
+#include "data/hierarchical/hierarchical.h"
+#include "data/links/algorithm.h"
+#include "data/memory/memory_operation.h"
 #include "data/single_rank_backend.h"
 #include "transport/memory/ring_pipe.h"
 

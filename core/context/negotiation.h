@@ -11,7 +11,7 @@
 #include "control/rank/negotiator.h"
 #include "control/relay/relay.h"
 #include "control/relay/tree.h"
-#include "data/link_operation.h"
+#include "data/links/link_operation.h"
 #include "transport/links/links.h"
 #include "transport/memory/local_peers.h"
 

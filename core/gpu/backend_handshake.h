@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "data/link_operation.h"
+#include "data/links/link_operation.h"
 #include "data/operation.h"
 #include "gpu/gpu.h"
 

@@ -2,7 +2,7 @@
 // place sums what all local members have for the members at its place on all hosts; then these members exchange and add
 // those sums. All hosts have the same number of members. Each byte of a member's sum is sent to its host once by each
 // other host, and the order of additions is that of the all-reduce, so that both give the same bits.
-#include "data/hierarchical.h"
+#include "data/hierarchical/hierarchical.h"
 
 namespace sirtaki {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "data/phases.h"
+#include "data/hierarchical/phases.h"
 
 namespace sirtaki {
 

@@ -2,7 +2,7 @@
 // part, and sums its own part in rank order.
 #include <algorithm>
 
-#include "data/link_operation.h"
+#include "data/links/link_operation.h"
 
 namespace sirtaki {
 namespace {

@@ -1,4 +1,4 @@
-#include "data/phases.h"
+#include "data/hierarchical/phases.h"
 
 namespace sirtaki {
 

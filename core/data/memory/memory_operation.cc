@@ -1,4 +1,4 @@
-#include "data/memory_operation.h"
+#include "data/memory/memory_operation.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
 // The collectives that do not reduce, through chunks of shared memory.
 #include <algorithm>
 
-#include "data/memory_operation.h"
-#include "data/streams.h"
+#include "data/memory/memory_operation.h"
+#include "data/memory/streams.h"
 
 namespace sirtaki {
 namespace {

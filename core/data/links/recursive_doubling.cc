@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "data/link_operation.h"
+#include "data/links/link_operation.h"
 
 namespace sirtaki {
 namespace {

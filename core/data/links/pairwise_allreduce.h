@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "data/link_operation.h"
+#include "data/links/link_operation.h"
 
 namespace sirtaki {
 

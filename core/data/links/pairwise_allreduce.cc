@@ -1,4 +1,4 @@
-#include "data/pairwise_allreduce.h"
+#include "data/links/pairwise_allreduce.h"
 
 #include <algorithm>
 

@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "data/hierarchical.h"
+#include "data/hierarchical/hierarchical.h"
+#include "data/links/wire_blocks.h"
 #include "data/packing.h"
-#include "data/wire_blocks.h"
 
 namespace sirtaki {
 namespace {

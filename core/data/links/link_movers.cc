@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "data/link_operation.h"
+#include "data/links/link_operation.h"
 
 namespace sirtaki {
 namespace {

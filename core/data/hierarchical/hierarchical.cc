@@ -1,9 +1,9 @@
-#include "data/hierarchical.h"
+#include "data/hierarchical/hierarchical.h"
 
 #include <algorithm>
 #include <map>
 
-#include "data/algorithm.h"
+#include "data/links/algorithm.h"
 #include "data/packing.h"
 
 namespace sirtaki {

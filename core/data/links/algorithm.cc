@@ -1,4 +1,4 @@
-#include "data/algorithm.h"
+#include "data/links/algorithm.h"
 
 #include <algorithm>
 #include <map>

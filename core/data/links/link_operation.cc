@@ -1,10 +1,10 @@
-#include "data/link_operation.h"
+#include "data/links/link_operation.h"
 
 #include <algorithm>
 
 #include "base/blame.h"
 #include "data/adasum.h"
-#include "data/algorithm.h"
+#include "data/links/algorithm.h"
 
 namespace sirtaki {
 namespace {

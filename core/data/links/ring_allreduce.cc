@@ -4,7 +4,7 @@
 // 16-bit floats are rounded at every hop.
 #include <algorithm>
 
-#include "data/link_operation.h"
+#include "data/links/link_operation.h"
 
 namespace sirtaki {
 namespace {

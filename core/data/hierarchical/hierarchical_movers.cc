@@ -2,7 +2,7 @@
 // to the other members there.
 #include <algorithm>
 
-#include "data/hierarchical.h"
+#include "data/hierarchical/hierarchical.h"
 #include "data/packing.h"
 
 namespace sirtaki {

@@ -9,8 +9,8 @@
 #include <cstring>
 #include <optional>
 
-#include "data/memory_operation.h"
-#include "data/streams.h"
+#include "data/memory/memory_operation.h"
+#include "data/memory/streams.h"
 
 namespace sirtaki {
 namespace {

@@ -1,6 +1,6 @@
 // All-reduce by pairwise exchange of the elements as they are. Slices are added in rank order, so the bits are those of
 // an all-reduce through shared memory.
-#include "data/pairwise_allreduce.h"
+#include "data/links/pairwise_allreduce.h"
 
 namespace sirtaki {
 namespace {

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "data/memory_operation.h"
+#include "data/memory/memory_operation.h"
 
 namespace sirtaki {
 namespace {

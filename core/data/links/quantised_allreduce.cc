@@ -6,8 +6,8 @@
 // the tensors in the same buffer.
 #include <algorithm>
 
-#include "data/pairwise_allreduce.h"
-#include "data/wire_blocks.h"
+#include "data/links/pairwise_allreduce.h"
+#include "data/links/wire_blocks.h"
 
 namespace sirtaki {
 namespace {

@@ -2,7 +2,7 @@
 // The slot of a chunk follows from plan and round, so no message is needed to agree on it.
 #include <algorithm>
 
-#include "data/memory_operation.h"
+#include "data/memory/memory_operation.h"
 
 namespace sirtaki {
 namespace {

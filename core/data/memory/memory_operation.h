@@ -7,9 +7,9 @@
 
 #include <vector>
 
+#include "data/memory/streaming_store_policy.h"
 #include "data/operation.h"
 #include "data/packing.h"
-#include "data/streaming_store_policy.h"
 #include "transport/memory/local_peers.h"
 
 namespace sirtaki {
