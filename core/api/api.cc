@@ -13,7 +13,7 @@
 #include "base/system/machine.h"
 #include "data/error_feedback.h"
 #include "data/kernels/kernels.h"
-#include "gpu/libraries.h"
+#include "gpu/libraries/libraries.h"
 #include "sirtaki_observe.h"
 #include "transport/memory/shared_region.h"
 

@@ -17,7 +17,7 @@
 #include "base/status.h"
 #include "context/memory_ranges.h"
 #include "context/operation_counts.h"
-#include "gpu/gpu.h"
+#include "gpu/device/gpu.h"
 #include "observe/observer.h"
 #include "plan/request.h"
 

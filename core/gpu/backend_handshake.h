@@ -8,7 +8,7 @@
 
 #include "data/links/link_operation.h"
 #include "data/operation.h"
-#include "gpu/gpu.h"
+#include "gpu/device/gpu.h"
 
 namespace sirtaki {
 

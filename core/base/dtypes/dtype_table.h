@@ -2,7 +2,7 @@
 //
 // DTYPE(enumerator, name, bytes, reductions, kernel): the reductions are groups of dtype.cc; the kernel is the type
 // with which data/kernels/body.h computes, void for types that are only moved. The dtype numbers of the frameworks
-// are in bindings/tensorflow/kernel.cc and bindings/xla/call.cc, those of NCCL in gpu/reduction.cc.
+// are in bindings/tensorflow/kernel.cc and bindings/xla/call.cc, those of NCCL in gpu/nccl/reduction.cc.
 #pragma once
 
 // clang-format off

@@ -1,4 +1,4 @@
-#include "gpu/memory.h"
+#include "gpu/device/memory.h"
 
 #include <algorithm>
 #include <bit>

@@ -5,7 +5,7 @@
 #include <climits>
 #include <cstddef>
 
-#include "gpu/cuda.h"
+#include "gpu/libraries/cuda.h"
 
 namespace sirtaki {
 

@@ -1,4 +1,4 @@
-#include "gpu/communicator.h"
+#include "gpu/nccl/communicator.h"
 
 #include <chrono>
 #include <thread>

@@ -7,8 +7,8 @@
 
 #include "base/settings/knobs.h"
 #include "base/status.h"
-#include "gpu/cuda.h"
-#include "gpu/nccl.h"
+#include "gpu/libraries/cuda.h"
+#include "gpu/libraries/nccl.h"
 
 namespace sirtaki {
 

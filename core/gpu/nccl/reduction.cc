@@ -1,4 +1,4 @@
-#include "gpu/reduction.h"
+#include "gpu/nccl/reduction.h"
 
 namespace sirtaki {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/thread_safety.h"
-#include "gpu/events.h"
+#include "gpu/device/events.h"
 
 namespace sirtaki {
 

@@ -1,4 +1,4 @@
-#include "gpu/events.h"
+#include "gpu/device/events.h"
 
 namespace sirtaki {
 

@@ -1,4 +1,4 @@
-#include "gpu/libraries.h"
+#include "gpu/libraries/libraries.h"
 
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-#include "gpu/device.h"
+#include "gpu/device/device.h"
 
 #include <tuple>
 

@@ -6,7 +6,7 @@
 
 #include "base/settings/knobs.h"
 #include "base/thread_safety.h"
-#include "gpu/memory.h"
+#include "gpu/device/memory.h"
 
 namespace sirtaki {
 

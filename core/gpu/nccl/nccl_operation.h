@@ -2,10 +2,10 @@
 #pragma once
 
 #include "data/kernels/kernels.h"
-#include "gpu/communicator.h"
-#include "gpu/gpu.h"
-#include "gpu/nccl_call_list.h"
-#include "gpu/reduction.h"
+#include "gpu/device/gpu.h"
+#include "gpu/nccl/communicator.h"
+#include "gpu/nccl/nccl_call_list.h"
+#include "gpu/nccl/reduction.h"
 
 namespace sirtaki {
 

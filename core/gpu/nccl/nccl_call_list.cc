@@ -1,4 +1,4 @@
-#include "gpu/nccl_call_list.h"
+#include "gpu/nccl/nccl_call_list.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "gpu/libraries.h"
+#include "gpu/libraries/libraries.h"
 
 namespace sirtaki {
 

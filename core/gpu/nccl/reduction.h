@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "data/operation.h"
-#include "gpu/nccl.h"
+#include "gpu/libraries/nccl.h"
 
 namespace sirtaki {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/thread_safety.h"
-#include "gpu/device.h"
+#include "gpu/device/device.h"
 
 namespace sirtaki {
 

@@ -5,8 +5,8 @@
 
 #include <optional>
 
-#include "gpu/background_call.h"
-#include "gpu/device.h"
+#include "gpu/device/device.h"
+#include "gpu/nccl/background_call.h"
 
 namespace sirtaki {
 

@@ -1,4 +1,4 @@
-#include "gpu/gpu.h"
+#include "gpu/device/gpu.h"
 
 namespace sirtaki {
 

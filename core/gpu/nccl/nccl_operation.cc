@@ -1,4 +1,4 @@
-#include "gpu/nccl_operation.h"
+#include "gpu/nccl/nccl_operation.h"
 
 namespace sirtaki {
 
