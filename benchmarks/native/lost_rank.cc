@@ -16,7 +16,7 @@ namespace {
 
 using namespace virtual_network;
 
-constexpr Nanoseconds longest_wait_for_reason = milliseconds(200);  // as in core/context/peer_monitor.cc
+constexpr Nanoseconds longest_wait_for_reason = milliseconds(200);  // as in core/context/failure/peer_monitor.cc
 
 class LinkedWorld {
  public:

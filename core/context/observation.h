@@ -2,8 +2,8 @@
 #pragma once
 
 #include "base/clock.h"
-#include "context/caller_state.h"
-#include "context/deadline_monitor.h"
+#include "context/failure/deadline_monitor.h"
+#include "context/state/caller_state.h"
 #include "observe/counters/tensor_times.h"
 #include "sirtaki_observe.h"
 #include "transport/links/sent_bytes.h"
