@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from test_structure import ROOT, sources
+from test_structure import PRODUCT, ROOT, sources
 
-PRODUCT = ("core", "bindings", "adapters", "runner")
 # An addition, a pattern that finds every file which names one of its kind, and the most files that may.
 ADDITIONS = {
     "a collective": (r"(?i)reduce_?-?scatter", 34),  # with an algorithm of its own between hosts, and in NCCL
