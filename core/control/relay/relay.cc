@@ -1,16 +1,124 @@
+// Ranks are numbered by their place in the subtree here, so that a set of one host's ranks fits into a single word.
 #include "control/relay/relay.h"
 
 #include <algorithm>
+#include <list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
 
-#include "control/relay/relay_state.h"
+#include "control/messages/aggregate.h"
 
 namespace sirtaki {
+
+// Identical requests for one operation.
+struct HeldRequest {
+  explicit HeldRequest(int32_t places = 0) : by(places), absent(places) {}
+
+  RankBits by, absent;
+  Arrivals arrivals;
+};
+
+struct HeldFullRequest : HeldRequest {
+  HeldFullRequest(int32_t places, SignaturePtr request) : HeldRequest(places), signature(std::move(request)) {}
+
+  SignaturePtr signature;
+  std::map<int32_t, RowShare> shares;    // ragged kinds only, by place
+};
+
+// One (process set, kind, name) that is cached, held, or forwarded by part of the subtree.
+struct RelayedOperation {
+  OperationKey key() const { return {process_set, kind, name}; }
+
+  int32_t process_set = world_set;
+  Kind kind = Kind::allreduce;
+  std::string name;
+  std::list<RelayedOperation>::iterator place;  // in one of the relay's two lists
+  CacheId id = 0;
+  bool is_of_some = false;               // only some ranks of the set take part: of a send, or of an addition
+  RankBits participants;                 // those in this subtree, if it is_of_some
+  HeldRequest by_id;
+  std::vector<HeldFullRequest> in_full;
+  RankBits held;                         // ranks whose requests are held
+  RankBits forwarded;                    // ranks whose requests were forwarded while others are missing
+  Nanoseconds oldest = never;            // earliest arrival of a held request
+  bool is_released = false;
+  bool has_deadline = false;             // forwarded at once, because the coordinator decides whom it waits for
+};
+
+struct RelayedSet {
+  int32_t number;
+  RankBits members, joined;              // ranks of the subtree
+};
+
+struct Relay::State {
+  State(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule relay_rule, uint32_t cache_capacity);
+
+  // Incoming reports.
+  Status hold_by_id(CacheId id, const HeldRequest& request, Nanoseconds now);
+  Status hold_in_full(const SignaturePtr& signature, std::span<const RowShare> shares, const HeldRequest& request,
+                      Nanoseconds now);
+  void hold(RelayedOperation& operation, HeldRequest& same, const HeldRequest& request, Nanoseconds now);
+  void take(int32_t rank, RankNotices said);
+  Status merge_report(int32_t rank, Nanoseconds now);
+  Status merge(Nanoseconds now);
+  HeldRequest local(const Aggregate::Senders& by) const;
+  bool is_complete(const RelayedOperation& operation);
+  void release(RelayedOperation& operation);
+
+  // Outgoing reports.
+  void release_due(Nanoseconds now);
+  void give(RelayedOperation& operation);
+  void give_id(CacheId id, const HeldRequest& request);
+  Aggregate::Senders senders(const HeldRequest& request) const;
+  void give_reached();
+
+  // Decisions on their way down.
+  void forward_plans();
+  void forward_refusals();
+  Status pass_cache_changes();
+  Status pass_set_changes();
+  void remove_set(int32_t number);
+  void lapse(RelayedOperation& operation, CacheId id);
+  RankBits places_of(const std::vector<int32_t>& ranks) const;
+
+  RelayedOperation* find(const OperationKey& key) const;
+  RelayedOperation& find_or_create(const Signature& signature);
+  RelayedSet* find_set(int32_t number);
+  void drop_if_unused(RelayedOperation& operation);
+  int32_t place_of(int32_t rank) const { return place_by_rank[static_cast<size_t>(rank)]; }
+  int32_t rank_in(int32_t place) const { return ranks[static_cast<size_t>(place)]; }
+
+  RelayRule rule;
+  std::vector<int32_t> ranks;            // by place
+  std::vector<int32_t> place_by_rank;    // -1: in another subtree
+  int32_t places;
+  RankBits finished;                     // ranks that have said goodbye
+  std::vector<RelayedSet> sets;          // by number
+  CacheTable<RelayedOperation> cache;
+  std::list<RelayedOperation> held;      // the oldest first
+  std::list<RelayedOperation> others;
+  std::unordered_map<OperationKey, RelayedOperation*, OperationKeyHash> operations;
+  std::vector<RelayedOperation*> released;       // sent with the next aggregate
+  std::vector<std::pair<CacheId, HeldRequest>> lapsed;  // retired ids: the coordinator counts them
+  std::map<int32_t, RankNotices> notices;    // by rank
+  std::vector<uint64_t> reached;         // by place: the last Decision that the rank has applied
+  RankBits heard;                        // ranks that have reported since the last aggregate
+  Report report;                    // members from here on are kept for their memory
+  Aggregate aggregate;
+  HeldRequest one;                       // the request of the rank whose report is being merged
+  HeldRequest batch;                     // the requests of the aggregate's last batch
+  Decision decision;
+};
+
 namespace {
 
 constexpr int32_t own_place = 0;  // this rank's place in its subtree: children are higher than their parents
 
-}  // namespace
-
+// Returns the ranks that take part in an operation in which only some ranks of its set do.
 std::vector<int32_t> participants_of(const Signature& signature) {
   if (!signature.is_addition_by_members()) return {signature.root, signature.destination};
   std::vector<int32_t> ranks;
@@ -18,6 +126,8 @@ std::vector<int32_t> participants_of(const Signature& signature) {
     if (rank == static_cast<int32_t>(rank)) ranks.push_back(static_cast<int32_t>(rank));
   return ranks;
 }
+
+}  // namespace
 
 Relay::State::State(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule relay_rule,
                     uint32_t cache_capacity)
@@ -67,7 +177,16 @@ void Relay::State::drop_if_unused(RelayedOperation& operation) {
   others.erase(operation.place);
 }
 
-// ---- Incoming reports --------------------------------------------------------------------------------------
+RankBits Relay::State::places_of(const std::vector<int32_t>& world_ranks) const {
+  RankBits found(places);
+  for (int32_t rank : world_ranks) {
+    const bool exists = rank >= 0 && static_cast<size_t>(rank) < place_by_rank.size();
+    if (exists && place_of(rank) >= 0) found.add(place_of(rank));
+  }
+  return found;
+}
+
+// ---- Incoming reports -------------------------------------------------------------------------------------
 
 // Holds a request by id. A retired id is forwarded unchanged: the coordinator counts it, and the rank requests again
 // in full.
@@ -173,7 +292,7 @@ Status Relay::State::merge_report(int32_t rank, Nanoseconds now) {
   return {};
 }
 
-// ---- Outgoing reports --------------------------------------------------------------------------------------
+// ---- Outgoing reports -------------------------------------------------------------------------------------
 
 // Releases the requests that have been held for long enough, those to which a rank's notices apply, and those that
 // the notices make complete.
@@ -238,6 +357,97 @@ void Relay::State::give_reached() {
   heard.clear();
 }
 
+// ---- Decisions on their way down --------------------------------------------------------------------------
+
+// Clears `forwarded` for planned operations: every rank that could request them has done so.
+void Relay::State::forward_plans() {
+  for (const DecidedPlan& plan : decision.plans) {
+    for (PlanItem item : plan.items) {
+      const size_t response = item & ~is_response;
+      const bool is_new = item & is_response;
+      if (is_new && response >= decision.responses.size()) continue;
+      RelayedOperation* operation = is_new ? find(key_of(*decision.responses[response].signature)) : cache.find(item);
+      if (!operation) continue;
+      operation->forwarded.clear();
+      drop_if_unused(*operation);
+    }
+  }
+}
+
+// Allows refused ranks to request again. Releases held requests, so that ranks that have yet to request get the same
+// answer sooner.
+void Relay::State::forward_refusals() {
+  for (const DecidedRefusal& refusal : decision.refusals) {
+    const RankBits refused = places_of(refusal.ranks);
+    if (refusal.name.empty()) {
+      if (RelayedSet* set = find_set(refusal.process_set)) set->joined -= refused;
+      continue;
+    }
+    RelayedOperation* operation = find({refusal.process_set, refusal.kind, refusal.name});
+    if (!operation) continue;
+    operation->forwarded -= refused;
+    if (!operation->held.are_none()) release(*operation);
+    drop_if_unused(*operation);
+  }
+}
+
+// Moves the requests that are held under a retired id to `lapsed`.
+void Relay::State::lapse(RelayedOperation& operation, CacheId id) {
+  if (operation.by_id.by.are_none()) return;
+  operation.held -= operation.by_id.by;
+  lapsed.emplace_back(id, std::exchange(operation.by_id, HeldRequest(places)));
+  if (!operation.held.are_none()) return;
+  operation.oldest = never;
+  others.splice(others.begin(), held, operation.place);
+}
+
+Status Relay::State::pass_cache_changes() {
+  for (CacheId id : decision.retired) {
+    RelayedOperation* operation = cache.find(id);
+    if (!operation) return nonsense_decision("it retires an unknown cache id");
+    cache.remove(id);
+    operation->id = 0;
+    lapse(*operation, id);
+    drop_if_unused(*operation);
+  }
+  for (const Response& response : decision.responses) {
+    if (!response.id) continue;
+    RelayedOperation& operation = find_or_create(*response.signature);
+    if (operation.id || !cache.put(response.id, &operation)) return nonsense_decision("a cache id is in use");
+    operation.id = response.id;
+    if (operation.is_of_some) operation.participants = places_of(participants_of(*response.signature));
+  }
+  return {};
+}
+
+Status Relay::State::pass_set_changes() {
+  for (const DecidedJoin& join : decision.joins)
+    if (RelayedSet* set = find_set(join.process_set)) set->joined.clear();
+  for (const DecidedSetChange& change : decision.set_changes) {
+    const bool is_added = !change.members.empty();
+    const bool makes_sense = is_added ? change.process_set > sets.back().number : change.process_set != world_set;
+    if (!makes_sense) return nonsense_decision("a process set that it adds exists, or one that it removes does not");
+    if (is_added) sets.push_back({change.process_set, places_of(change.members), RankBits(places)});
+    else remove_set(change.process_set);
+  }
+  return {};
+}
+
+// Removes a set and its requests, which the Decision that removes it answers.
+void Relay::State::remove_set(int32_t number) {
+  const auto is_of_set = [&](const RelayedOperation& operation) { return operation.process_set == number; };
+  std::erase_if(released, [&](const RelayedOperation* operation) { return is_of_set(*operation); });
+  std::erase_if(operations, [&](const auto& item) {
+    if (is_of_set(*item.second)) cache.remove(item.second->id);
+    return is_of_set(*item.second);
+  });
+  held.remove_if(is_of_set);
+  others.remove_if(is_of_set);
+  std::erase_if(sets, [&](const RelayedSet& set) { return set.number == number; });
+}
+
+// ---- The interface ----------------------------------------------------------------------------------------
+
 Relay::Relay(const std::vector<int32_t>& subtree, int32_t world_size, RelayRule rule, uint32_t cache_capacity)
     : state_(std::make_unique<State>(subtree, world_size, rule, cache_capacity)) {}
 
@@ -257,6 +467,15 @@ Status Relay::merge_aggregate(const RankBits& subtree, std::span<const uint8_t> 
 bool Relay::has_left(int32_t rank) const {
   const int32_t place = state_->place_of(rank);
   return place >= 0 && state_->finished.has(place);
+}
+
+Status Relay::forward(std::span<const uint8_t> decision) {
+  State& state = *state_;
+  if (!decode(decision, state.decision)) return nonsense_decision("its bytes are malformed");
+  state.forward_plans();
+  state.forward_refusals();
+  SIRTAKI_TRY(state.pass_cache_changes());
+  return state.pass_set_changes();
 }
 
 Nanoseconds Relay::report_due() const {
