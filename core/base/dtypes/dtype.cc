@@ -3,7 +3,7 @@
 namespace sirtaki {
 namespace {
 
-// The groups of reduce ops that dtype_table.h names.
+// The groups of reduce ops that dtype.h names.
 constexpr int32_t bit(int32_t op) { return 1 << op; }
 constexpr int32_t sums = bit(SRT_SUM) | bit(SRT_AVERAGE);
 constexpr int32_t numeric = sums | bit(SRT_MIN) | bit(SRT_MAX) | bit(SRT_PRODUCT);

@@ -16,9 +16,10 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "context/state/memory_ranges.h"
-#include "context/state/operation_counts.h"
+#include "data/operation.h"
 #include "gpu/device/gpu.h"
 #include "observe/observer.h"
+#include "plan/kind.h"
 #include "plan/request.h"
 
 namespace sirtaki {
@@ -92,6 +93,30 @@ struct Completion {
 struct HandleSignals {
   std::atomic<bool> has_turns{false};  // take_turns() would return operations
   std::atomic<int64_t> hooks{0};       // hooks of operations in flight, which have not been called
+};
+
+// The ended operations of this rank by kind and backend, and the bytes of its tensors in their plans.
+class OperationCounts {
+ public:
+  struct Count {
+    int64_t operations = 0, failed = 0;  // failed ones among these
+    int64_t bytes = 0;
+    const char* algorithm = "";  // of the last one that moved bytes
+  };
+
+  Count& of(Kind kind, BackendName backend) { return counts_[static_cast<size_t>(kind)][static_cast<size_t>(backend)]; }
+
+  // Calls visit(kind, backend, count) for each count that is not 0.
+  template <typename Visit>
+  void visit(Visit&& visit_count) const {
+    for (size_t kind = 0; kind < kind_count; ++kind)
+      for (size_t backend = 0; backend < backend_names.size(); ++backend)
+        if (const Count& count = counts_[kind][backend]; count.operations || count.bytes)
+          visit_count(static_cast<Kind>(kind), static_cast<BackendName>(backend), count);
+  }
+
+ private:
+  std::array<std::array<Count, backend_names.size()>, kind_count> counts_{};
 };
 
 // A table without a lock of its own: it is part of the CallerState, whose lock protects it.

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "control/operations/validation.h"
+#include "plan/plan.h"
 #include "transport/memory/local_peers.h"
 
 namespace sirtaki {
