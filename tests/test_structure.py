@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -61,8 +63,10 @@ PRIVATE = re.compile(
 NO_CODE = re.compile(r"//.*|/\*[\s\S]*?\*/|^#.*$|'(?:\\.|[^'\\\n])'" + r'|"(?:\\.|[^"\\\n])*"', re.MULTILINE)
 CONTAINER = re.compile(r"\s*(template\s*<.*>\s*)?(typedef )?(namespace|class|struct|union|enum|extern)\b")
 
-FOLDERS = ("core", "bindings", "adapters", "runner", "tests", "examples", "benchmarks")
+PRODUCT = ("core", "bindings", "adapters", "runner")
+FOLDERS = (*PRODUCT, "tests", "examples", "benchmarks")
 GENERATED = {"_cdef.py", "_version.py"}
+MOST_FILES = 15  # of a folder, beside its sub-folders
 LONGEST_FILE = 800
 LONGEST_FUNCTION = 60
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")))
@@ -117,6 +121,16 @@ def test_includes_go_down_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_folders_of_the_core_do_not_include_each_other_in_a_circle() -> None:
+    included: dict[str, set[str]] = {}
+    for source in sources(".h", ".cc", folders=("core",)):
+        folder = str(source.parent.relative_to(CORE))
+        found = re.findall(r'#include "([\w/]+)/\w+\.h"', source.read_text())
+        included.setdefault(folder, set()).update(set(found) - {folder})
+    assert len(included) > 20  # the folders were found
+    TopologicalSorter(included).prepare()  # raises CycleError, which names the folders
+
+
 def test_native_bindings_include_the_c_interface_only() -> None:
     found = {source: source.parent.name for source in sources(".h", ".cc", folders=("bindings",))}
     assert set(found.values()) == set(NATIVE_BINDINGS)
@@ -165,6 +179,11 @@ def test_private_symbols_of_frameworks_are_in_one_place() -> None:
     naming = [path for path in adapters if PRIVATE.search(path.read_text())]
     assert {path.parent.name for path in naming} == {"jax", "keras", "tensorflow", "torch"}
     assert {path.name for path in naming} == {"_private.py"}
+
+
+def test_no_folder_has_too_many_files() -> None:
+    counts = Counter(path.parent for path in sources(".py", ".cc", ".h", folders=PRODUCT))
+    assert not {str(folder): count for folder, count in counts.items() if count > MOST_FILES}
 
 
 def test_no_file_is_too_long() -> None:

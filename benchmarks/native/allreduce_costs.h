@@ -5,11 +5,11 @@
 #include <numeric>
 #include <vector>
 
-#include "data/algorithm.h"
-#include "data/hierarchical.h"
-#include "data/link_operation.h"
+#include "data/hierarchical/hierarchical.h"
+#include "data/links/algorithm.h"
+#include "data/links/link_operation.h"
 #include "negotiating_world.h"
-#include "transport/shared_region.h"
+#include "transport/memory/shared_region.h"
 
 namespace virtual_network {
 

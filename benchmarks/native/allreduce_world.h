@@ -2,8 +2,9 @@
 // virtual network, the core's own schedule, and steps in the memory of each host (host_memory.h).
 //
 // A rank looks for news before each step. On a processor of its own it has them at once. Ranks that share a few
-// processors look in turns, as real ones do (core/context/polling.h: more ranks than cores yield between two looks, and
-// sleep only if a peer takes longer than its steps so far): each look takes its time, even if there are no news.
+// processors look in turns, as real ones do (core/context/engine/polling.h: more ranks than cores yield between two
+// looks, and sleep only if a peer takes longer than its steps so far): each look takes its time, even if there are no
+// news.
 #pragma once
 
 #include <deque>

@@ -6,7 +6,7 @@
 // the links of the rank that has most of them, those of all ranks, each counted once, and the connections of the rank
 // that connects to most others. Ranks of a host share memory: the first one passes it to the others over a connection
 // to each.
-#include "control/first_links.h"
+#include "control/relay/first_links.h"
 
 #include <algorithm>
 

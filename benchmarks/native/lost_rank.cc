@@ -9,14 +9,14 @@
 // it aborts. A rank that receives an abort passes it on over its links. Prints one JSON object: the ranks that aborted
 // by themselves, the times after the loss at which the first and the last survivor knew of it, and the frames and bytes
 // that survivors sent to each other.
-#include "control/first_links.h"
+#include "control/relay/first_links.h"
 #include "negotiating_world.h"
 
 namespace {
 
 using namespace virtual_network;
 
-constexpr Nanoseconds longest_wait_for_reason = milliseconds(200);  // as in core/context/peer_monitor.cc
+constexpr Nanoseconds longest_wait_for_reason = milliseconds(200);  // as in core/context/failure/peer_monitor.cc
 
 class LinkedWorld {
  public:

@@ -14,11 +14,11 @@
 #include <memory>
 #include <thread>
 
-#include "base/machine.h"
+#include "base/system/machine.h"
 #include "data/kernels/body.h"
 #include "numbers.h"
 #include "processes.h"
-#include "transport/shared_region.h"
+#include "transport/memory/shared_region.h"
 
 namespace {
 

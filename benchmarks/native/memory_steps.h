@@ -1,5 +1,5 @@
 // The steps of a rank in a transfer through shared memory, as the core's operations take them
-// (core/data/memory_reductions.cc, memory_movers.cc), and the time of each.
+// (core/data/memory/memory_reductions.cc, memory_movers.cc), and the time of each.
 #pragma once
 
 #include "allreduce_costs.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "context/negotiation.h"
+#include "context/plans/negotiation.h"
 #include "drivers.h"
 #include "numbers.h"
 #include "processors.h"

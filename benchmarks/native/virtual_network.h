@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "base/codec.h"
-#include "transport/link.h"
+#include "transport/links/link.h"
 
 namespace virtual_network {
 

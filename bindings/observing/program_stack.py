@@ -2,8 +2,8 @@
 
 A thread answers the core's queries with the main thread's stack; it sleeps in the kernel until one arrives.
 For a program that holds the interpreter's lock, faulthandler writes the stacks to an unnamed file when it
-receives a signal that nothing else uses. `core/observe/program_stack.h` defines when each of the two may be
-used.
+receives a signal that nothing else uses. `core/observe/records/program_stack.h` defines when each of the two
+may be used.
 """
 
 from __future__ import annotations

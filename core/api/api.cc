@@ -8,14 +8,14 @@
 #include <tuple>
 
 #include "api/handles.h"
-#include "base/knobs.h"
-#include "base/machine.h"
-#include "base/wire_format.h"
+#include "base/dtypes/wire_format.h"
+#include "base/settings/knobs.h"
+#include "base/system/machine.h"
 #include "data/error_feedback.h"
 #include "data/kernels/kernels.h"
-#include "gpu/libraries.h"
+#include "gpu/libraries/libraries.h"
 #include "sirtaki_observe.h"
-#include "transport/shared_region.h"
+#include "transport/memory/shared_region.h"
 
 struct srt_config {
   sirtaki::Config config;

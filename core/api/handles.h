@@ -10,7 +10,7 @@
 #include "base/status.h"
 #include "context/context.h"
 #include "sirtaki.h"
-#include "transport/tls.h"
+#include "transport/sockets/tls.h"
 
 struct srt_context {
   std::unique_ptr<sirtaki::Context> context;

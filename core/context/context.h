@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "context/inline_completion.h"
-#include "context/link_intake.h"
-#include "context/shutdown.h"
-#include "context/submission.h"
+#include "context/engine/shutdown.h"
+#include "context/submission/inline_completion.h"
+#include "context/submission/link_intake.h"
+#include "context/submission/submission.h"
 #include "data/operation.h"
 #include "gpu/gpu_backend.h"
-#include "observe/tensor_times.h"
+#include "observe/counters/tensor_times.h"
 #include "sirtaki_observe.h"
 
 namespace sirtaki {

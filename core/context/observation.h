@@ -2,11 +2,11 @@
 #pragma once
 
 #include "base/clock.h"
-#include "context/caller_state.h"
-#include "context/deadline_monitor.h"
-#include "observe/tensor_times.h"
+#include "context/failure/deadline_monitor.h"
+#include "context/state/caller_state.h"
+#include "observe/counters/tensor_times.h"
 #include "sirtaki_observe.h"
-#include "transport/sent_bytes.h"
+#include "transport/links/sent_bytes.h"
 
 namespace sirtaki {
 

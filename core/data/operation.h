@@ -13,7 +13,7 @@
 #include "base/status.h"
 #include "data/kernels/kernels.h"
 #include "data/scatter.h"
-#include "observe/record.h"
+#include "observe/records/record.h"
 #include "plan/plan.h"
 
 namespace sirtaki {

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "data/link_operation.h"
+#include "data/links/link_operation.h"
 #include "data/operation.h"
-#include "gpu/gpu.h"
+#include "gpu/device/gpu.h"
 
 namespace sirtaki {
 

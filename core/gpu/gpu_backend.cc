@@ -4,7 +4,7 @@
 #include <system_error>
 
 #include "gpu/gpu_operation.h"
-#include "gpu/reduction.h"
+#include "gpu/nccl/reduction.h"
 
 namespace sirtaki {
 

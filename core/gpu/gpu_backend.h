@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "data/kernels/kernels.h"
 #include "gpu/backend_handshake.h"
-#include "gpu/communicator.h"
+#include "gpu/nccl/communicator.h"
 
 namespace sirtaki {
 

@@ -1,6 +1,6 @@
 #include "gpu/gpu_operation.h"
 
-#include "gpu/nccl_operation.h"
+#include "gpu/nccl/nccl_operation.h"
 #include "gpu/staged_operation.h"
 
 namespace sirtaki {

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "data/operation.h"
-#include "gpu/gpu.h"
+#include "gpu/device/gpu.h"
 
 namespace sirtaki {
 

@@ -4,10 +4,10 @@
 // lock those parts take anyway.
 #pragma once
 
-#include "observe/recorder.h"
-#include "observe/statistics.h"
-#include "observe/step_counters.h"
-#include "observe/timeline.h"
+#include "observe/counters/statistics.h"
+#include "observe/counters/step_counters.h"
+#include "observe/records/recorder.h"
+#include "observe/records/timeline.h"
 
 namespace sirtaki {
 

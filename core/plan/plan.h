@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "base/live_settings.h"
+#include "base/settings/live_settings.h"
 #include "base/status.h"
-#include "observe/program_stack.h"
-#include "observe/statistics.h"
+#include "observe/counters/statistics.h"
+#include "observe/records/program_stack.h"
 #include "plan/request.h"
 
 namespace sirtaki {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
-#include "base/wire_format.h"
+#include "base/dtypes/dtype.h"
+#include "base/dtypes/wire_format.h"
 #include "plan/kind.h"
 #include "sirtaki.h"
 

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 _RANK = re.compile(r"\brank (\d+)")
-# The core's text (core/control/validation.cc), and the line of the call that a rank's reason ends with.
+# The text of core/control/operations/validation.cc, and the line of the call that a rank's reason ends with.
 _TEXT = re.compile(
     r"(?:(?P<ended>'.+'): )?(?P<peers>rank \d+\b.*?) (?:has|have) finished and cannot take part"
     r"(?: in (?P<operation>.+?))?(?: \((?P<place>(?:in .+ )?at [^()]+:\d+)\))?$"

@@ -229,7 +229,7 @@ def test_few_gradients_are_handed_over_at_once() -> None:
 
 
 def plans_of(sizes: Sequence[int], threshold: int) -> list[list[int]]:
-    """Fuses tensors as the coordinator does (core/control/fusion.cc)."""
+    """Fuses tensors as the coordinator does (core/control/coordinator/fusion.cc)."""
     plans: list[list[int]] = []
     last: list[int] | None = None  # the plan to which tensors may be added
     for size in sizes:

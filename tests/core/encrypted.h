@@ -5,7 +5,7 @@
 #include <string>
 
 #include "check.h"
-#include "transport/tls_channel.h"
+#include "transport/sockets/tls_channel.h"
 
 namespace sirtaki {
 

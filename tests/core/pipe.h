@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "base/codec.h"
-#include "transport/link.h"
+#include "transport/links/link.h"
 
 namespace world {
 

@@ -22,7 +22,7 @@
 #include "context/context.h"
 #include "encrypted.h"
 #include "late_connector.h"
-#include "transport/shared_region.h"
+#include "transport/memory/shared_region.h"
 
 namespace world {
 

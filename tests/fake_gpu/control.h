@@ -30,7 +30,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "gpu/cuda.h"
+#include "gpu/libraries/cuda.h"
 
 // X(member, symbol, result, parameters)
 #define FAKE_GPU_CONTROLS(X)                                                                                   \

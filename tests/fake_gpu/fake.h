@@ -7,8 +7,8 @@
 
 #include "fake_gpu/control.h"
 #include "fake_gpu/order.h"
-#include "gpu/cuda.h"
-#include "gpu/nccl.h"
+#include "gpu/libraries/cuda.h"
+#include "gpu/libraries/nccl.h"
 
 #define FAKE_GPU_EXPORTED __attribute__((visibility("default")))
 

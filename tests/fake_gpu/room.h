@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "gpu/nccl.h"
+#include "gpu/libraries/nccl.h"
 
 namespace fake {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "control/control_belief.h"
-#include "control/relay.h"
+#include "control/relay/relay.h"
 #include "targets.h"
 
 namespace sirtaki::fuzz {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "targets.h"
-#include "transport/link.h"
+#include "transport/links/link.h"
 
 namespace sirtaki::fuzz {
 namespace {

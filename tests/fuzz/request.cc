@@ -5,7 +5,7 @@
 #include <numeric>
 #include <string>
 
-#include "base/dtype.h"
+#include "base/dtypes/dtype.h"
 #include "base/status.h"
 #include "sirtaki.h"
 #include "targets.h"

@@ -315,7 +315,7 @@ constexpr DTypeKernels complex_kernels_for() {
   return {{sum, sum}, {zeros, zeros}, scaled, nullptr, nullptr, finite};
 }
 
-// The kernels of a row of dtype_table.h.
+// The kernels of a row of dtype.h.
 template <typename T>
 struct Element {
   static constexpr DTypeKernels kernels() { return kernels_for<T>(); }

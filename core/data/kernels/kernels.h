@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "base/dtype.h"
-#include "base/wire_format.h"
+#include "base/dtypes/dtype.h"
+#include "base/dtypes/wire_format.h"
 #include "plan/request.h"
 
 namespace sirtaki {

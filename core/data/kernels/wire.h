@@ -1,5 +1,6 @@
-// The arithmetic of wire formats (base/wire_format.h). Included by each kernel file, hence the anonymous namespace: one
-// copy per file, compiled for its own instruction set. All loops vectorise, and give the same bits with each of them.
+// The arithmetic of wire formats (base/dtypes/wire_format.h). Included by each kernel file, hence the anonymous
+// namespace: one copy per file, compiled for its own instruction set. All loops vectorise, and give the same bits with
+// each of them.
 //
 // A block's scale is its largest magnitude, which the largest code stands for exactly: the product of that code and its
 // inverse is 1 in floats, too. Therefore a value that was decoded encodes to the same scale and code again, in spite of
@@ -13,7 +14,7 @@
 #include <cstring>
 #include <limits>
 
-#include "base/wire_format.h"
+#include "base/dtypes/wire_format.h"
 #include "data/kernels/kernels.h"
 
 namespace {

@@ -1,5 +1,5 @@
 // Settings, given as text and as numbers.
-#include "base/knobs.h"
+#include "base/settings/knobs.h"
 
 #include "check.h"
 

@@ -1,5 +1,5 @@
 // The number of cores that a process may use, from the files of control groups of both versions.
-#include "base/machine.h"
+#include "base/system/machine.h"
 
 #include <filesystem>
 #include <fstream>

@@ -9,9 +9,9 @@
 #include <thread>
 
 #include "check.h"
-#include "observe/json.h"
 #include "observe/observer.h"
-#include "observe/program_stack.h"
+#include "observe/records/json.h"
+#include "observe/records/program_stack.h"
 
 using namespace sirtaki;
 

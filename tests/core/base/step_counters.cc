@@ -1,5 +1,5 @@
 // Counters of training steps: durations, and those that count as productive.
-#include "observe/step_counters.h"
+#include "observe/counters/step_counters.h"
 
 #include <array>
 #include <vector>

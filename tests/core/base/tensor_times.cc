@@ -1,5 +1,5 @@
 // The tensors that have cost the most time, by made-up records.
-#include "observe/tensor_times.h"
+#include "observe/counters/tensor_times.h"
 #include "check.h"
 
 using namespace sirtaki;

@@ -1,12 +1,12 @@
 // The signals that the engine's sleep receives from descriptors. They are edge-triggered: each event is reported once,
 // so none may be lost between reading the links and falling asleep.
-#include "context/event_waiter.h"
+#include "context/state/event_waiter.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "check.h"
-#include "transport/socket_pipe.h"
+#include "transport/sockets/socket_pipe.h"
 
 using namespace sirtaki;
 

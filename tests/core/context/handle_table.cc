@@ -1,5 +1,5 @@
 // Tests of the handle table alone.
-#include "context/handle_table.h"
+#include "context/state/handle_table.h"
 
 #include "check.h"
 

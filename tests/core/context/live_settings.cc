@@ -1,5 +1,5 @@
 // Settings that change while the ranks run: at the same plan on all ranks, and without an effect on any sum.
-#include "base/live_settings.h"
+#include "base/settings/live_settings.h"
 
 #include "world.h"
 

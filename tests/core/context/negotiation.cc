@@ -1,5 +1,5 @@
 // Ranks of several hosts negotiate over links that move when a test says so: messages that cross on their way.
-#include "context/negotiation.h"
+#include "context/plans/negotiation.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // The time for which a driver polls: it follows the duration of the operation's steps, on a simulated clock.
-#include "context/polling.h"
+#include "context/engine/polling.h"
 
 #include "check.h"
 

@@ -1,8 +1,8 @@
 // A host and its leader, in one thread.
 #pragma once
 
-#include "control/aggregate.h"
-#include "control/relay.h"
+#include "control/messages/aggregate.h"
+#include "control/relay/relay.h"
 #include "control_world.h"
 
 namespace sirtaki {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.h"
-#include "control/relay.h"
+#include "control/relay/relay.h"
 #include "control_program.h"
 
 namespace sirtaki {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "check.h"
-#include "control/coordinator.h"
-#include "control/messages.h"
-#include "control/negotiator.h"
+#include "control/coordinator/coordinator.h"
+#include "control/messages/messages.h"
+#include "control/rank/negotiator.h"
 
 namespace sirtaki {
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <random>
 
-#include "control/relay.h"
+#include "control/relay/relay.h"
 #include "control_world.h"
 
 using namespace sirtaki;

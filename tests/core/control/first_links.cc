@@ -1,6 +1,6 @@
 // The links with which ranks start: equal on both sides, few, and enough for news to reach every rank around one that
 // is stopped.
-#include "control/first_links.h"
+#include "control/relay/first_links.h"
 
 #include <algorithm>
 #include <random>

@@ -1,9 +1,9 @@
 // A leader's aggregation of its host's reports into one aggregate, held no longer than the rule allows.
-#include "control/relay.h"
+#include "control/relay/relay.h"
 
 #include <random>
 
-#include "control/tree.h"
+#include "control/relay/tree.h"
 #include "control_host.h"
 
 using namespace sirtaki;

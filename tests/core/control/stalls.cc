@@ -1,5 +1,5 @@
 // Late ranks are reported, once per cause, at doubling intervals, until the deadline ends the job.
-#include "control/stall_text.h"
+#include "control/lateness/stall_text.h"
 #include "control_world.h"
 
 using namespace sirtaki;

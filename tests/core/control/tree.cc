@@ -1,7 +1,7 @@
 // Ranks receive the same through a tree of any shape as they do without one.
 #include <random>
 
-#include "control/tree.h"
+#include "control/relay/tree.h"
 #include "control_simulation.h"
 
 using namespace sirtaki;

@@ -1,5 +1,5 @@
 // The choice of the all-reduce algorithm, and that every algorithm gives all ranks the same, correct bits.
-#include "data/algorithm.h"
+#include "data/links/algorithm.h"
 
 #include <cmath>
 #include <cstring>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "transport/local_peers.h"
+#include "transport/memory/local_peers.h"
 
 namespace world {
 

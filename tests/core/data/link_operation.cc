@@ -1,6 +1,6 @@
 // The checks on data that a peer sends: it must belong to the operation and the transfer that are due, and have their
 // length.
-#include "data/link_operation.h"
+#include "data/links/link_operation.h"
 
 #include "check.h"
 #include "pipe.h"

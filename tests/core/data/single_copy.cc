@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "data/memory_operation.h"
+#include "data/memory/memory_operation.h"
 #include "host_memory.h"
 #include "world.h"
 

@@ -1,5 +1,5 @@
 // The choice to store chunks past the cache: only between ranks whose cores are far apart, and never permanently.
-#include "data/streaming_store_policy.h"
+#include "data/memory/streaming_store_policy.h"
 
 #include "check.h"
 

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "base/wire_format.h"
+#include "base/dtypes/wire_format.h"
 
 namespace reference {
 

@@ -13,7 +13,7 @@
 #include "check.h"
 #include "data/kernels/half.h"
 #include "fake_gpu/control.h"
-#include "gpu/libraries.h"
+#include "gpu/libraries/libraries.h"
 
 namespace fixture {
 

@@ -7,7 +7,7 @@
 
 #include "data/kernels/kernels.h"
 #include "fake_gpu/control.h"
-#include "gpu/gpu.h"
+#include "gpu/device/gpu.h"
 #include "world.h"
 
 namespace world {

@@ -1,6 +1,6 @@
 // The search for libcuda and libnccl, and the errors about libraries that cannot be used. Loaded libraries stay loaded,
 // so each case runs in its own process.
-#include "gpu/libraries.h"
+#include "gpu/libraries/libraries.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -9,9 +9,9 @@
 
 #include "base/codec.h"
 #include "check.h"
-#include "transport/links.h"
-#include "transport/socket_pipe.h"
-#include "transport/tcp.h"
+#include "transport/links/links.h"
+#include "transport/sockets/socket_pipe.h"
+#include "transport/sockets/tcp.h"
 
 using namespace sirtaki;
 

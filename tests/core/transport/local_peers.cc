@@ -1,12 +1,12 @@
 // The ranks of a host that share memory: what one of them writes there, for all ranks or for a single peer.
-#include "transport/local_peers.h"
+#include "transport/memory/local_peers.h"
 
 #include <sys/eventfd.h>
 
 #include <random>
 
 #include "check.h"
-#include "transport/ring_pipe.h"
+#include "transport/memory/ring_pipe.h"
 
 using namespace sirtaki;
 

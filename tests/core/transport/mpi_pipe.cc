@@ -1,5 +1,5 @@
 // Links over MPI by themselves, without the ranks around them.
-#include "transport/mpi_pipe.h"
+#include "transport/links/mpi_pipe.h"
 
 #include <random>
 

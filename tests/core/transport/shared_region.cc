@@ -1,6 +1,6 @@
 // The size of the chunks in shared memory: from the processor's caches or from the setting, and alike for all who map
 // it.
-#include "transport/shared_region.h"
+#include "transport/memory/shared_region.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -6,8 +6,8 @@
 #include <cstdio>
 
 #include "declarations.h"
-#include "gpu/cuda.h"
-#include "gpu/nccl.h"
+#include "gpu/libraries/cuda.h"
+#include "gpu/libraries/nccl.h"
 
 namespace {
 

@@ -59,9 +59,10 @@ def test_a_wrong_declaration_is_noticed(
     header: str, right: str, wrong: str, complaint: str, tmp_path: Path
 ) -> None:
     shutil.copytree(CORE / "gpu", tmp_path / "gpu")
-    text = (tmp_path / "gpu" / header).read_text()
+    declarations = tmp_path / "gpu" / "libraries" / header
+    text = declarations.read_text()
     assert text.count(right) == 1
-    (tmp_path / "gpu" / header).write_text(text.replace(right, wrong))
+    declarations.write_text(text.replace(right, wrong))
     compiled = compare(tmp_path, tmp_path / "compare")
     assert compiled.returncode != 0
     assert complaint in compiled.stderr

@@ -8,7 +8,7 @@
 #include <cstdio>
 
 #include "declarations.h"
-#include "transport/openssl.h"
+#include "transport/sockets/openssl.h"
 
 namespace {
 

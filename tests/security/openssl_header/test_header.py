@@ -37,7 +37,7 @@ def test_declarations_are_those_of_the_headers(tmp_path: Path) -> None:
 )
 def test_a_wrong_declaration_is_noticed(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
     shutil.copytree(CORE / "transport", tmp_path / "transport")
-    header = tmp_path / "transport" / "openssl.h"
+    header = tmp_path / "transport" / "sockets" / "openssl.h"
     assert header.read_text().count(right) == 1
     header.write_text(header.read_text().replace(right, wrong))
     compiled = compare(tmp_path, tmp_path / "compare")

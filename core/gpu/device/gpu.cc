@@ -1,0 +1,99 @@
+#include "gpu/device/gpu.h"
+
+namespace sirtaki {
+
+Status Gpu::open(const GpuLibraries& libraries, int ordinal, std::unique_ptr<Gpu>& out) {
+  std::unique_ptr<GpuDevice> device;
+  SIRTAKI_TRY(GpuDevice::open(libraries, ordinal, device));
+  std::unique_ptr<Gpu> gpu(new Gpu(std::move(device)));
+  SIRTAKI_TRY(gpu->create_streams());
+  out = std::move(gpu);
+  return Status::ok();
+}
+
+Gpu::Gpu(std::unique_ptr<GpuDevice> device)
+    : device_(std::move(device)), events_(*device_), memory_(*device_, MemoryPool::MemoryKind::device),
+      pinned_(*device_, MemoryPool::MemoryKind::host) {}
+
+Gpu::~Gpu() {
+  const GpuDevice::Scope scope(device_.get());
+  if (!scope.status().is_ok()) return;
+  for (CudaStream stream : {launches_, copies_})
+    if (stream) std::ignore = device_->cuda().stream_destroy(stream);
+}
+
+// Creates the streams with the greatest priority, because other ranks wait for their work.
+Status Gpu::create_streams() {
+  const GpuDevice::Scope scope(device_.get());
+  SIRTAKI_TRY(scope.status());
+  const CudaFunctions& cuda = device_->cuda();
+  int least = 0, greatest = 0;
+  SIRTAKI_TRY(device_->check(cuda.priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange"));
+  for (CudaStream* stream : {&launches_, &copies_})
+    SIRTAKI_TRY(
+        device_->check(cuda.stream_create(stream, cuda_stream_non_blocking, greatest), "cuStreamCreateWithPriority"));
+  return Status::ok();
+}
+
+Status Gpu::copy(uint8_t* to, const uint8_t* from, int64_t bytes, CudaStream stream) const {
+  return device_->check(device_->cuda().copy(reinterpret_cast<CudaMemory>(to), reinterpret_cast<CudaMemory>(from),
+                                             static_cast<size_t>(bytes), stream),
+                        "cuMemcpyAsync");
+}
+
+Status GpuOutput::allocate(Gpu& gpu, size_t bytes, std::unique_ptr<GpuOutput>& out) {
+  std::unique_ptr<GpuOutput> made(new GpuOutput(gpu));
+  SIRTAKI_TRY(gpu.memory().take(bytes, made->block_));
+  out = std::move(made);
+  return Status::ok();
+}
+
+GpuOutput::~GpuOutput() {
+  if (after_) block_.give_back(std::move(after_));
+  else if (is_used_) block_.abandon();
+}
+
+void GpuOutput::release() {
+  if (is_used_) std::ignore = gpu_.events().record(stream_, after_);
+}
+
+Status GpuChoice::choose(int32_t ordinal) {
+  const MutexLock lock(mutex_);
+  if (gpu_) {
+    if (gpu_->device().ordinal() == ordinal) return Status::ok();
+    return {SRT_INVALID_ARGUMENT,
+            format("this rank works on GPU %d, and this tensor is on GPU %d: each rank works on one GPU. In PyTorch, "
+                   "torch.cuda.set_device(hvd.local_rank()) before anything else chooses it",
+                   gpu_->device().ordinal(), ordinal)};
+  }
+  SIRTAKI_TRY(open_libraries());
+  if (ordinal >= libraries_->device_count())
+    return {SRT_INVALID_ARGUMENT,
+            format("there is no GPU %d; this process sees %d", ordinal, libraries_->device_count())};
+  if (const Status opened = Gpu::open(*libraries_, ordinal, gpu_); !opened.is_ok())
+    return {SRT_UNSUPPORTED, format("GPU %d cannot be used: %s", ordinal, opened.text())};
+  chosen_.store(gpu_.get(), std::memory_order_release);
+  return Status::ok();
+}
+
+Status GpuChoice::find(uintptr_t address, int32_t& ordinal) {
+  const MutexLock lock(mutex_);
+  SIRTAKI_TRY(open_libraries());
+  const CudaResult found = libraries_->cuda().pointer_attribute(&ordinal, cuda_device_of_pointer, address);
+  return libraries_->check(found, "cuPointerGetAttribute");
+}
+
+Status GpuChoice::open_libraries() {
+  if (!libraries_) libraries_ = std::make_unique<GpuLibraries>(config_);
+  if (libraries_->has_cuda()) return Status::ok();
+  return {SRT_UNSUPPORTED,
+          format("a tensor on a GPU needs the CUDA driver: %s", libraries_->found_cuda().text.c_str())};
+}
+
+void GpuChoice::forked() {
+  chosen_ = nullptr;
+  std::ignore = gpu_.release();
+  std::ignore = libraries_.release();
+}
+
+}  // namespace sirtaki

@@ -1,0 +1,76 @@
+#include "gpu/nccl/reduction.h"
+
+namespace sirtaki {
+namespace {
+
+struct NcclType {
+  DType dtype;
+  NcclDataType type;
+  DType part;  // the type of an element's parts
+  bool takes_factors;
+};
+
+// The supported dtypes. Minimum, maximum and product of booleans (0 and 1) are those of bytes.
+constexpr NcclType types[] = {
+    {DType::int8, nccl_int8, DType::int8, false},
+    {DType::uint8, nccl_uint8, DType::uint8, false},
+    {DType::boolean, nccl_uint8, DType::uint8, false},
+    {DType::int32, nccl_int32, DType::int32, false},
+    {DType::uint32, nccl_uint32, DType::uint32, false},
+    {DType::int64, nccl_int64, DType::int64, false},
+    {DType::uint64, nccl_uint64, DType::uint64, false},
+    {DType::float16, nccl_float16, DType::float16, true},
+    {DType::complex32, nccl_float16, DType::float16, true},
+    {DType::float32, nccl_float32, DType::float32, true},
+    {DType::complex64, nccl_float32, DType::float32, true},
+    {DType::float64, nccl_float64, DType::float64, true},
+    {DType::complex128, nccl_float64, DType::float64, true},
+    {DType::bfloat16, nccl_bfloat16, DType::bfloat16, true},
+};
+
+double whole_factor(const Transfer& transfer) { return transfer.prescale.factor * transfer.postscale.factor; }
+
+// Returns whether NCCL has the reduction, with the CPU's result. It sums 8-bit integers in 8 bits, so that an average
+// of 100 and 100 would be -28.
+bool choose_operator(const Transfer& transfer, bool takes_factors, NcclReduction& out) {
+  const double factor = whole_factor(transfer);
+  const int64_t divisor = transfer.postscale.divisor;
+  switch (transfer.reduce_op) {
+    case ReduceOp::min: out.op = nccl_min; return factor == 1.0;
+    case ReduceOp::max: out.op = nccl_max; return factor == 1.0;
+    case ReduceOp::product: out.op = nccl_product; return factor == 1.0;
+    case ReduceOp::adasum: return false;
+    default: break;
+  }
+  if (factor == 1.0 && (divisor == 1 || divisor == static_cast<int64_t>(transfer.members.size()))) {
+    out.op = divisor == 1 ? nccl_sum : nccl_average;
+    return divisor == 1 || out.element_bytes > 1;
+  }
+  out.has_factor = true;
+  out.factor = factor / static_cast<double>(divisor);
+  return takes_factors;
+}
+
+}  // namespace
+
+std::optional<NcclReduction> nccl_reduction(const Transfer& transfer) {
+  NcclReduction reduction;
+  if (!reduces(transfer.kind)) {
+    reduction.type = nccl_uint8;
+    return reduction;
+  }
+  for (const NcclType& known : types) {
+    if (known.dtype != transfer.dtype) continue;
+    reduction.type = known.type;
+    reduction.element_bytes = static_cast<int64_t>(dtype_bytes(known.part));
+    reduction.factor_dtype = known.part;
+    if (choose_operator(transfer, known.takes_factors, reduction)) return reduction;
+  }
+  return std::nullopt;
+}
+
+bool is_identity(const Transfer& transfer) {
+  return !reduces(transfer.kind) || (whole_factor(transfer) == 1.0 && transfer.postscale.divisor == 1);
+}
+
+}  // namespace sirtaki
