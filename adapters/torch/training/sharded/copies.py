@@ -42,7 +42,7 @@ class CommitId(NamedTuple):
     number: int
 
 
-class Copy(NamedTuple):
+class SliceCopy(NamedTuple):
     """The slices of one rank at a commit.
 
     Attributes:
@@ -64,7 +64,7 @@ class SliceCopies:
     def __init__(self) -> None:
         self.committed: CommitId | None = None
         self._latest: CommitId | None = None  # that this rank may complete next
-        self._copies: dict[CommitId, list[Copy]] = {}
+        self._copies: dict[CommitId, list[SliceCopy]] = {}
         self._world: weakref.ref[Context] | None = None
         self._world_number = 0
 
@@ -78,7 +78,7 @@ class SliceCopies:
         """
         context, scope = scope.context, scope.derived("copies")
         own = packed(parts)
-        copies = [Copy(place, own)]
+        copies = [SliceCopy(place, own)]
         if place.ranks == 1 or self.committed is None:
             commit = CommitId(secrets.randbits(62), 0)
             self._latest, self._copies[commit] = commit, copies
@@ -110,7 +110,7 @@ class SliceCopies:
         sizes = gather_objects(context, payload.numel(), f"{scope.name}.sizes", scope.process_set)
         found = run(context, COLLECTIVES.single(context, ALLGATHER, payload, scope.options()))
         self._copies[self.committed] = [
-            Copy(Place(position, context.size), part) for position, part in enumerate(found.split(sizes))
+            SliceCopy(Place(position, context.size), part) for position, part in enumerate(found.split(sizes))
         ]
 
     def parts_at(self, place: Place) -> list[Part] | None:
@@ -176,7 +176,7 @@ def keeper_of(rank: int, hosts: Sequence[int]) -> int:
     return following[(own.index(rank) + (len(numbers) == 1)) % len(following)]
 
 
-def _from_others(scope: CollectiveScope, own: Tensor) -> list[Copy]:
+def _from_others(scope: CollectiveScope, own: Tensor) -> list[SliceCopy]:
     """Sends this rank's slices to its keeper; returns those of the ranks that it keeps."""
     context = scope.context
     splits = [0] * context.size
@@ -186,7 +186,7 @@ def _from_others(scope: CollectiveScope, own: Tensor) -> list[Copy]:
     options.splits = splits
     received, counts = run(context, COLLECTIVES.single(context, COUNTED_ALLTOALL, own, options))
     parts = received.split(counts)
-    return [Copy(Place(rank, context.size), part) for rank, part in enumerate(parts) if part.numel()]
+    return [SliceCopy(Place(rank, context.size), part) for rank, part in enumerate(parts) if part.numel()]
 
 
 # ---- The parts of a rank as bytes: a length, a description, and the elements ---------------------------
