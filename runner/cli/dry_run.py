@@ -11,8 +11,7 @@ from sirtaki.runner.launch.cores import count_gpus
 from sirtaki.runner.launch.environment import exported
 from sirtaki.runner.launch.hosts import allocate, is_own_host, name_range, needed, servers_of
 from sirtaki.runner.launch.job import Settings
-from sirtaki.runner.rendezvous.job import name_of
-from sirtaki.runner.rendezvous.server.rendezvous_state import join_names
+from sirtaki.runner.rendezvous.job import join_names, name_of
 
 
 def show(settings: Settings) -> int:

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from sirtaki.runner.launch.hosts import HostAllocation, servers_of
 from sirtaki.runner.launch.process import Rank
-from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, name_of
+from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, join_names, name_of
 from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
 from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.server.rendezvous_state import join_names
 from sirtaki.runner.rendezvous.table_variables import END, SERVERS, SIZE, TABLES, job_of_tables
 
 _END_SECONDS = 60.0  # for a server to end when the ranks have: it may still import its modules

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 RENDEZVOUS_RANK = -1  # the rank number that the rendezvous uses for itself
@@ -14,6 +15,19 @@ CALLS = 1  # the channel of the connection over which a rank asks the launcher; 
 def name_of(number: int) -> str:
     """Formats "rank 3", "server 0": the name of a process with this number in hvdrun."""
     return f"rank {number}" if number < FIRST_SERVER else f"server {number - FIRST_SERVER}"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Formats "rank 1", "ranks 1 and 3", "ranks 1, 2, 3, 4, 5, 6, 7 and 60 more"."""
+    return f"rank{'s' * (len(ranks) > 1)} {join_names(map(str, ranks), limit=8)}"
+
+
+def join_names(names: Iterable[str], limit: int = 4) -> str:
+    """Formats "a", "a and b", "a, b, c and 5 more"."""
+    named = list(names)
+    if len(named) > limit:
+        named[limit - 1 :] = [f"{len(named) - limit + 1} more"]
+    return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
 
 
 class RendezvousError(RuntimeError):

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings import default_context, variables
 from sirtaki.bindings.config import Config
@@ -28,15 +28,16 @@ from sirtaki.bindings.errors import (
 )
 from sirtaki.bindings.gpu import with_packages
 from sirtaki.bindings.observing import observe, state_file, user_code
-from sirtaki.runner.rendezvous.connection.encryption import own_certificate
 from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, restrict_nccl
 from sirtaki.runner.rendezvous.connection.key import KEY_ADVICE
 from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.providers import World, find_world
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.rendezvous.world_builder import WorldBuilder, single_rank_context
+
+if TYPE_CHECKING:
+    from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 WORKER = "SIRTAKI_WORKER"  # the number of this process in an elastic job, which hvdrun sets
 # Set while this process is a rank: "job:rank:pid". It lets a child that inherits it report whose child it is.
@@ -259,6 +260,8 @@ def encrypted(job: Job) -> Job:
     """Returns a job with encrypted connections between hosts. Raises RendezvousError if impossible."""
     if not job.key:
         raise RendezvousError(f"encryption needs a common key of all ranks: {KEY_ADVICE}")
+    from sirtaki.runner.rendezvous.connection.encryption import own_certificate  # opens OpenSSL
+
     own_certificate()
     return replace(job, encrypt=True)
 
@@ -271,6 +274,8 @@ def _rendezvous(world: World) -> str:
             _rank.server.close()
             _rank.server = None
         if _rank.server is None:
+            from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+
             interfaces = chosen_interfaces()
             server = RendezvousServer(address, world.job, world.start_timeout, print_rejections, interfaces)
             _rank.server = server.start()

@@ -21,9 +21,8 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.topology import SharedMemory
 from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
-from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
+from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout, name_ranks
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_state import name_ranks
 
 _FIELDS = ("engine", "waiter", "process", "memory")
 _COPIES = 2  # those that are received, and the core's

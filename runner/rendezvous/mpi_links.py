@@ -17,9 +17,8 @@ from typing import Any
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.link_requests import link_mpi
-from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
+from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout, name_ranks
 from sirtaki.runner.rendezvous.providers import World
-from sirtaki.runner.rendezvous.server.rendezvous_state import name_ranks
 
 _TAGS = 1 << 15  # that every MPI has (MPI_TAG_UB)
 _FUNCTIONS = {

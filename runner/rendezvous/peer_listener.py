@@ -33,6 +33,12 @@ from sirtaki.runner.rendezvous.connection.handshake import HandshakeSteps, begin
 from sirtaki.runner.rendezvous.connection.handshake_connection import HandshakeConnection, close_selector
 from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces
 from sirtaki.runner.rendezvous.connection.key import KEY_ADVICE
+from sirtaki.runner.rendezvous.connection.unauthenticated import (
+    TOO_SLOW,
+    RejectionLog,
+    UnauthenticatedConnections,
+    handshake_deadline,
+)
 from sirtaki.runner.rendezvous.job import (
     Identity,
     Job,
@@ -40,15 +46,9 @@ from sirtaki.runner.rendezvous.job import (
     RendezvousError,
     RendezvousTimeout,
     Role,
+    name_ranks,
 )
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_state import name_ranks
-from sirtaki.runner.rendezvous.server.unauthenticated import (
-    TOO_SLOW,
-    RejectionLog,
-    UnauthenticatedConnections,
-    handshake_deadline,
-)
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.connection.encryption import Connection

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
@@ -24,7 +24,6 @@ from sirtaki.runner.rendezvous import mpi_links
 from sirtaki.runner.rendezvous.connection.address import is_unix
 from sirtaki.runner.rendezvous.connection.connect import Meanwhile, connect
 from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
-from sirtaki.runner.rendezvous.connection.encryption import Connection
 from sirtaki.runner.rendezvous.connection.handshake import CHOSEN, HandshakeSteps
 from sirtaki.runner.rendezvous.connection.handshake_connection import is_trusted_user
 from sirtaki.runner.rendezvous.connection.wire import printable
@@ -47,6 +46,9 @@ from sirtaki.runner.rendezvous.memory import MemoryLinks, create_memory
 from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener, has_ended
 from sirtaki.runner.rendezvous.providers import World
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+
+if TYPE_CHECKING:
+    from sirtaki.runner.rendezvous.connection.encryption import Connection
 
 # Part of the time after which an operation without progress fails: a rank that cannot be reached is named
 # before, with the reason.
@@ -400,7 +402,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 _CONNECT_SECONDS = 30.0  # all ranks listen before any connects: a rank that does not answer never will
 
-Connections = dict[LinkKey, Connection]
+Connections: TypeAlias = "dict[LinkKey, Connection]"
 
 
 @dataclass(frozen=True)

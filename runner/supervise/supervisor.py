@@ -14,10 +14,9 @@ from sirtaki.runner.launch.capacity import Capacity
 from sirtaki.runner.launch.process import Rank
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.observe.endpoints import Endpoints
-from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of
+from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of, name_ranks
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.server.rendezvous_state import name_ranks
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer, JobFailure
 from sirtaki.runner.supervise.post_mortem import PostMortem

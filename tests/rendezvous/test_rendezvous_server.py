@@ -327,7 +327,7 @@ def test_silent_and_slow_strangers_do_not_hold_up_the_ranks(start: Callable[...,
 def test_who_never_proves_himself_is_turned_away(
     start: Callable[..., Rendezvous], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sirtaki.runner.rendezvous.server.unauthenticated.HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr("sirtaki.runner.rendezvous.connection.unauthenticated.HANDSHAKE_SECONDS", 0.1)
     rendezvous = start()
     with connect(rendezvous) as stranger:
         stranger.settimeout(FAILSAFE_SECONDS)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from sirtaki.runner.rendezvous.connection.handshake import CHOSEN, HandshakeSteps
 from sirtaki.runner.rendezvous.connection.interfaces import unmapped_address
+from sirtaki.runner.rendezvous.connection.send_queue import SendQueue
 from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Role
-from sirtaki.runner.rendezvous.server.send_queue import SendQueue
 
 if TYPE_CHECKING:
     from sirtaki.runner.rendezvous.connection.encryption import Connection, TlsConnection

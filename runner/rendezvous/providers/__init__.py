@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sirtaki.runner.rendezvous.connection.address import split_addresses
 from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.rendezvous.providers import environment as variables
-from sirtaki.runner.rendezvous.providers import mpi, pmi, slurm, torchrun
 from sirtaki.runner.rendezvous.providers.world import (
     VERSION,
     World,
@@ -28,16 +27,15 @@ from sirtaki.runner.rendezvous.providers.world import (
 __all__ = ["World", "find_world"]
 
 _EXPLICIT_JOB = "explicit"  # the id of a job without a launcher, unless SIRTAKI_JOB gives one
-_PROVIDERS = (
-    find_assigned,
-    variables.find,
-    mpi.find,
-    slurm.find,
-    pmi.find,
-    torchrun.find,
-    variables.find_kubeflow,
-    variables.find_tf_config,
-)
+
+
+def _providers() -> Iterator[Callable[[Mapping[str, str]], World | None]]:
+    """Yields the providers in their order. Those of other launchers are imported after hvdrun's."""
+    yield from (find_assigned, variables.find)
+    from sirtaki.runner.rendezvous.providers import mpi, pmi, slurm, torchrun
+
+    yield from (mpi.find, slurm.find, pmi.find, torchrun.find)
+    yield from (variables.find_kubeflow, variables.find_tf_config)
 
 
 def find_world(
@@ -57,10 +55,12 @@ def find_world(
     if comm is not None:
         if any(argument is not None for argument in (rank, size, address)):
             raise ValueError("init() takes comm, or rank, size and address, but not both")
+        from sirtaki.runner.rendezvous.providers import mpi
+
         return mpi.of_communicator(comm, environment)
     if any(argument is not None for argument in (rank, size, address, key)):
         return _explicit(rank, size, address, key, environment)
-    for find in _PROVIDERS:
+    for find in _providers():
         if (world := find(environment)) is not None:
             return world
     if advice := variables.check_lone_rank(environment):

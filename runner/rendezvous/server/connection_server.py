@@ -15,13 +15,13 @@ from functools import partial
 from sirtaki.runner.rendezvous.connection.address import addresses_of, listen_at, split_addresses
 from sirtaki.runner.rendezvous.connection.handshake import begin_handshake
 from sirtaki.runner.rendezvous.connection.handshake_connection import HandshakeConnection, close_selector
-from sirtaki.runner.rendezvous.connection.wire import pack_frame, take_frame
-from sirtaki.runner.rendezvous.job import RENDEZVOUS_RANK, HandshakeError, Identity, Job, LinkKind, Role
-from sirtaki.runner.rendezvous.server.unauthenticated import (
+from sirtaki.runner.rendezvous.connection.unauthenticated import (
     TOO_SLOW,
     UnauthenticatedConnections,
     handshake_deadline,
 )
+from sirtaki.runner.rendezvous.connection.wire import pack_frame, take_frame
+from sirtaki.runner.rendezvous.job import RENDEZVOUS_RANK, HandshakeError, Identity, Job, LinkKind, Role
 
 _WAKE_READ_BYTES = 64 * 1024
 # Bytes that wait for a client before nothing more is read from it: one that asks without reading the answers.

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from sirtaki.runner.rendezvous import messages
 from sirtaki.runner.rendezvous.connection.address import split_addresses
 from sirtaki.runner.rendezvous.connection.connect import ClosedEarlyError
+from sirtaki.runner.rendezvous.connection.send_queue import SendQueue
+from sirtaki.runner.rendezvous.connection.unauthenticated import RejectionLog
 from sirtaki.runner.rendezvous.connection.wire import pack_frame, printable, take_frame
 from sirtaki.runner.rendezvous.job import (
     CALLS,
@@ -32,8 +34,6 @@ from sirtaki.runner.rendezvous.messages import NUMBER, Route
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient, RendezvousGoneError
 from sirtaki.runner.rendezvous.server.connection_server import ConnectionServer, ServedConnection
 from sirtaki.runner.rendezvous.server.resumable import ResumableFrames
-from sirtaki.runner.rendezvous.server.send_queue import SendQueue
-from sirtaki.runner.rendezvous.server.unauthenticated import RejectionLog
 
 # Longest time, in seconds, for which a contribution waits for those of the other ranks of the host. It delays
 # nothing: an all-gather cannot end without them.

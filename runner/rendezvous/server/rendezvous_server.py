@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from sirtaki.runner.rendezvous import messages
+from sirtaki.runner.rendezvous.connection.unauthenticated import RejectionLog
 from sirtaki.runner.rendezvous.connection.wire import frame_header, pack_frame, printable
 from sirtaki.runner.rendezvous.job import COLLECTOR_RANK, RENDEZVOUS_RANK, Job, RendezvousError, name_of
 from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
@@ -16,7 +17,6 @@ from sirtaki.runner.rendezvous.server.collector_sessions import CollectorSession
 from sirtaki.runner.rendezvous.server.connection_server import ConnectionServer, ServedConnection
 from sirtaki.runner.rendezvous.server.participant import Participant
 from sirtaki.runner.rendezvous.server.rendezvous_state import Answer, RendezvousState
-from sirtaki.runner.rendezvous.server.unauthenticated import RejectionLog
 
 _PER_RANK = 4  # connections behind a collector: for a world, for calls, and those that end meanwhile
 _MAX_REPORTS = 8  # of a client: each init() has another one, with two or three reports

@@ -6,10 +6,9 @@ This module only decides; `rendezvous_server` communicates. An all-gather is ide
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.runner.rendezvous.job import RendezvousError, name_ranks
 
 RoundKey = tuple[int, int]
 
@@ -124,16 +123,3 @@ class RendezvousState:
         missing = self._missing(key)
         arrived = self._size - len(missing)
         return f"{arrived} of {self._size} ranks are here; waiting for {name_ranks(missing)}"
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Formats "rank 1", "ranks 1 and 3", "ranks 1, 2, 3, 4, 5, 6, 7 and 60 more"."""
-    return f"rank{'s' * (len(ranks) > 1)} {join_names(map(str, ranks), limit=8)}"
-
-
-def join_names(names: Iterable[str], limit: int = 4) -> str:
-    """Formats "a", "a and b", "a, b, c and 5 more"."""
-    named = list(names)
-    if len(named) > limit:
-        named[limit - 1 :] = [f"{len(named) - limit + 1} more"]
-    return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
