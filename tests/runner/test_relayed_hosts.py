@@ -147,9 +147,10 @@ def test_kill_9_leaves_nothing_anywhere(
     elif victim.startswith("ssh"):
         os.kill(int((homes / lost / "ssh.pid").read_text()), signal.SIGKILL)
     else:
-        for agent in agents_of(homes):
-            if os.fsencode(f"HOME={homes / lost}\0") in Path(f"/proc/{agent}/environ").read_bytes():
-                os.kill(agent, signal.SIGKILL)
+        home = os.fsencode(f"HOME={homes / lost}\0")
+        agents = agents_of(homes)  # whose end ends the others
+        for agent in [pid for pid in agents if home in Path(f"/proc/{pid}/environ").read_bytes()]:
+            os.kill(agent, signal.SIGKILL)
     exit_code, stderr = finish(process)
     wait_until_nothing_is_left(pids, homes)
     if lost:

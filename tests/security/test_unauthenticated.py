@@ -29,7 +29,7 @@ from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKin
 from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.peer_listener import PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server import unauthenticated
+from sirtaki.runner.rendezvous.connection import unauthenticated
 from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
