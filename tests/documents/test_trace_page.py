@@ -11,9 +11,9 @@ from sirtaki.runner.cli import commands
 from sirtaki.runner.doctor.rules import table
 from sirtaki.runner.trace.rules import TRACE_RULES
 
-from .pages import DOCS, output_of, programs_of
+from .pages import output_of, path_of, programs_of
 
-PAGE = DOCS / "trace.md"
+PAGE = path_of("trace.md")
 
 
 def test_the_report_names_the_rank_that_pauses(
