@@ -53,9 +53,9 @@ MISSING: dict[str, str] = {
     "horovod.common.basics.HorovodBasics": "nothing is built for one framework: call the module's functions",
     "horovod.keras.broadcast_global_variables": _NO_GLOBAL_VARIABLES,
     "horovod.mxnet": "MXNet is retired: use PyTorch, TensorFlow, Keras or JAX",
-    "horovod.ray": "import sirtaki.ray, whose RayExecutor has the same calls (docs/ray.md)",
+    "horovod.ray": "import sirtaki.ray, whose RayExecutor has the same calls (docs/operations/ray.md)",
     "horovod.runner.launch": "start the command hvdrun instead",
-    "horovod.spark": "import sirtaki.spark, whose run takes the same arguments (docs/spark.md)",
+    "horovod.spark": "import sirtaki.spark, whose run takes the same arguments (docs/operations/spark.md)",
     "horovod.tensorflow.data": "give each rank its part of the data: sirtaki.keras.shard(dataset)",
     "horovod.tensorflow.keras.broadcast_global_variables": _NO_GLOBAL_VARIABLES,
 }
@@ -64,5 +64,5 @@ MISSING: dict[str, str] = {
 def explain(name: str) -> str:
     """Returns the text of the error for a name that sirtaki does not have, and what to do."""
     parent, _, last = name.rpartition(".")
-    advice = MISSING.get(name, "docs/as_horovod.md lists the names that it has")
+    advice = MISSING.get(name, "docs/guide/as_horovod.md lists the names that it has")
     return f"{parent} has no {last} here, because horovod stands for sirtaki: {advice}"

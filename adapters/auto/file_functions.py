@@ -1,7 +1,7 @@
 """Python's functions for files, replaced so that a rank above 0 has private files (`private_files`).
 
 The functions that are not replaced here, and native code that opens files by itself, use the files of the
-host: docs/auto.md names the important ones.
+host: docs/guide/auto.md names the important ones.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ def init(
     sets that are in use.
 
     Without arguments the world is the one that a launcher has made (hvdrun, mpirun, srun, torchrun,
-    Kubernetes or TF_CONFIG; docs/clusters.md describes how each is detected), or this process alone. Without
-    a launcher, start `size` processes and give each its `rank`, and the `address` ("host:port") at which rank
-    0 listens.
+    Kubernetes or TF_CONFIG; docs/operations/clusters.md describes how each is detected), or this process
+    alone. Without a launcher, start `size` processes and give each its `rank`, and the `address`
+    ("host:port") at which rank 0 listens.
 
     Args:
         comm: a communicator of mpi4py, whose processes become the world. All of them must call init.

@@ -33,7 +33,7 @@ _NOT_STARTED = "this executor has no actors: call start() before"
 
 
 class RayExecutor:
-    """Ranks in actors of Ray. docs/ray.md describes it.
+    """Ranks in actors of Ray. docs/operations/ray.md describes it.
 
     Args:
         settings: made by `create_settings`.

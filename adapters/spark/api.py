@@ -48,7 +48,7 @@ def run(
 ) -> list[Any]:
     """Calls `fn(*args, **kwargs)` on every rank, each a task of the active Spark session; returns by rank.
 
-    The parameters are those of `horovod.spark.run`, in its order. docs/spark.md describes them.
+    The parameters are those of `horovod.spark.run`, in its order. docs/operations/spark.md describes them.
 
     Args:
         fn: a function, also one of a script or a notebook; a lambda; or another callable object.

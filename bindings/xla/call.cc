@@ -129,7 +129,7 @@ CallStatus XlaCall::read(const XlaCallFrame& frame, XlaCall& out) {
   if (number < 0)
     return {SRT_UNSUPPORTED, "'" + std::string(names) +
                                  "': this version of JAX does not tell when it has lowered a program, so calls of one "
-                                 "name cannot be told apart; use a version that docs/jax.md names"};
+                                 "name cannot be told apart; use a version that docs/guide/jax.md names"};
   out.names_ = split(names, number);
   const auto tensors = static_cast<size_t>(count);
   if (count < 0 || frame.operands.size < count || frame.results.size < count || out.names_.size() < tensors)

@@ -17,7 +17,7 @@ def add_elastic_options(
     parser: argparse.ArgumentParser, whole_number: Callable[[str], int], seconds: Callable[[str], float]
 ) -> None:
     """Adds the options to the parser."""
-    add = parser.add_argument_group("ranks that may be lost or join (docs/elastic.md)").add_argument
+    add = parser.add_argument_group("ranks that may be lost or join (docs/guide/elastic.md)").add_argument
     add(
         "--min-np",
         "--min-num-proc",

@@ -1,4 +1,4 @@
-"""The table of all rules, and its form in docs/doctor.md."""
+"""The table of all rules, and its form in docs/reference/findings.md."""
 
 from __future__ import annotations
 

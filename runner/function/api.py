@@ -59,7 +59,7 @@ def run(
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` on every rank of a new job, and returns the results, by rank.
 
-    The parameters are those of `horovod.run`, in its order, and three more. docs/run.md describes them.
+    The parameters are those of `horovod.run`, in its order, and three more. docs/guide/run.md describes them.
 
     Args:
         func: a function, also one of a script or a notebook; a lambda; or another callable object.

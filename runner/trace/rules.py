@@ -195,8 +195,8 @@ TRACE_RULES: tuple[Rule[TracePicture], ...] = (
         "slow-transfer",
         WARNING,
         "the ranks wait for data to move",
-        "exchange less (docs/compression.md) or less often (docs/local_sgd.md), and measure the network with "
-        "`sirtaki doctor -H HOSTS`",
+        "exchange less (docs/reference/compression.md) or less often (docs/reference/local_sgd.md), and "
+        "measure the network with `sirtaki doctor -H HOSTS`",
         _slow_transfers,
     ),
     Rule(

@@ -12,7 +12,7 @@ from process_world import PATIENCE, hvdrun
 
 PROGRAMS = Path(__file__).with_name("programs_as_horovod.py")
 ROOT = Path(__file__).parents[2]
-PAGE, RUN_BLOCKS = ROOT / "docs" / "as_horovod.md", ROOT / "tests" / "documents" / "run_blocks.py"
+PAGE, RUN_BLOCKS = ROOT / "docs" / "guide" / "as_horovod.md", ROOT / "tests" / "documents" / "run_blocks.py"
 
 
 def python(
@@ -171,8 +171,8 @@ def test_a_real_horovod_may_be_wanted(real_horovod: dict[str, str]) -> None:
         ("import horovod.spark", "ModuleNotFoundError", "import sirtaki.spark, whose run takes the same"),
         ("from horovod import mxnet", "ModuleNotFoundError", "MXNet is retired"),
         ("from horovod.common.basics import HorovodBasics", "ModuleNotFoundError", "the module's functions"),
-        ("import horovod.common.util as u; u.no_such_name", "AttributeError", "docs/as_horovod.md"),
-        ("from horovod.run.runner import run", "ModuleNotFoundError", "docs/as_horovod.md"),
+        ("import horovod.common.util as u; u.no_such_name", "AttributeError", "docs/guide/as_horovod.md"),
+        ("from horovod.run.runner import run", "ModuleNotFoundError", "docs/guide/as_horovod.md"),
     ],
 )
 def test_a_missing_name_says_what_to_do(statement: str, error: str, advice: str) -> None:

@@ -66,4 +66,4 @@ def test_the_keys_are_known_and_no_rule_is_twice() -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    assert as_markdown() in (ROOT / "docs" / "combinations.md").read_text()
+    assert as_markdown() in (ROOT / "docs" / "reference" / "combinations.md").read_text()

@@ -14,6 +14,7 @@ for package in ("jax", "optax", "flax"):
     pytest.importorskip(package)
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "guide" / "jax.md"
 PROGRAMS = Path(__file__).with_name("programs_jax.py")
 DIGITS = ROOT / "examples" / "jax_digits.py"
 TWO_DEVICES = "XLA_FLAGS=--xla_force_host_platform_device_count=2"
@@ -73,8 +74,6 @@ def test_the_digits_example_learns() -> None:
 
 
 def test_the_page_runs() -> None:
-    finished = run(
-        *hvdrun(2, sys.executable, ROOT / "tests" / "documents" / "run_blocks.py", ROOT / "docs" / "jax.md")
-    )
+    finished = run(*hvdrun(2, sys.executable, ROOT / "tests" / "documents" / "run_blocks.py", PAGE))
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert finished.stdout.count("ran 1 blocks") == 2

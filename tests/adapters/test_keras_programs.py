@@ -19,7 +19,7 @@ import sirtaki.keras as hvd  # imports keras
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "keras_digits.py"
-PAGE = ROOT / "docs" / "keras.md"
+PAGE = ROOT / "docs" / "guide" / "keras.md"
 RUN_BLOCKS = ROOT / "tests" / "documents" / "run_blocks.py"
 LOAD = """
 import sys

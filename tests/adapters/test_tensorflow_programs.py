@@ -15,7 +15,7 @@ pytest.importorskip("tensorflow")
 PROGRAMS = Path(__file__).with_name("programs_tensorflow.py")
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "tensorflow_digits.py"
-PAGE = ROOT / "docs" / "tensorflow.md"
+PAGE = ROOT / "docs" / "guide" / "tensorflow.md"
 RUN_BLOCKS = ROOT / "tests" / "documents" / "run_blocks.py"
 
 

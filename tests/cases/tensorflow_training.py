@@ -233,7 +233,7 @@ def batch_normalisation_with_a_mask() -> None:
 
 @case()
 def what_the_page_shows() -> None:
-    page = Path(__file__).parents[2] / "docs" / "tensorflow.md"
+    page = Path(__file__).parents[2] / "docs" / "guide" / "tensorflow.md"
     blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     assert blocks
     for block in blocks:

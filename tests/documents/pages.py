@@ -18,9 +18,15 @@ print("FITS")
 _PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+def path_of(page: str) -> Path:
+    """Returns where a page is: each name occurs once in the folders of docs/."""
+    (path,) = DOCS.rglob(page)
+    return path
+
+
 def programs_of(page: str) -> list[str]:
-    """Returns the Python blocks of a page in docs/."""
-    return _PROGRAM.findall((DOCS / page).read_text())
+    """Returns the Python blocks of a page."""
+    return _PROGRAM.findall(path_of(page).read_text())
 
 
 def output_of(program: str, ranks: int, folder: Path) -> str:

@@ -1,6 +1,6 @@
 """Runs the Python blocks of pages, one after the other, each as a program of its own in this process.
 
-    hvdrun -np 2 python tests/documents/run_blocks.py docs/migrating_from_ddp.md docs/gpu.md
+    hvdrun -np 2 python tests/documents/run_blocks.py docs/guide/migrating_from_ddp.md docs/guide/gpu.md
 
 An error names the line of the page.
 """

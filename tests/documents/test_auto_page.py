@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from process_world import PATIENCE, hvdrun
 
-PAGE = Path(__file__).parents[2] / "docs" / "auto.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "auto.md"
 
 
 def test_the_page_begins_with_a_script_for_one_device(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sirtaki.common.autotune.candidates import TUNED
 
-from .pages import DOCS, FITS, output_of, programs_of
+from .pages import FITS, output_of, path_of, programs_of
 
 pytest.importorskip("torch")
 
@@ -19,7 +19,7 @@ def test_the_page_begins_with_a_program(tmp_path: Path) -> None:
 
 
 def test_the_page_lists_the_settings() -> None:
-    table = (DOCS / "autotune.md").read_text().partition("## What is tried")[2].partition("\n## ")[0]
+    table = path_of("autotune.md").read_text().partition("## What is tried")[2].partition("\n## ")[0]
     assert {f"--{name.replace('_', '-')}" for name in TUNED} == {
         line.split("`")[1] for line in table.splitlines() if line.startswith("| `--")
     }

@@ -11,7 +11,7 @@ from process_world import PATIENCE
 
 pytest.importorskip("torch")
 
-PAGE = Path(__file__).parents[2] / "docs" / "elastic.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "elastic.md"
 RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from process_world import PATIENCE, hvdrun
 
+from .pages import path_of
+
 torch = pytest.importorskip("torch")
 
 import sirtaki.torch as hvd  # noqa: E402  # it imports torch
 
-DOCS = Path(__file__).parents[2] / "docs"
 RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
-FROM_HOROVOD, FROM_DDP = DOCS / "migrating_from_horovod.md", DOCS / "migrating_from_ddp.md"
-ON_GPUS = DOCS / "gpu.md"
+FROM_HOROVOD, FROM_DDP = path_of("migrating_from_horovod.md"), path_of("migrating_from_ddp.md")
+ON_GPUS = path_of("gpu.md")
 
 # Horovod 0.28's public functions for torch: those that share a signature, and its parameters in order.
 SIGNATURES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .pages import DOCS, output_of, programs_of
+from .pages import output_of, path_of, programs_of
 
 pytest.importorskip("torch")
 
@@ -22,4 +22,4 @@ def test_the_page(ranks: int, weights: int, tmp_path: Path) -> None:
     assert sorted(int(rank) for rank, _, _ in found) == list(range(ranks))
     assert len({loss for _, loss, _ in found}) == 1
     assert {int(count) for _, _, count in found} == {weights}
-    assert f"{weights:,}" in (DOCS / PAGE).read_text()
+    assert f"{weights:,}" in path_of(PAGE).read_text()

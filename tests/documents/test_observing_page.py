@@ -14,7 +14,7 @@ from rank_samples import state_values, stepped
 
 from sirtaki.runner.metrics.server import RankSamples
 
-from .pages import DOCS, output_of, programs_of
+from .pages import DOCS, output_of, path_of, programs_of
 
 EXAMPLES = DOCS.parent / "examples" / "prometheus"
 NAME = re.compile(r"\b(?:sirtaki|process)_[a-z_]+")
@@ -48,7 +48,7 @@ def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
 
 def test_the_table_of_the_page_is_complete(tmp_path: Path) -> None:
     families, samples = served_names(tmp_path)
-    page = (DOCS / "observing.md").read_text()
+    page = path_of("observing.md").read_text()
     rows = {name for line in page.splitlines() if line.startswith("| `") for name in NAME.findall(line)}
     assert rows == families
     assert set(NAME.findall(page)) <= families | samples

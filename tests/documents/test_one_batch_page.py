@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from .pages import DOCS, output_of
+from .pages import output_of, path_of
 
-PAGE = DOCS / "one_batch.md"
+PAGE = path_of("one_batch.md")
 PROGRAMS = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 FRAMEWORK = re.compile(r"sirtaki\.(\w+) as hvd")
 

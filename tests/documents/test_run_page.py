@@ -9,7 +9,7 @@ from pathlib import Path
 
 from process_world import PATIENCE
 
-PAGE = Path(__file__).parents[2] / "docs" / "run.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "run.md"
 PROGRAM_AND_OUTPUT = re.compile(r"^```python\n(.*?)^```\n\n```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

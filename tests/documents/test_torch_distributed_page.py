@@ -11,7 +11,7 @@ from process_world import PATIENCE, hvdrun
 
 pytest.importorskip("torch")
 
-PAGE = Path(__file__).parents[2] / "docs" / "torch_distributed.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "torch_distributed.md"
 RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
 
 

@@ -11,16 +11,14 @@ from sirtaki.runner.cli import commands
 from sirtaki.runner.doctor.rules import table
 from sirtaki.runner.trace.rules import TRACE_RULES
 
-from .pages import DOCS, output_of, programs_of
-
-PAGE = DOCS / "trace.md"
+from .pages import output_of, path_of, programs_of
 
 
 def test_the_report_names_the_rank_that_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    (program,) = programs_of(PAGE.name)
+    (program,) = programs_of("trace.md")
     timeline = tmp_path / "timeline.json"
     monkeypatch.setenv("SIRTAKI_TIMELINE", str(timeline))
     output_of(program, 2, tmp_path)
@@ -33,4 +31,4 @@ def test_the_report_names_the_rank_that_pauses(
 
 
 def test_the_table_of_findings_is_complete() -> None:
-    assert PAGE.read_text().partition("## Findings")[2].endswith(f"\n\n{table(TRACE_RULES)}")
+    assert path_of("findings.md").read_text().endswith(f"\n\n## sirtaki trace report\n\n{table(TRACE_RULES)}")

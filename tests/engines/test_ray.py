@@ -18,7 +18,7 @@ import sirtaki.numpy as hvd
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-PAGE = Path(__file__).parents[2] / "docs" / "ray.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "ray.md"
 PROGRAM_AND_OUTPUT = re.compile(r"^```python\n(.*?)^```\n\n```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOROVOD = {
     "__init__": (

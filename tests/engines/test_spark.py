@@ -18,7 +18,7 @@ import sirtaki.numpy as hvd
 
 pytestmark = pytest.mark.usefixtures("spark")
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "spark.md"
 PROGRAM_AND_OUTPUT = re.compile(r"^```python\n(.*?)^```\n\n```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOROVOD = (
     "fn args kwargs num_proc start_timeout use_mpi use_gloo extra_mpi_args env stdout stderr verbose nics "

@@ -352,7 +352,7 @@ def test_a_dtype_that_a_peer_lacks(
 
 
 def test_the_page_names_every_measurement_and_setting() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "operations" / "bench.md").read_text()
     names = [*KINDS, *ITEMSIZES, *PEERS, *(column.head for column in COLUMNS)]
     assert [name for name in names if not re.search(rf"[`|, ]{re.escape(name)}[`, ]", page)] == []
     assert [one.flag for one in SETTINGS.values() if not re.search(rf"[` ]{one.flag} ", page)] == []

@@ -38,7 +38,7 @@ from sirtaki.runner.doctor.rules import RULES, table
 from sirtaki.runner.doctor.session import FAILURES as SESSION_FAILURES
 from sirtaki.runner.hosts.ssh import FAILURES, SshOptions, StartFailure, diagnose
 
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "findings.md"
 GIB = 1 << 30
 Fault = Callable[[Picture], Picture]
 

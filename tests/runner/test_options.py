@@ -153,7 +153,7 @@ def test_a_config_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_every_option_on_the_page_about_launching_is_there(hvdrun: Run) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "launching.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "launching.md").read_text()
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
     assert len(mentioned) > 5
     assert mentioned <= set(re.findall(r"--[a-z][a-z-]+", hvdrun("--help").stdout))

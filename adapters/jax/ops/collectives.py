@@ -2,7 +2,8 @@
 
 Every rank of the process set has to call the same operations in the same order; a tree is exchanged as one
 operation. Outside jit an operation returns when it has ended. Inside jit it is part of the program, and its
-results are available when the program's are; docs/jax.md lists what the ranks' programs must have in common.
+results are available when the program's are; docs/guide/jax.md lists what the ranks' programs must have in
+common.
 
 Wrong arguments raise ValueError, inside jit during tracing. Failures between ranks raise a
 HorovodInternalError outside jit; a compiled program fails with jax.errors.JaxRuntimeError, which has the same

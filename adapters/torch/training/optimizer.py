@@ -99,7 +99,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         compression: Compression.fp16 or Compression.bf16 to exchange gradients in 16 bits;
             Compression.int8() or Compression.fp8() to send 8 bits between hosts; Compression.powersgd(),
             Compression.topk() or Compression.onebit() to send far less. What is left out is sent later:
-            docs/compression.md. Those with brackets need op=Average or op=Sum, and no groups.
+            docs/reference/compression.md. Those with brackets need op=Average or op=Sum, and no groups.
         backward_passes_per_step: number of passes whose gradients add up on this rank before their sum is
             averaged over the ranks. The sum is not divided by this number.
         op: Average or Sum (also Min, Max, Product). Except with Average, several passes before one step need
@@ -116,23 +116,23 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         staleness: 0 to step with the gradients of the same step. With 1 or more, `step()` does not wait for
             other ranks: gradients are exchanged beside further steps, an update is the mean of as many
             gradients as there are ranks, from the ranks that were first, and no gradient is more updates old
-            than this: docs/parameter_server.md. Call `synchronize()` when the data end; `clock()` counts
-            updates.
+            than this: docs/reference/parameter_server.md. Call `synchronize()` when the data end; `clock()`
+            counts updates.
         deadline: seconds from the first rank's step, after which all ranks step without the gradients of
             ranks that are late, which follow; None: steps wait for all ranks. Gradients are then exchanged in
             `step()`, or in `synchronize()` before it; `flush()` takes a last step with what is left:
-            docs/deadlines.md. Needs op=Average or op=Sum, parameters of one dtype on the CPU, and none of the
-            other options.
+            docs/reference/deadlines.md. Needs op=Average or op=Sum, parameters of one dtype on the CPU, and
+            none of the other options.
         quorum: with a deadline, the share of the ranks that a step needs in any case.
         late: with a deadline, the use of gradients that were late: "accumulate" adds them to the rank's next
             ones, "drop" discards them.
         shard: "state" to divide the optimizer's state among the ranks, "gradients" to divide gradients as
-            well: docs/sharding.md. Needs an optimizer of torch that treats each element by itself; Adafactor
-            and Muon, which need whole parameters, with "state".
+            well: docs/reference/sharding.md. Needs an optimizer of torch that treats each element by itself;
+            Adafactor and Muon, which need whole parameters, with "state".
         overlap_forward: whether backward() and step() return while gradients are still being exchanged: each
             parameter is updated when the program next uses it, as in the next forward pass, and the gradients
-            that are needed first are sent first: docs/overlap.md. Needs an optimizer of torch that updates
-            each parameter by itself, and dense gradients on the CPU.
+            that are needed first are sent first: docs/reference/overlap.md. Needs an optimizer of torch that
+            updates each parameter by itself, and dense gradients on the CPU.
         gradients_in_shared_memory: whether gradients live in memory that the ranks of a host share, so that
             they are reduced where they are, with the same result. `.grad` is then a view of that memory, as
             with `gradient_as_bucket_view` of torch's DDP: docs/shared_memory.md. It has an effect where all

@@ -59,7 +59,7 @@
        "torch: when the exchange of gradients starts: early, during the backward pass, late, at its end, or auto, by "  \
        "the cores that are free")                                                                                       \
   KNOB(autotune, "boolean", "0", "", agreed, 0, 1,                                                                     \
-       "change settings while the job trains, and keep what makes its steps faster: docs/autotune.md")                 \
+       "change settings while the job trains, and keep what makes its steps faster: docs/operations/autotune.md")          \
   KNOB(autotune_log, "path", "", "", own, 0, 0, "with autotune: a CSV file for rank 0's measurements and choice")      \
   KNOB(stall_report, "seconds", "5", "", own, 0.05, 1e6,                                                               \
        "report missing ranks after this long, and again after twice as long; a rank that does not answer is "          \

@@ -13,7 +13,7 @@ from sirtaki.runner.elastic.arbiter.rules import LOST, RANK, Rules
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host
 
-_TIMEOUT, _COOLDOWN = 600.0, (1.0, 60.0)  # seconds; docs/elastic.md
+_TIMEOUT, _COOLDOWN = 600.0, (1.0, 60.0)  # seconds; docs/guide/elastic.md
 
 
 @dataclass(frozen=True)
