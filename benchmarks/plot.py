@@ -1,7 +1,7 @@
 """Draws the results of the benchmarks: allreduce.png, train_step.png, recovery.png, and those of techniques.
 
     python benchmarks/targets.py --longer --json build/figures.json
-    python benchmarks/plot.py build/figures.json [more files] [--folder docs]
+    python benchmarks/plot.py build/figures.json [more files] [--folder docs/pictures]
 
 A file may also come from allreduce.py, train_step.py or recovery.py, for one of these pictures, or from the
 benchmark of a technique, for its picture: compression.py, compression_step.py, deadlines.py, sharding.py,
@@ -41,7 +41,12 @@ RECOVERIES = {
     "torchft": "#7a9a3b",
     "torchft, short timeouts": "#b5cc85",
 }
-FOLDER = Option("--folder", type=Path, default=Path(__file__).parents[1] / "docs", help="where to (docs)")
+FOLDER = Option(
+    "--folder",
+    type=Path,
+    default=Path(__file__).parents[1] / "docs" / "pictures",
+    help="where to (docs/pictures)",
+)
 FILES = Option("files", type=Path, nargs="+", metavar="FILE", help="what a benchmark has written with --json")
 
 

@@ -1,7 +1,7 @@
 """Simulates jobs of many ranks in virtual time: their start, negotiation, all-reduces, losses, changes.
 
     python benchmarks/simulate.py [--ranks 8 64 512 4096 16384] [--only negotiation check] [--json FILE]
-    python benchmarks/plot.py FILE          draws docs/scale.png from what --json has written
+    python benchmarks/plot.py FILE          draws docs/pictures/scale.png from what --json has written
 
 The core's own state machines negotiate, and the core's own schedule of an all-reduce runs, in one process,
 without sockets and threads. A host's cable carries one message at a time in each direction, at --gigabits;

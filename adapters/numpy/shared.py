@@ -18,7 +18,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> Array:
 
     If all ranks of a host pass such arrays, or parts of them, to `allreduce_` or one of its forms, the ranks
     read and write each other's arrays where they are, with the same result as otherwise:
-    docs/shared_memory.md. Everything else treats it as any other array. Where ranks share no memory, it is in
+    docs/reference/shared_memory.md. Everything else treats it as any other array. Where ranks share no memory, it is in
     this rank's own.
 
     Raises:

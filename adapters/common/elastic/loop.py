@@ -1,6 +1,6 @@
 """Carries a training function through the generations of an elastic job: leave, link, receive, go on.
 
-docs/elastic_protocol.md is the specification.
+docs/design/elastic_protocol.md is the specification.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The arbiter of an elastic job: decides who is a rank, when all leave, and whether the job goes on.
 
 It is a state machine without I/O: it is told what happens, with the time, and returns orders.
-docs/elastic_protocol.md is the specification.
+docs/design/elastic_protocol.md is the specification.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The phases of a generation; docs/elastic_protocol.md, section 3."""
+"""The phases of a generation; docs/design/elastic_protocol.md, section 3."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The messages between a worker and hvdrun's arbiter, on the worker's connection to the rendezvous.
 
-docs/elastic_protocol.md says when each is sent. Each names the generation that it is about.
+docs/design/elastic_protocol.md says when each is sent. Each names the generation that it is about.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 hvdrun starts it with the user's own command, and Python calls this before it runs the program
 (spare_start/sitecustomize.py). Once the spare has its place, Python goes on as in any other process. If it is
-not needed, it ends here. docs/elastic_protocol.md is the specification.
+not needed, it ends here. docs/design/elastic_protocol.md is the specification.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """This process as a worker: what it has agreed with hvdrun's arbiter, and its waits for the next generation.
 
-docs/elastic_protocol.md is the specification. The connection's thread answers for the program while that
+docs/design/elastic_protocol.md is the specification. The connection's thread answers for the program while that
 computes; `check` is the only place where both meet, and it sends nothing.
 """
 
