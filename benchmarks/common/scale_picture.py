@@ -1,4 +1,4 @@
-"""The picture of docs/design/scale.md: time, frames and bytes of simulated jobs against the number of ranks."""
+"""The picture of docs/design/scale.md: time, frames and bytes of simulated jobs, by their number of ranks."""
 
 from __future__ import annotations
 

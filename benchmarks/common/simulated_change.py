@@ -1,7 +1,7 @@
 """A model of an elastic change among many ranks: a host ends, and the others go on as the next generation.
 
-The steps are those of docs/design/elastic_protocol.md: the survivors learn of the loss (`simulated.lose`), each
-enlists with the arbiter, which sends each the description of the new world, and all begin again with an
+The steps are those of docs/design/elastic_protocol.md: the survivors learn of the loss (`simulated.lose`),
+each enlists with the arbiter, which sends each the description of the new world, and all begin again with an
 init(). Messages are the real ones, at full size, and so is the time to write and to read them. Workers of
 elastic jobs connect to the rendezvous directly. What the program does is not part of it: reading a commit,
 and sending the state to newcomers.
