@@ -8,6 +8,7 @@
 # make fuzz            the core's decoders with libFuzzer, for FUZZ_SECONDS (60) in all; it needs clang
 # make test-locks      each source of the core alone: its includes, and its locks by clang's analysis; it needs clang
 # make lint            style and types
+# make docs            builds the documentation site in build/site
 # make wheel           builds dist/sirtaki-*.whl, and says how old a system it can be installed on
 # make test-wheel      installs it where there is no compiler, and sums over two ranks
 # make clean           removes what the others made
@@ -43,7 +44,7 @@ NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
 TIERS := test test-full test-exhaustive
-.PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint wheel test-wheel clean check cross
+.PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint docs wheel test-wheel clean check cross
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -99,6 +100,10 @@ $(STAMPS)/lint: $(STAMPS)/sirtaki
 	$(PIP) install --quiet 'sirtaki[test,lint]'
 	touch $@
 
+$(STAMPS)/docs: $(STAMPS)/sirtaki
+	$(PIP) install --quiet 'sirtaki[docs]'
+	touch $@
+
 demo: $(STAMPS)/demo
 	$(BIN)/hvdrun -np 2 $(BIN)/python examples/pytorch_digits.py
 
@@ -151,6 +156,10 @@ lint: $(STAMPS)/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p sirtaki
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+
+# Material for MkDocs announces its successor at each build.
+docs: $(STAMPS)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # setuptools puts whatever it has ever built into a wheel: build/lib must go first.
 wheel: $(STAMPS)/wheel

@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
 
     Options of a --config-file come first, so that the command line overrides them. Raises LaunchError.
     """
-    parser, arguments = _parser(), _with_address(arguments)
+    parser, arguments = hvdrun_parser(), _with_address(arguments)
     options, unknown = parser.parse_known_args(arguments)
     needs_settings = options.help or options.config_file is not None or options.autotune_load is not None
     if not unknown and not needs_settings:
@@ -67,7 +67,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
     return _checked(options), settings
 
 
-def _parser() -> OptionParser:
+def hvdrun_parser() -> OptionParser:
+    """Returns the parser of all options but the core's settings, which `add_knobs` adds."""
     parser = OptionParser(
         prog="hvdrun",
         usage=USAGE,
@@ -91,7 +92,7 @@ def _with_address(arguments: Sequence[str]) -> Sequence[str]:
     from sirtaki.runner.cli.knobs import add_knobs
 
     place = arguments.index(DASHBOARD)
-    parser = _parser()
+    parser = hvdrun_parser()
     add_knobs(parser)
     before, (following, *_) = arguments[:place], [*arguments[place + 1 :], ""]
     is_of_command = bool(parser.parse_known_args(before)[0].command)

@@ -19,7 +19,12 @@ from sirtaki.common.ops.tensor import DTYPE_CODES, TensorView
 from sirtaki.common.semantics import object_to
 
 # Horovod's numbers.
-Average, Sum, Adasum, Min, Max, Product = 0, 1, 2, 3, 4, 5
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
 
 _REDUCE_OPS = {
     Average: core.AVERAGE,
