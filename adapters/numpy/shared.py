@@ -18,8 +18,8 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> Array:
 
     If all ranks of a host pass such arrays, or parts of them, to `allreduce_` or one of its forms, the ranks
     read and write each other's arrays where they are, with the same result as otherwise:
-    docs/reference/shared_memory.md. Everything else treats it as any other array. Where ranks share no memory, it is in
-    this rank's own.
+    docs/reference/shared_memory.md. Everything else treats it as any other array. Where ranks share no
+    memory, it is in this rank's own.
 
     Raises:
         OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.

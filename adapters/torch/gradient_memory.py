@@ -107,8 +107,8 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
 
     If all ranks of a host pass such tensors, or contiguous parts of them, to `allreduce_` or one of its
     forms, the ranks read and write each other's tensors where they are, with the same result as otherwise:
-    docs/reference/shared_memory.md. Everything else treats it as any other tensor on the CPU. Where ranks share no
-    memory, it is in this rank's own.
+    docs/reference/shared_memory.md. Everything else treats it as any other tensor on the CPU. Where ranks
+    share no memory, it is in this rank's own.
 
     Raises:
         OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.

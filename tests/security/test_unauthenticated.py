@@ -21,6 +21,7 @@ import pytest
 from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS
 
+from sirtaki.runner.rendezvous.connection import unauthenticated
 from sirtaki.runner.rendezvous.connection.address import listen_at, require_key, split_address
 from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
 from sirtaki.runner.rendezvous.connection.handshake_connection import HandshakeConnection
@@ -29,7 +30,6 @@ from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKin
 from sirtaki.runner.rendezvous.messages import RankEvent
 from sirtaki.runner.rendezvous.peer_listener import PeerListener
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.connection import unauthenticated
 from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 2, b"k" * 32, "1.0")

@@ -135,8 +135,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
             updates each parameter by itself, and dense gradients on the CPU.
         gradients_in_shared_memory: whether gradients live in memory that the ranks of a host share, so that
             they are reduced where they are, with the same result. `.grad` is then a view of that memory, as
-            with `gradient_as_bucket_view` of torch's DDP: docs/reference/shared_memory.md. It has an effect where all
-            ranks are on one host. Needs gradients on the CPU, and none of the other techniques.
+            with `gradient_as_bucket_view` of torch's DDP: docs/reference/shared_memory.md. It has an effect
+            where all ranks are on one host. Needs gradients on the CPU, and none of the other techniques.
 
     Returns:
         The optimizer, which now also has `no_sync()`, `synchronize()`, `skip_synchronize()` and

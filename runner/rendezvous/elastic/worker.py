@@ -1,7 +1,7 @@
 """This process as a worker: what it has agreed with hvdrun's arbiter, and its waits for the next generation.
 
-docs/design/elastic_protocol.md is the specification. The connection's thread answers for the program while that
-computes; `check` is the only place where both meet, and it sends nothing.
+docs/design/elastic_protocol.md is the specification. The connection's thread answers for the program while
+that computes; `check` is the only place where both meet, and it sends nothing.
 """
 
 from __future__ import annotations
