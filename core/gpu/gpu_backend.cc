@@ -139,8 +139,9 @@ void GpuBackend::await_abort() {
 }
 
 void GpuBackend::finish(Nanoseconds deadline) {
+  await_abort();  // the end of the world has cancelled operations that were in flight
   for (const auto& [members, group] : groups_)
-    if (group->communicator) group->communicator->finish(deadline);
+    if (group->communicator && !group->is_aborted) group->communicator->finish(deadline);
 }
 
 }  // namespace sirtaki

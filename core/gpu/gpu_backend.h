@@ -50,7 +50,7 @@ class GpuBackend final : public Backend {
   // Others need their inputs to be ready when they start.
   bool launches_behind_inputs(const Signature& signature, const std::vector<int32_t>& members) const;
 
-  // Finalizes the communicators, by the deadline.
+  // Finalizes the communicators that are not being aborted, by the deadline.
   void finish(Nanoseconds deadline);
   // Begins to abort the communicators, because the world has failed. Waits for no other rank, and not for the GPU.
   void abort();
