@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki.common.ops.objects import gather_objects
 from sirtaki.torch._private import without_subclasses
 from sirtaki.torch.elastic.handlers import ContentHandler, Entries, Names, kind_of
 from sirtaki.torch.ops.nested import Path, copied, placed
 from sirtaki.torch.training.optimizer import drop_round
 from sirtaki.torch.training.optimizer_state import options_of, parameters_of, set_options, set_state, state_of
 from sirtaki.torch.training.overlapped.optimizer import Overlapped
-from sirtaki.torch.training.sharded.copies import SliceCopies
 from sirtaki.torch.training.sharded.optimizer import Sharded
 from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer, closure_of
 
@@ -73,7 +71,7 @@ class OptimizerStateHandler(OptimizerHandler):
 
     def load(self, replicas: Any, rest: Any) -> None:
         parameters = parameters_of(self.value)
-        _overwrite(parameters, replicas["parameters"])
+        overwrite(parameters, replicas["parameters"])
         set_state(self.value, placed(replicas["state"], state_of(self.value)), parameters)
         set_options(self.value, rest)
 
@@ -135,7 +133,7 @@ class OptimizerStateHandler(OptimizerHandler):
 
     def restore_copy(self) -> None:
         """Returns to the copy. State that did not exist then is removed."""
-        _overwrite(self._copied_parameters, self._copy["parameters"])
+        overwrite(self._copied_parameters, self._copy["parameters"])
         state = copied(self._copy["state"], state_of(self.value))
         set_state(self.value, state, self._copied_parameters)
 
@@ -172,7 +170,7 @@ class OptimizerStateHandler(OptimizerHandler):
 
 
 @torch.no_grad()
-def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
+def overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
     for tensor, value in zip(tensors, values, strict=True):
         if tensor is not value:
             tensor.copy_(value)
@@ -209,7 +207,7 @@ class SeparateOptimizerHandler(OptimizerHandler):
         return replicas, self.value.own_state()
 
     def load(self, replicas: Any, rest: Any) -> None:
-        _overwrite(self.parameters(), replicas["parameters"])
+        overwrite(self.parameters(), replicas["parameters"])
         self.value.return_to(replicas["state"], rest)
 
     def require_commit(self) -> None:
@@ -219,51 +217,3 @@ class SeparateOptimizerHandler(OptimizerHandler):
                 "the last synchronization: commit when optimizer.is_synchronized is true, for example after "
                 "optimizer.synchronize()"
             )
-
-
-# ---- The handler of an optimizer with slices of its state ----------------------------------------------
-
-
-class ShardedOptimizerHandler(OptimizerHandler):
-    """A handler of an optimizer with shard=.
-
-    Replicated are the parameters and the options. Each rank has its slices of the state; a commit sends
-    copies of the slices to another rank.
-    """
-
-    value: Sharded
-
-    def __init__(self, value: Sharded) -> None:
-        super().__init__(value)
-        self._copies = SliceCopies()
-
-    def content(self) -> tuple[Any, Any]:
-        return {"parameters": self.parameters()}, options_of(self.value)
-
-    def load(self, replicas: Any, rest: Any) -> None:
-        _overwrite(self.parameters(), replicas["parameters"])
-        set_options(self.value, rest)
-
-    def land(self) -> None:
-        self._copies.exchange(self.value.sharding_scope, self.value.place, self.value.parts())
-
-    def save(self) -> None:
-        super().save()
-        self._copies.complete()
-
-    def restore(self) -> None:
-        super().restore()
-        self.value.return_to(self._copies.parts_at(self.value.place))
-
-    def prepare_change(self) -> None:
-        self._copies.spread(self.value.sharding_scope)
-
-    def divide(self) -> None:
-        scope = self.value.sharding_scope.derived("divide")
-        if not any(gather_objects(scope.context, self.value.awaits_state, scope.name, scope.process_set)):
-            return
-        self.value.take_state(self._copies.whole_values(scope, self.parameters()))
-
-    def drop_gradients(self) -> None:
-        drop_round(self.value)
-        super().drop_gradients()

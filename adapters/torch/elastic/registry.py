@@ -16,12 +16,9 @@ from sirtaki.torch.elastic.handlers import (
     Stateful,
     StatefulStateHandler,
 )
-from sirtaki.torch.elastic.optimizer_handler import (
-    OptimizerStateHandler,
-    SeparateOptimizerHandler,
-    ShardedOptimizerHandler,
-)
+from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler, SeparateOptimizerHandler
 from sirtaki.torch.elastic.sampler import ElasticSampler
+from sirtaki.torch.elastic.sharded_handler import ShardedOptimizerHandler
 from sirtaki.torch.training.sharded.optimizer import Sharded
 from sirtaki.torch.training.wrapping import SeparateOptimizer
 

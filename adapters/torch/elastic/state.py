@@ -33,9 +33,10 @@ from sirtaki.torch.elastic.handlers import (
     StateHandler,
     kind_of,
 )
-from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler, ShardedOptimizerHandler
+from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
 from sirtaki.torch.elastic.registry import handler_of
 from sirtaki.torch.elastic.sampler import ElasticSampler
+from sirtaki.torch.elastic.sharded_handler import ShardedOptimizerHandler
 from sirtaki.torch.ops.broadcasting import Placeholder, broadcast_all, described, filled
 from sirtaki.torch.ops.nested import Path, copied, mapped, tensors_of
 

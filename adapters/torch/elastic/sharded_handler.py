@@ -1,4 +1,4 @@
-"""Copies of a sharded optimizer's state in an elastic job, so that no loss of a host loses a slice.
+"""The handler of an optimizer with shard=. Copies on other ranks keep a lost host from losing state.
 
 At each commit, a rank stores its slices, and sends them to another rank, on another host if there is one.
 After a change of the ranks, the slices of the commit are gathered from the ranks that have them, and divided
@@ -13,12 +13,12 @@ Before a change that the ranks have agreed on, each rank stores the slices of al
 
 from __future__ import annotations
 
+import pickle
 import secrets
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 from torch import Tensor
 
@@ -27,12 +27,64 @@ from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.objects import broadcast_object, gather_objects
 from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE, COUNTED_ALLTOALL
+from sirtaki.torch.elastic.optimizer_handler import OptimizerHandler, overwrite
 from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.training.optimizer import drop_round
+from sirtaki.torch.training.optimizer_state import options_of, set_options
+from sirtaki.torch.training.sharded.optimizer import Sharded
 from sirtaki.torch.training.sharded.slices import Place
 from sirtaki.torch.training.sharded.whole_values import Elements, Part, described, whole_values
 
 _ALIGNMENT = 64  # bytes: of each value in a payload
 _LENGTH_BYTES = 8
+
+
+class ShardedOptimizerHandler(OptimizerHandler):
+    """A handler of an optimizer with shard=.
+
+    Replicated are the parameters and the options. Each rank has its slices of the state; a commit sends
+    copies of the slices to another rank.
+    """
+
+    value: Sharded
+
+    def __init__(self, value: Sharded) -> None:
+        super().__init__(value)
+        self._copies = SliceCopies()
+
+    def content(self) -> tuple[Any, Any]:
+        return {"parameters": self.parameters()}, options_of(self.value)
+
+    def load(self, replicas: Any, rest: Any) -> None:
+        overwrite(self.parameters(), replicas["parameters"])
+        set_options(self.value, rest)
+
+    def land(self) -> None:
+        self._copies.exchange(self.value.sharding_scope, self.value.place, self.value.parts())
+
+    def save(self) -> None:
+        super().save()
+        self._copies.complete()
+
+    def restore(self) -> None:
+        super().restore()
+        self.value.return_to(self._copies.parts_at(self.value.place))
+
+    def prepare_change(self) -> None:
+        self._copies.spread(self.value.sharding_scope)
+
+    def divide(self) -> None:
+        scope = self.value.sharding_scope.derived("divide")
+        if not any(gather_objects(scope.context, self.value.awaits_state, scope.name, scope.process_set)):
+            return
+        self.value.take_state(self._copies.whole_values(scope, self.parameters()))
+
+    def drop_gradients(self) -> None:
+        drop_round(self.value)
+        super().drop_gradients()
+
+
+# ---- The copies of slices ------------------------------------------------------------------------------
 
 
 class CommitId(NamedTuple):
@@ -47,7 +99,7 @@ class SliceCopy(NamedTuple):
 
     Attributes:
         place: the rank's, in the world of the commit.
-        payload: its parts, as `packed` returns them.
+        payload: its parts, as `packed` returns them, in the memory of the host.
     """
 
     place: Place
@@ -97,7 +149,7 @@ class SliceCopies:
     def spread(self, scope: CollectiveScope) -> None:
         """Stores the slices of all ranks at the commit, as any of them may leave. All ranks must call it.
 
-        They are in the memory of the host, which needs room for the whole state on each rank.
+        The memory of the host needs room for the whole state on each rank.
 
         Raises:
             HorovodInternalError: a rank was lost; the copies are intact.
@@ -106,9 +158,8 @@ class SliceCopies:
         if context.size == 1 or self.committed is None:
             return
         own = next(copy for copy in self._copies[self.committed] if copy.place.position == context.rank)
-        payload = own.payload.cpu()
-        sizes = gather_objects(context, payload.numel(), f"{scope.name}.sizes", scope.process_set)
-        found = run(context, COLLECTIVES.single(context, ALLGATHER, payload, scope.options()))
+        sizes = gather_objects(context, own.payload.numel(), f"{scope.name}.sizes", scope.process_set)
+        found = run(context, COLLECTIVES.single(context, ALLGATHER, own.payload, scope.options()))
         self._copies[self.committed] = [
             SliceCopy(Place(position, context.size), part) for position, part in enumerate(found.split(sizes))
         ]
@@ -194,13 +245,12 @@ def _from_others(scope: CollectiveScope, own: Tensor) -> list[SliceCopy]:
 
 @torch.no_grad()
 def packed(parts: Sequence[Part]) -> Tensor:
-    """Returns a copy of parts as bytes, on the device of their elements."""
+    """Returns a copy of parts as bytes in the memory of the host, also on a rank without elements."""
     tensors = [tensor for part in parts for tensor in _elements(part)]
     sizes = [_aligned(tensor.numel() * tensor.element_size()) for tensor in tensors]
-    description = cloudpickle.dumps(list(map(described, parts)))
+    description = pickle.dumps(list(map(described, parts)))
     start = _aligned(_LENGTH_BYTES + len(description))
-    device = tensors[0].device if tensors else torch.device("cpu")
-    payload = torch.zeros(start + sum(sizes), dtype=torch.uint8, device=device)
+    payload = torch.zeros(start + sum(sizes), dtype=torch.uint8)
     head = len(description).to_bytes(_LENGTH_BYTES, "little") + description
     payload[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     for tensor, size in zip(tensors, sizes, strict=True):
@@ -214,7 +264,7 @@ def unpacked(payload: Tensor) -> list[Part]:
     """Returns parts whose elements are views of the bytes."""
     length = int.from_bytes(bytes(payload[:_LENGTH_BYTES].tolist()), "little")
     head = _LENGTH_BYTES + length
-    parts: list[Part] = cloudpickle.loads(payload[_LENGTH_BYTES:head].cpu().numpy().tobytes())
+    parts: list[Part] = pickle.loads(payload[_LENGTH_BYTES:head].numpy().tobytes())
     start = _aligned(head)
     found = []
     for part in parts:
