@@ -1,4 +1,4 @@
-"""Combinations of techniques: one table refuses choices, and is that of docs/reference/combinations.md, too.
+"""Combinations of techniques: a table refuses choices, and makes docs/reference/combinations.md.
 
 A choice is an argument of a call, or a kind of job. A rule names two choices that exclude each other, says
 why, and what to do. Checks of a single argument, and of models and data, are elsewhere.

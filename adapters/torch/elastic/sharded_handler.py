@@ -95,7 +95,7 @@ class CommitId(NamedTuple):
 
 
 class SliceCopy(NamedTuple):
-    """The slices of one rank at a commit.
+    """A rank's slices at a commit.
 
     Attributes:
         place: the rank's, in the world of the commit.
@@ -228,7 +228,7 @@ def keeper_of(rank: int, hosts: Sequence[int]) -> int:
 
 
 def _from_others(scope: CollectiveScope, own: Tensor) -> list[SliceCopy]:
-    """Sends this rank's slices to its keeper; returns those of the ranks that it keeps."""
+    """Sends this rank's slices to its keeper; returns the slices that other ranks have sent here."""
     context = scope.context
     splits = [0] * context.size
     hosts = [peer.host_index for peer in context.topology.peers]
@@ -261,7 +261,7 @@ def packed(parts: Sequence[Part]) -> Tensor:
 
 
 def unpacked(payload: Tensor) -> list[Part]:
-    """Returns parts whose elements are views of the bytes."""
+    """Returns the parts in these bytes; their elements are views."""
     length = int.from_bytes(bytes(payload[:_LENGTH_BYTES].tolist()), "little")
     head = _LENGTH_BYTES + length
     parts: list[Part] = pickle.loads(payload[_LENGTH_BYTES:head].numpy().tobytes())
