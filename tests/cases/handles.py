@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 
 import numpy as np
@@ -100,3 +101,26 @@ def one_array_may_be_read_by_several_at_once() -> None:
     handles = [hvd.allreduce_async(mine, op=hvd.Sum, name=f"{i}") for i in range(5)]
     for handle in handles:
         assert (handle.wait() == 2 * hvd.size()).all()
+
+
+@case(least=2)
+def several_threads_wait_for_one_handle() -> None:
+    """Later operations are apart from each other: none shares the memory of its request with another."""
+    mine = np.full(5, hvd.rank() + 1.0)
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(mine, op=hvd.Sum, name="awaited")
+        threads = [threading.Thread(target=handle.wait) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)  # all of them wait
+        hvd.barrier()
+        for thread in threads:
+            thread.join()
+        result = handle.wait()
+    else:
+        hvd.barrier()
+        result = hvd.allreduce(mine, op=hvd.Sum, name="awaited")
+    assert result.tolist() == [sum(range(1, hvd.size() + 1))] * 5
+    handles = [hvd.allreduce_async(np.full(5, float(i)), op=hvd.Sum, name=f"later {i}") for i in range(8)]
+    for i, later in enumerate(handles):
+        assert later.wait().tolist() == [i * hvd.size()] * 5

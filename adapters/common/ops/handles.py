@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,10 +128,10 @@ class Handle(Generic[T]):
 
     With tensors on a GPU, `wait()` returns when the operation is queued there: the current CUDA stream waits
     for it, and the host does not. The tensors that it reads and writes stay alive until it has ended, even if
-    the handle is dropped.
+    the handle is dropped. Several threads may wait for it.
     """
 
-    __slots__ = ("_context", "_failure", "_operation", "_result", "_started_at")
+    __slots__ = ("_context", "_failure", "_lock", "_operation", "_result", "_started_at")
 
     def __init__(self, context: Context, operation: Operation[T], started_at: CallSite | None = None) -> None:
         self._context = context
@@ -138,12 +139,14 @@ class Handle(Generic[T]):
         self._operation: Operation[T] | None = operation
         self._result: T | None = None
         self._failure: Exception | None = None
+        self._lock = threading.RLock()  # its batch returns to the pool once, whichever thread completes it
 
     def poll(self) -> bool:
         """Returns whether the operation has ended, successfully or not. Never waits."""
-        if self._operation is None:
+        operation = self._operation
+        if operation is None:
             return True
-        batch = self._operation.batch
+        batch = operation.batch
         return all(self._context.poll(batch, index) for index in range(batch.count))
 
     def wait(self) -> T:
@@ -152,8 +155,9 @@ class Handle(Generic[T]):
         Raises:
             HorovodInternalError: the operation failed; a second call raises the same.
         """
-        if self._operation is not None:
-            self._complete(self._operation)
+        with self._lock:
+            if self._operation is not None:
+                self._complete(self._operation)
         if self._failure is not None:
             raise copy.copy(
                 self._failure
@@ -165,10 +169,11 @@ class Handle(Generic[T]):
             _wait(self._context, operation)
         except Exception as error:
             self._failure = with_call_site(error, [self._started_at]).with_traceback(None)
+            self._operation = None
         else:
             self._result = operation.finish(self._context, operation.batch)
+            self._operation = None
             _recycle(self._context, operation.batch)
-        self._operation = None
 
 
 def poll(handle: Handle[T]) -> bool:
