@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import DeviceOutput
 from sirtaki.torch import _private
+from sirtaki.torch.ops.nested import tensors_in
 
 if TYPE_CHECKING:
     from sirtaki.bindings.topology import Topology
@@ -57,15 +58,6 @@ def record_stream(gpu: int, tensors: Any) -> None:
     for tensor in tensors_in(tensors):
         if ordinal(tensor) == gpu:
             tensor.record_stream(stream)
-
-
-def tensors_in(nested: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested tuples and lists."""
-    if isinstance(nested, Tensor):
-        yield nested
-    elif isinstance(nested, tuple | list):
-        for element in nested:
-            yield from tensors_in(element)
 
 
 def new_stream(gpu: int) -> AbstractContextManager[Any]:

@@ -26,6 +26,7 @@ from sirtaki.bindings.topology import Peer, Topology  # noqa: E402
 from sirtaki.common.ops.reduction import Call, Reduction, describe  # noqa: E402
 from sirtaki.torch import device  # noqa: E402
 from sirtaki.torch.backend.work import StreamWork  # noqa: E402
+from sirtaki.torch.ops.nested import tensors_in  # noqa: E402
 from sirtaki.torch.ops.tensors import view  # noqa: E402
 
 pytestmark = needs_fake
@@ -47,7 +48,7 @@ def recorded(tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch) -> list[Reco
 
     def record(gpu: int, nested: Any) -> None:
         stream = device.current_stream(gpu)
-        records.extend((stream, tensor.data_ptr()) for tensor in device.tensors_in(nested))
+        records.extend((stream, tensor.data_ptr()) for tensor in tensors_in(nested))
 
     monkeypatch.setattr(device, "record_stream", record)
     return records

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.torch.auto import positions, rules
 from sirtaki.torch.auto.job import LoadedBatch, Root, job, refusal
 from sirtaki.torch.auto.row_counts import RowCount
+from sirtaki.torch.ops.nested import tensors_in
 
 _MARK = "_sirtaki_mark"
 _LARGEST_KEPT = 1024  # elements of an unmarked operand that is copied, to compute with it again
@@ -100,7 +101,7 @@ class Marking(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        marks = [mark for mark in map(mark_of, _tensors((args, kwargs))) if mark is not None]
+        marks = [mark for mark in map(mark_of, tensors_in((args, kwargs))) if mark is not None]
         name = getattr(func, "__name__", "")
         if not marks:
             if name in _READS:
@@ -113,24 +114,13 @@ class Marking(TorchFunctionMode):
         return _called(func, name, args, kwargs, marks)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-
-
 def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> Any:
     is_in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
     is_scalar = all(mark.is_scalar for mark in marks) and not _changes_many(is_in_place, args)
     again = _again(func, args, kwargs, is_in_place) if is_scalar else None
     result = func(*args, **kwargs)
     batch, earlier = _origin(marks)
-    results = _tensors(args[0] if name == "__setitem__" else result)
+    results = tensors_in(args[0] if name == "__setitem__" else result)
     for index, tensor in enumerate(results):
         mark = Mark(batch, positions.place())
         mark.earlier = earlier
@@ -175,16 +165,19 @@ def _has_all_rows(tensor: Any, batch: LoadedBatch) -> bool:
 
 
 def _has_mask(index: Any) -> bool:
-    return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _tensors(index))
+    return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_in(index))
 
 
 def _item_of(again: Callable[[], Any], index: int) -> Callable[[], Any]:
-    return lambda: list(_tensors(again()))[index]
+    return lambda: list(tensors_in(again()))[index]
 
 
 def _again(func: Any, args: Any, kwargs: Any, is_in_place: bool) -> Callable[[], Any] | None:
     """Returns a function that computes a call with values over the whole batch; None: it cannot be kept."""
-    if sum(tensor.numel() for tensor in _tensors((args, kwargs)) if mark_of(tensor) is None) > _LARGEST_KEPT:
+    if (
+        sum(tensor.numel() for tensor in tensors_in((args, kwargs)) if mark_of(tensor) is None)
+        > _LARGEST_KEPT
+    ):
         return None
     kept, named = _kept(args), _kept(kwargs)
 
@@ -316,7 +309,7 @@ def _read(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     from sirtaki.torch.auto.loaders import end_closed_batch
 
     end_closed_batch()
-    marked = [tensor for tensor in _tensors((args, kwargs)) if mark_of(tensor) is not None]
+    marked = [tensor for tensor in tensors_in((args, kwargs)) if mark_of(tensor) is not None]
     for tensor in marked:
         mark = mark_of(tensor)
         if mark is not None and not mark.is_scalar and not mark.is_delivered:
@@ -344,7 +337,7 @@ def _compare_read(args: Any, caller: Any) -> None:
     link = job.batch.link if job.batch is not None else None
     if link is None or positions.is_inside_sirtaki(caller):
         return
-    for tensor in _tensors(args):
+    for tensor in tensors_in(args):
         if tensor.numel() == 1 and not tensor.is_complex():
             link.check(positions.place(), tensor)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,6 +37,18 @@ def tensors_of(value: Any) -> dict[Path, Tensor]:
 
     mapped(value, note)
     return found
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in nested dictionaries, lists and tuples, and in objects of their subclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
 
 
 @torch.no_grad()
