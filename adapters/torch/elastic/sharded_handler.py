@@ -68,7 +68,9 @@ class ShardedOptimizerHandler(OptimizerHandler):
 
     def restore(self) -> None:
         super().restore()
-        self.value.return_to(self._copies.parts_at(self.value.place))
+        parts = self._copies.parts_at(self.value.place)
+        if parts is not None:
+            self.value.return_to(parts)
 
     def prepare_change(self) -> None:
         self._copies.spread(self.value.sharding_scope)
@@ -201,8 +203,7 @@ class SliceCopies:
         if self._world is None or self._world() is not context:
             number = broadcast_object(secrets.randbits(62), 0, f"{scope.name}.world", scope.process_set)
             self._world, self._world_number = weakref.ref(context), number
-        numbers = [id_.number for id_ in self._copies if id_.world == self._world_number]
-        return CommitId(self._world_number, max(numbers, default=-1) + 1)
+        return CommitId(self._world_number, context.next_number(f"{scope.name}.commit"))
 
 
 def _lost(missing: Sequence[int], size: int) -> str:

@@ -357,7 +357,7 @@ class _ShardedDistributed(Sharded, _Distributed):
         if self._settings.shard == GRADIENTS:
             self._settings.exchange_options = replace(self._exchange_options, partition=partition)
         self._adopt_slices(partition, self._scope, self._settings.names)
-        self._awaits_state = True
+        self.awaits_state = True
         self._make_reducer_again()
 
 

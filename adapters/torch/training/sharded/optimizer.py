@@ -42,7 +42,7 @@ class Sharded(Wrapped):
     sharding_scope: CollectiveScope
     _parameter_names: dict[Tensor, str]
     _named_slices: list[tuple[str, Slice]]
-    _awaits_state = False  # since a change of the ranks, until the elastic state has divided it anew
+    awaits_state = False  # since a change of the ranks, until the elastic state has divided it anew
 
     def _adopt_slices(self, partition: Partition, scope: CollectiveScope, names: dict[Tensor, str]) -> None:
         """Divides the state that the optimizer has."""
@@ -63,30 +63,23 @@ class Sharded(Wrapped):
         """Returns this rank's place among the ranks that divide the parameters."""
         return self._partition.place
 
-    @property
-    def awaits_state(self) -> bool:
-        """Returns whether the ranks have changed, and this rank has no state of its new slices yet."""
-        return self._awaits_state
-
     def take_state(self, values: Iterable[Mapping[str, Any]]) -> None:
         """Replaces the state by this rank's part of each parameter's, in the order of the groups."""
-        state: dict[Tensor, dict[str, Any]] = {}
-        for slice_, whole in zip(self._slices(), values, strict=True):
-            if whole and not slice_.is_empty:
-                state[slice_.tensor] = {key: slice_.part(value) for key, value in whole.items()}
-        self.state = defaultdict(dict, state)
-        self._awaits_state = False
+        self._set_state(
+            {} if slice_.is_empty else {key: slice_.part(value) for key, value in whole.items()}
+            for slice_, whole in zip(self._slices(), values, strict=True)
+        )
+        self.awaits_state = False
 
     @torch.no_grad()
-    def return_to(self, parts: Sequence[Part] | None) -> None:
-        """Replaces the state by copies of these parts; None: they are of another world."""
-        if parts is None:
-            return
-        state: dict[Tensor, dict[str, Any]] = {}
-        for slice_, part in zip(self._slices(), parts, strict=True):
-            if part.values:
-                state[slice_.tensor] = values_of(slice_, part)
-        self.state = defaultdict(dict, state)
+    def return_to(self, parts: Sequence[Part]) -> None:
+        """Replaces the state by copies of these parts."""
+        self._set_state(values_of(slice_, part) for slice_, part in zip(self._slices(), parts, strict=True))
+
+    def _set_state(self, values: Iterable[dict[str, Any]]) -> None:
+        """Replaces the state by that of each slice, in the order of the groups; {}: it has none."""
+        pairs = zip(self._slices(), values, strict=True)
+        self.state = defaultdict(dict, {slice_.tensor: own for slice_, own in pairs if own})
 
     def parts(self) -> list[Part]:
         """Returns this rank's part of the state of each parameter, in the order of the groups."""
@@ -111,7 +104,7 @@ class Sharded(Wrapped):
 
     def _replace_groups(self) -> None:
         """Puts the slices into the groups, with their gradients."""
-        if self._awaits_state:
+        if self.awaits_state:
             raise UnsupportedError(
                 "the ranks have changed, and this optimizer with shard= is not part of the elastic state, so "
                 "its state belongs to slices that this rank does not have any more: make the state with it, "
