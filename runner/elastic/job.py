@@ -1,4 +1,4 @@
-"""An elastic job of hvdrun: the main loop, around the driver that carries out the arbiter's orders."""
+"""An elastic job of hvdrun: the driver carries out the arbiter's orders, and the main loop calls it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from sirtaki.runner.elastic.spares.spare_command import check_spare_command
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.elastic.summary import describe_separate_runs
 from sirtaki.runner.hosts.host_connection import Connection
+from sirtaki.runner.hosts.remote import RemoteHost
 from sirtaki.runner.launch.capacity import Capacity
 from sirtaki.runner.launch.cores import usable_cores
 from sirtaki.runner.launch.environment import encrypts
@@ -44,25 +45,25 @@ from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, describe_threads, signal_name
 from sirtaki.runner.supervise.finished_peers import finished_peers
-from sirtaki.runner.supervise.signals import PASSED_ON, WakeupPipe, stop_this_process
-from sirtaki.runner.supervise.supervisor import KILL_SECONDS, READER_GONE, Patience
+from sirtaki.runner.supervise.main_loop import KILL_SECONDS, MainLoop, Source
+from sirtaki.runner.supervise.signals import WakeupPipe
 
 _PER_WORKER = 4  # descriptors: the ends of two pipes, and the connections to the arbiter and to a generation
 _NO_WORKER = -1  # the number of a spare, which has none
 _NO_TIMELINE = "no rank has begun to train, or all files were lost with their hosts"
 
 
-class ElasticJob:
+class ElasticJob(MainLoop):
     """An elastic job; runs in the main thread only, so that workers can be forked."""
 
     def __init__(
         self, settings: Settings, elastic: ElasticSettings, wakeup: WakeupPipe, reaper: Reaper
     ) -> None:
         self._settings, self._elastic = settings, elastic
-        self._wakeup, self._reaper = wakeup, reaper
-        self._selector = selectors.PollSelector()  # epoll refuses regular files
-        self._display = display = Display(self._selector, settings.verbose)
-        folder = JobFolder(reaper)
+        selector = selectors.PollSelector()  # epoll refuses regular files
+        display, folder = Display(selector, settings.verbose), JobFolder(reaper)
+        endpoints = start_endpoints(settings, folder.path, reaper, display.say)
+        super().__init__(display, selector, endpoints, wakeup, reaper)
         self._folder = folder.path
         encrypt = encrypts({**os.environ, **settings.additions})
         job = Job(secrets.token_hex(8), 1, folder.key, VERSION, encrypt)
@@ -75,9 +76,9 @@ class ElasticJob:
             display.say,
             on_call,
         )
-        connection = Connection(settings.launcher, self._selector, display, metrics_question(settings))
+        connection = Connection(settings.launcher, self.selector, display, metrics_question(settings))
         self._spares = JobSpares(
-            elastic.spares, self._start_spare, self._spares_of, self._folder, self._selector, display
+            elastic.spares, self._start_spare, self._spares_of, self._folder, self.selector, display
         )
         self._start_of_hosts = HostStart(
             settings,
@@ -104,21 +105,19 @@ class ElasticJob:
             self._spares,
             self._hosts,
         )
-        self._endpoints = start_endpoints(settings, self._folder, reaper, display.say)
         self._discovery = Discovery(elastic.script, elastic.slots_per_host, display.say)
         self._slots: Sequence[Slot] = ()
         self._driver = Driver(
             elastic.rules, self._post, self._processes, display.say, self._end, self._spares
         )
-        self._kill_at: float | None = None
         self._end_signal: int = signal.SIGTERM  # for all workers, if the job fails
         self._signal_to_send: int | None = None
-        self._patience = Patience()
+        self._has_concluded = False  # all workers have ended, and their messages have been handled
 
     def run(self) -> int:
         """Runs the job to its end; returns hvdrun's exit code. Raises LaunchError if it cannot start."""
         for notice in self._settings.notices:
-            self._display.say(notice)
+            self.display.say(notice)
         per_worker = _PER_WORKER + OUTPUT_FILES * bool(self._settings.output_folder)
         allow_descriptors(per_worker * self._elastic.rules.maximum)
         slots = self._find_slots()
@@ -127,12 +126,10 @@ class ElasticJob:
             Capacity(min(own, self._elastic.rules.start), usable_cores()).check()
         if self._settings.timeline is not None:
             self._settings.timeline.prepare()
-        self._selector.register(self._wakeup, selectors.EVENT_READ, self._handle_wakeup)
-        self._wakeup.unblock_signals()
+        self.begin()
         self._set_slots(slots)
-        while self._processes.running or not self._driver.is_over:
-            self._iterate()
-        return self._conclude()
+        self.run_until(self.has_ended)
+        return self._end_job()
 
     def _find_slots(self) -> Sequence[Slot]:
         """Returns the slots with which the job begins. Raises LaunchError if there are too few.
@@ -155,37 +152,25 @@ class ElasticJob:
 
     # ---- The loop --------------------------------------------------------------------------------------
 
-    def _iterate(self) -> None:
-        self._display.balance()
-        servers = self._post.servers()
-        for server in servers:
-            self._selector.register(server, selectors.EVENT_READ, lambda: None)  # all are served below
-        ready = [key.data for key, _ in self._selector.select(self._time_to_next_deadline())]
-        for server in servers:
-            self._selector.unregister(server)
-        for handle in ready:
-            handle()
+    def advance(self) -> None:
+        if self._has_concluded:
+            for remote in self.remotes():
+                remote.poll()
+            return
         self._serve()
         now = time.monotonic()
         self._discover(now)
         if self._hosts.poll(now, self._processes.running):
             self._update_slots()
         self._driver.advance(now)
-        if self._kill_at is not None and self._kill_at <= now:
-            self._kill_at = now + KILL_SECONDS
-            self._signal(signal.SIGKILL)
-        if error := self._display.reader_error:
-            is_closed = isinstance(error, BrokenPipeError)
-            text = "" if is_closed else f"cannot write to standard output: {error.strerror}"
-            self._stop(Finish(READER_GONE if is_closed else 1, text), signal.SIGTERM)
         self._serve()  # sends what the orders have queued
         # Messages may have begun or ended the training: it is the last thing before the loop waits.
         if self._spares.wanted:
             is_running = self._driver.arbiter.phase is Phase.RUNNING
             self._spares.advance(self._ranks_of_hosts(), is_running, time.monotonic())
         if self._signal_to_send is not None:
-            self._signal(self._signal_to_send)
-            self._signal(signal.SIGCONT)  # a stopped process does not handle signals
+            self.signal(self._signal_to_send)
+            self.signal(signal.SIGCONT)  # a stopped process does not handle signals
             self._signal_to_send = None
 
     def _serve(self) -> None:
@@ -193,23 +178,39 @@ class ElasticJob:
         if self._processes.awaits_messages:
             self._note_ends()
 
-    def _time_to_next_deadline(self) -> float | None:
-        now = time.monotonic()
-        parts = (self._driver, self._discovery, self._hosts, self._processes, self._spares, self._post)
-        moments = [self._kill_at, *(part.due for part in parts)]
-        times = [moment - now for moment in moments if moment is not None]
-        return max(min(times), 0.0) if times else None
+    def sources(self) -> Sequence[Source]:
+        return () if self._has_concluded else self._post.servers()
 
-    def _handle_wakeup(self) -> None:
-        numbers = self._wakeup.read()
-        if self._reaper.replace_if_killed():
-            self._display.say("the process that cleans up after this job was killed; another one replaces it")
-        self._endpoints.check()
+    def moments(self) -> Sequence[float | None]:
+        if self._has_concluded:
+            return []
+        parts = (self._driver, self._discovery, self._hosts, self._processes, self._spares, self._post)
+        return [part.due for part in parts]
+
+    def note_changes(self) -> None:
+        if self._has_concluded:
+            return
         self._spares.check()
         self._serve()  # a worker's last message precedes its end
         self._note_ends()
-        for number in numbers:
-            self._handle_signal(number)
+
+    def remotes(self) -> Sequence[RemoteHost]:
+        return self._hosts.remotes()
+
+    def running(self) -> Sequence[int]:
+        return sorted(self._processes.lane(worker) or 0 for worker in self._processes.running)
+
+    def has_ended(self) -> bool:
+        return self._driver.is_over and not self._processes.running
+
+    def signal(self, number: int) -> None:
+        self._processes.signal(number)
+
+    def stop(self, code: int, text: str, number: int) -> None:
+        if self._has_concluded:
+            return
+        self._end_signal = number
+        self._driver.stop(Finish(code, text))
 
     def _note_ends(self) -> None:
         # When the job ends, nothing depends on the last messages of a worker.
@@ -231,7 +232,7 @@ class ElasticJob:
             try:
                 self._set_slots(slots)
             except LaunchError as error:  # their output cannot be kept
-                self._stop(Finish(1, str(error)), signal.SIGTERM)
+                self.stop(1, str(error), signal.SIGTERM)
 
     def _set_slots(self, slots: Sequence[Slot]) -> None:
         self._processes.know(slots)
@@ -265,78 +266,45 @@ class ElasticJob:
         """Starts a spare on this host. Raises OSError and LaunchError."""
         slot = next(slot for slot in self._slots if is_own_host(slot.host))
         environment, command = self._processes.environment(_NO_WORKER, slot), self._settings.command
-        return SpareProcess(command, environment, self._folder, self._elastic.spares_run_script, self._reaper)
+        return SpareProcess(command, environment, self._folder, self._elastic.spares_run_script, self.reaper)
 
     # ---- The end ---------------------------------------------------------------------------------------
 
-    def _handle_signal(self, number: int) -> None:
-        if number == signal.SIGTSTP:
-            self._signal(number)
-            self._hosts.note_signal(number)
-            stop_this_process()
-            self._hosts.renew_leases()
-        elif number == signal.SIGCONT or number in PASSED_ON:
-            self._signal(number)
-            self._hosts.note_signal(number)
-        elif number in (signal.SIGINT, signal.SIGTERM):
-            self._terminate(number)
-
-    def _terminate(self, number: int) -> None:
-        if self._driver.is_over and not self._processes.running:
-            self._patience.note_signal()
-            self._display.drop()
-            return
-        if self._kill_at is not None:
-            self._signal(signal.SIGKILL)
-            return
-        text = "terminated (SIGTERM): ending all ranks"
-        if number == signal.SIGINT:
-            self._display.say("interrupted: ending all ranks (Ctrl-C again kills them at once)")
-            shown = [self._processes.lane(worker) or 0 for worker in self._processes.running]
-            self._display.mute_errors_except(min(shown, default=0))
-            text = ""
-        self._stop(Finish(128 + number, text), number)
-
-    def _stop(self, result: Finish, number: int) -> None:
-        """Ends the job although the arbiter has not decided that."""
-        self._end_signal = number
-        self._driver.stop(result)
-
     def _end(self, result: Finish) -> None:
         """Ends the job: asks all workers to end, and sets the time to kill workers that remain."""
-        self._kill_at = time.monotonic() + KILL_SECONDS
+        self.kill_at = time.monotonic() + KILL_SECONDS
         self._spares.end()
         if result.code:
             self._signal_to_send = self._end_signal  # after the message with the reason
 
-    def _signal(self, number: int) -> None:
-        self._processes.signal(number)
-
-    def _conclude(self) -> int:
-        self._endpoints.release()
+    def _end_job(self) -> int:
+        self._has_concluded, self.kill_at = True, None
+        self.endpoints.release()
         self._discovery.close()
-        self._finish_hosts()
+        self._hosts.finish()
+        self.await_hosts()
         self._post.close()
         self._processes.reap()
         self._spares.reap()
         timeline = self._settings.timeline
         notices = [] if timeline is None else [timeline.merge(_NO_TIMELINE)]
-        self._reaper.release()
-        while not self._reaper.ended() and not self._patience.has_ended:
-            self._selector.select(0.02)
-            for number in self._wakeup.read():
-                self._handle_signal(number)
-        self._display.close_streams()
-        self._display.begin_result(drops_output=self._patience.has_ended)
-        result, service = self._driver.result or Finish(0), self._settings.service
+        self.conclude(lambda: self._show_result(notices))
+        return self._result.code
+
+    @property
+    def _result(self) -> Finish:
+        return self._driver.result or Finish(0)
+
+    def _show_result(self, notices: Sequence[str]) -> None:
+        result, service = self._result, self._settings.service
         reason, culprit = "", result.culprit
         name = "" if culprit is None else self._driver.arbiter.workers[culprit].name
         explains = service is not None and service.has_outcome(culprit)
         if culprit is not None and not explains and (lane := self._processes.lane(culprit)) is not None:
             died = self._processes.died(culprit)
-            reason = self._display.show_error_of(lane, name, died)
+            reason = self.display.show_error_of(lane, name, died)
         for notice in filter(None, [self._driver.summary(), *notices, self._remark(result.code)]):
-            self._display.say(notice)
+            self.display.say(notice)
         text = result.text and f"{result.text}{reason and ': '}{reason}"
         if (peers := finished_peers(reason)) is not None:
             text = peers.explain("had returned from the training function", name)
@@ -345,12 +313,7 @@ class ElasticJob:
         if service is not None and result.code:
             service.note_failure(text, culprit)
         elif text:
-            self._display.say(text)
-        while not (self._display.all_shown or self._patience.is_over()):
-            due = self._patience.due
-            for key, _ in self._selector.select(None if due is None else max(due - time.monotonic(), 0.0)):
-                key.data()
-        return result.code
+            self.display.say(text)
 
     def _remark(self, code: int) -> str:
         """Returns a notice if a successful job had failed threads, or no worker was ever a rank; else ""."""
@@ -361,15 +324,6 @@ class ElasticJob:
             return describe_threads(self._post.failed_threads)
         is_python = runs_python(self._settings.command)
         return describe_separate_runs(len(arbiter.workers.all()), self._post.has_initialised, is_python)
-
-    def _finish_hosts(self) -> None:
-        """Orders the agents to send the last output, and to end."""
-        self._hosts.finish()
-        while not self._hosts.have_ended() and not self._patience.has_ended:
-            self._display.balance()
-            for key, _ in self._selector.select(0.1):
-                key.data()
-        self._hosts.close()
 
 
 def _describe(status: ExitStatus) -> str:

@@ -117,19 +117,8 @@ class OtherHosts:
     def due(self) -> float | None:
         """Returns when to call `poll`, whatever happens (time.monotonic())."""
         moments = [host.due for host in self._hosts.values() if host.slots and not host.is_ready]
-        moments += [due for remote in self._remotes() if (due := remote.deadline) is not None]
+        moments += [due for remote in self.remotes() if (due := remote.deadline) is not None]
         return min(moments, default=None)
-
-    def note_signal(self, number: int) -> None:
-        """Sends all agents a signal that stops or resumes the job's ranks."""
-        for host in self._hosts.values():
-            if host.remote is not None and host.is_prepared:
-                host.remote.note_signal(number)
-
-    def renew_leases(self) -> None:
-        """Renews all leases: hvdrun and all ranks were stopped."""
-        for remote in self._remotes():
-            remote.renew_lease()
 
     def finish(self) -> None:
         """Orders the agents to send the last output and to end: all workers have ended."""
@@ -138,15 +127,6 @@ class OtherHosts:
                 self._release(host, host.remote)
             elif host.remote is not None:
                 host.remote.give_up("the job has ended")
-
-    def have_ended(self) -> bool:
-        for remote in self._remotes():
-            remote.poll()
-        return all(remote.ended for remote in self._remotes())
-
-    def close(self) -> None:
-        for remote in self._remotes():
-            remote.close()
 
     def _leaves(self, slot: Slot) -> bool:
         return not is_own_host(slot.host) and self._hosts[slot.host].leaves
@@ -223,5 +203,6 @@ class OtherHosts:
             host.complaint = failure
             self.say(f"{failure}; the next attempt to use it is in {pause:g} s")
 
-    def _remotes(self) -> list[RemoteHost]:
+    def remotes(self) -> list[RemoteHost]:
+        """Returns the connections that there are."""
         return [host.remote for host in self._hosts.values() if host.remote is not None]

@@ -154,8 +154,9 @@ class RemoteHost:
         self.send(Frame(MessageKind.DISMISS, lane))
 
     def note_signal(self, number: int) -> None:
-        """Sends the agent a signal for all ranks of the job; its lease stops even if it has no rank."""
-        self.send(Frame.of_number(MessageKind.SIGNAL, NO_RANK, number))
+        """Sends the agent a signal that stops or resumes the job; its lease stops even if it has no rank."""
+        if self._job is not None:
+            self.send(Frame.of_number(MessageKind.SIGNAL, NO_RANK, number))
 
     def renew_lease(self) -> None:
         """Starts a new lease: hvdrun itself was stopped, and so were the ranks."""

@@ -149,9 +149,8 @@ class _Launch:
             for allocation in (
                 allocation for allocation in allocations if allocation.host.name == remote.name
             ):
-                own = [placements[rank] for rank in allocation.ranks]
                 values = start_values(settings, job, server.address)
-                values["placements"] = [astuple(placement) for placement in own]
+                values["placements"] = [astuple(placements[rank]) for rank in allocation.ranks]
                 values |= {"torch": torch[remote.name], "lease": settings.launcher.lease_seconds}
                 ranks |= self._start_remote(remote, values, allocation.ranks, post_mortem, folder / STATES)
         server.start()
@@ -159,24 +158,25 @@ class _Launch:
             self._servers.start([ranks.pop(number) for number in self._servers.numbers])
         if _loses_input():
             display.say("standard input is not passed on: every rank reads /dev/null")
-        ordered = [ranks[rank] for rank in sorted(ranks)]
-        progress = self._progress(allocations)
         supervisor = Supervisor(
-            ordered,
-            remotes,
             display,
             self._selector,
+            endpoints,
+            self._wakeup,
+            self._reaper,
+            [ranks[rank] for rank in sorted(ranks)],
+            remotes,
             self._analyzer,
             server,
             post_mortem,
-            progress,
+            self._progress(allocations),
+            self._mailbox,
             settings.service,
-            endpoints,
             self._servers,
         )
         if self._capacity is not None:
             supervisor.watch_memory(self._capacity, settings.start_timeout)
-        return supervisor.run(self._wakeup, self._mailbox, self._reaper)
+        return supervisor.run()
 
     def _connect_hosts(self) -> tuple[list[RemoteHost], list[HostAllocation]]:
         """Connects to the other hosts, if any; returns them, and the ranks of each host."""

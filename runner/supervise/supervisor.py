@@ -1,8 +1,7 @@
-"""The main loop of hvdrun: handles ranks, output, signals and the rendezvous until all ranks have ended."""
+"""A static job of hvdrun: its ranks, their rendezvous, and the verdict on a failure."""
 
 from __future__ import annotations
 
-import selectors
 import signal
 import time
 from collections import deque
@@ -12,16 +11,14 @@ from typing import TYPE_CHECKING
 
 from sirtaki.runner.launch.capacity import Capacity
 from sirtaki.runner.launch.process import Rank
-from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.observe.endpoints import Endpoints
 from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of, name_ranks
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
-from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer, JobFailure
+from sirtaki.runner.supervise.main_loop import KILL_SECONDS, MainLoop
 from sirtaki.runner.supervise.post_mortem import PostMortem
 from sirtaki.runner.supervise.progress import Progress
-from sirtaki.runner.supervise.signals import PASSED_ON, WakeupPipe, stop_this_process
+from sirtaki.runner.supervise.signals import WakeupPipe
 
 if TYPE_CHECKING:
     from sirtaki.runner.function.service import FunctionService
@@ -31,32 +28,7 @@ if TYPE_CHECKING:
 ANALYSIS_SECONDS = 0.5  # after the first failure, so that the rank that caused it can be identified
 REPORT_POLL_SECONDS = 0.01  # no event announces that a rank has written its report
 DRAIN_SECONDS = 1.0  # for the last reports of ranks to arrive when all have ended
-KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
-RESULT_SECONDS = 1.0  # for the result to be read after a signal that comes when all ranks have ended
 INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # events of a `JobFailure`
-READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
-
-
-class Patience:
-    """The user's patience after all ranks have ended.
-
-    The first signal ends the wait for the ranks' output, the second signal the wait for hvdrun's result.
-    """
-
-    def __init__(self) -> None:
-        self.has_ended = False  # the wait for output
-        self.due: float | None = None  # when to wait for the result no longer (time.monotonic())
-        self._skips_result = False
-
-    def note_signal(self) -> None:
-        self._skips_result = self.has_ended
-        self.has_ended = True
-
-    def is_over(self) -> bool:
-        """Returns whether to wait no longer for the reader of the result, which is complete."""
-        if self.has_ended and self.due is None:
-            self.due = time.monotonic() + RESULT_SECONDS
-        return self._skips_result or (self.due is not None and time.monotonic() >= self.due)
 
 
 class Mailbox:
@@ -75,19 +47,17 @@ class Mailbox:
 
 
 @dataclass
-class Supervisor:
-    """Supervises a job from the start of its ranks to its end."""
+class Supervisor(MainLoop):
+    """Supervises a static job from the start of its ranks to its end."""
 
     ranks: Sequence[Rank]
     hosts: Sequence[RemoteHost]  # the hosts other than this one
-    display: Display
-    selector: selectors.BaseSelector
     analyzer: FailureAnalyzer
     server: RendezvousServer
     post_mortem: PostMortem
     progress: Progress
+    mailbox: Mailbox
     service: FunctionService | None  # receives the failure instead of the user
-    endpoints: Endpoints
     servers: Servers | None = None  # beside the ranks
 
     def __post_init__(self) -> None:
@@ -95,45 +65,33 @@ class Supervisor:
         self._stragglers = Stragglers(self.display.say)
         self._failure: JobFailure | None = None  # set once it is certain that the job has failed
         self._decide_at: float | None = None
-        self._kill_at: float | None = None
         self._drained_at: float | None = None  # when to wait no longer for the last reports
         self._capacity: Capacity | None = None  # for the ranks of this host, while they start
-        self._patience = Patience()
 
     def watch_memory(self, capacity: Capacity, seconds: float) -> None:
         """Aborts the job if its start uses up this host's memory. Must be called before `run`."""
         self._capacity = capacity
         capacity.watch(seconds)
 
-    def run(self, wakeup: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> int:
+    def run(self) -> int:
         """Runs the loop; returns hvdrun's exit code when all descendants have ended and all is shown."""
-        self.selector.register(
-            wakeup, selectors.EVENT_READ, lambda: self._handle_wakeup(wakeup, mailbox, reaper)
-        )
-        wakeup.unblock_signals()
-        self._handle_wakeup(wakeup, mailbox, reaper)
-        self._run_until(lambda: all(process.exit_status for process in self._processes))
-        self._drain(wakeup)
+        self.begin()
+        self._handle_wakeup()
+        self.run_until(lambda: all(process.exit_status for process in self._processes))
+        self._drain()
         self.server.close()
         if self.servers is not None:
             self.servers.close()
-        self._conclude(mailbox)
+        self._decide()
         self._finish_hosts()
         for process in self._processes:
             process.reap()
         failed = self._failure is not None and self.analyzer.failed
         summary = self.post_mortem.lines(self._failure.event if self._failure and failed else "")
-        reaper.release()
-        self._run_until(lambda: reaper.ended() or self._patience.has_ended)
-        for host in self.hosts:
-            host.close()
-        self.display.close_streams()
-        self.display.begin_result(drops_output=self._patience.has_ended)
-        self._show_result(summary)
-        self._run_until(lambda: self.display.all_shown or self._patience.is_over())
+        self.conclude(lambda: self._show_result(summary))
         return self._failure.exit_code if self._failure else 0
 
-    def _drain(self, wakeup: WakeupPipe) -> None:
+    def _drain(self) -> None:
         """Waits for reports that ranks sent before they ended.
 
         The reports of another host may arrive later than the news of the ranks' ends.
@@ -142,12 +100,12 @@ class Supervisor:
 
         def note(ranks: Sequence[int]) -> None:
             found.append(ranks)
-            wakeup.wake()
+            self.wakeup.wake()
 
         lost = [rank.rank for rank in self.ranks if rank.exit_status and rank.exit_status.lost]
         self.server.drain(DRAIN_SECONDS, note, lost)
         deadline = self._drained_at = time.monotonic() + 2 * DRAIN_SECONDS  # even if its thread has ended
-        self._run_until(lambda: bool(found) or self._patience.has_ended or time.monotonic() >= deadline)
+        self.run_until(lambda: bool(found) or self.patience.has_ended or time.monotonic() >= deadline)
         self._drained_at = None
         if missing := [rank for ranks in found for rank in ranks]:
             self.display.say(
@@ -155,14 +113,15 @@ class Supervisor:
                 f"passed them on within {DRAIN_SECONDS:g} s"
             )
 
-    def _conclude(self, mailbox: Mailbox) -> None:
-        for event in mailbox.drain():
+    def _decide(self) -> None:
+        """Decides whether the job has failed, now that all has been reported."""
+        for event in self.mailbox.drain():
             self.analyzer.note_event(event)
         if self._failure is None and self.analyzer.failed:
             self._failure = self._analyze()
         if self._failure is not None:
             self._failure = self.analyzer.with_late_reason(self._failure)
-        self._decide_at = self._kill_at = None
+        self._decide_at = self.kill_at = None
         self.endpoints.release()
         self.progress.end()
         self._stragglers.end()
@@ -171,21 +130,10 @@ class Supervisor:
         """Orders the agents to send their ranks' remaining files, and to end."""
         for host in self.hosts:
             host.finish()
-        self._run_until(lambda: all(host.ended for host in self.hosts) or self._patience.has_ended)
+        self.await_hosts()
         for host in self.hosts:
-            if not (host.done or host.lost or self._patience.has_ended):
+            if not (host.done or host.lost or self.patience.has_ended):
                 self.display.say(f"the last output of ranks on {host.name} may be missing: {host.failure}")
-
-    def _run_until(self, over: Callable[[], bool]) -> None:
-        while not over():
-            self.display.balance()
-            for key, _ in self.selector.select(self._time_to_next_deadline()):
-                key.data()
-            for host in self.hosts:
-                host.poll()
-            if error := self.display.reader_error:
-                self._handle_reader_error(error)
-            self._handle_deadlines()
 
     def _all_is_known(self) -> bool:
         """Returns whether the culprit is known, and all survivors have written what they were doing."""
@@ -196,44 +144,33 @@ class Supervisor:
             self.analyzer.note_report(rank, report)
         return self.analyzer.failure()
 
-    def _time_to_next_deadline(self) -> float | None:
-        candidates = [
-            self._decide_at if self._drained_at is None else None,
-            self._kill_at,
-            self._drained_at,
-            self.progress.due,
-            self._stragglers.due,
-            self._patience.due,
-        ]
-        candidates += [host.deadline for host in self.hosts]
-        candidates += [self._capacity.due] if self._capacity is not None else []
-        candidates += [self.servers.end_due] if self.servers is not None and self._failure is None else []
-        deadlines = [moment for moment in candidates if moment is not None]
-        if self._decide_at is not None and self._drained_at is None and self.analyzer.conclusive:
-            deadlines.append(time.monotonic() + REPORT_POLL_SECONDS)
-        return max(min(deadlines) - time.monotonic(), 0) if deadlines else None
+    def moments(self) -> Sequence[float | None]:
+        moments = [self._drained_at, self.progress.due, self._stragglers.due]
+        if self._drained_at is None:  # after the last reports more is known
+            moments.append(self._decide_at)
+            if self._decide_at is not None and self.analyzer.conclusive:
+                moments.append(time.monotonic() + REPORT_POLL_SECONDS)
+        moments += [self._capacity.due] if self._capacity is not None else []
+        moments += [self.servers.end_due] if self.servers is not None and self._failure is None else []
+        return moments
 
-    def _handle_deadlines(self) -> None:
+    def advance(self) -> None:
+        for host in self.hosts:
+            host.poll()
         now = time.monotonic()
-        due = self._decide_at if self._drained_at is None else None  # after the last reports more is known
+        due = self._decide_at if self._drained_at is None else None
         if due is not None and (due <= now or self._all_is_known()):
             self._end(self._analyze(), signal.SIGTERM)
-        if self._kill_at is not None and self._kill_at <= now:
-            self._kill()
         self.progress.poll(now)
-        self._stragglers.poll(now, self._running())
+        self._stragglers.poll(now, self._running_ranks())
         if self._capacity is not None and self._failure is None and (shortage := self._capacity.poll(now)):
             self._end(JobFailure(1, shortage), signal.SIGTERM)
             self._kill()
         if self.servers is not None and self._failure is None and (overdue := self.servers.overdue(now)):
             self._end(JobFailure(1, overdue), signal.SIGTERM)
 
-    def _handle_wakeup(self, wakeup: WakeupPipe, mailbox: Mailbox, reaper: Reaper) -> None:
-        numbers = wakeup.read()
-        if reaper.replace_if_killed():
-            self.display.say("the process that cleans up after this job was killed; another one replaces it")
-        self.endpoints.check()
-        for event in mailbox.drain():
+    def note_changes(self) -> None:
+        for event in self.mailbox.drain():
             show = self.display.say if event.kind == "refused" else self.display.detail
             show(f"the rendezvous reports that {describe(event)}")
             self.analyzer.note_event(event)
@@ -241,7 +178,7 @@ class Supervisor:
         for process in self._processes:
             if status := process.check():
                 self._note_exit(status)
-        if self.servers is not None and not self._running():
+        if self.servers is not None and not self._running_ranks():
             self.servers.end()
         if self.analyzer.failed and self._failure is None and self._decide_at is None:
             self._decide_at = time.monotonic() + ANALYSIS_SECONDS
@@ -249,8 +186,6 @@ class Supervisor:
             self._stragglers.end()
             for host in self.hosts:
                 host.collect()
-        for number in numbers:
-            self._handle_signal(number)
 
     def _note_exit(self, status: ExitStatus) -> None:
         self.analyzer.note_exit(status)
@@ -270,66 +205,34 @@ class Supervisor:
             self.progress.begin()
             self.progress.note(event.rank)
 
-    def _running(self) -> list[int]:
+    def _running_ranks(self) -> list[int]:
         return [rank.rank for rank in self.ranks if not rank.exit_status]
 
-    def _handle_signal(self, number: int) -> None:
-        if number in (signal.SIGINT, signal.SIGTERM):
-            self._handle_termination(number)
-        elif number == signal.SIGTSTP:
-            self._signal_ranks(number)
-            self._note_pause(number)
-            for remote in self.hosts:
-                remote.flush()
-            stop_this_process()
-            for remote in self.hosts:
-                remote.forgive_silence()
-        elif number == signal.SIGCONT or number in PASSED_ON:
-            self._signal_ranks(number)
-            if number == signal.SIGCONT:
-                self._note_pause(number)
+    def running(self) -> list[int]:
+        return [process.rank for process in self._processes if not process.exit_status]
 
-    def _note_pause(self, number: int) -> None:
-        """Pauses or resumes the leases of all agents, also of agents that have no running rank left."""
-        for remote in self.hosts:
-            remote.note_signal(number)
+    def count(self) -> str:
+        running = self.running()
+        single, several = ("process", "processes") if max(running) >= FIRST_SERVER else ("rank", "ranks")
+        return f"1 {single}" if len(running) == 1 else f"{len(running)} {several}"
 
-    def _handle_termination(self, number: int) -> None:
-        running = [process.rank for process in self._processes if not process.exit_status]
-        if not running:
-            self._patience.note_signal()
-            self.display.drop()
-        elif self._failure is not None:
-            self._kill()
-        elif number == signal.SIGTERM:
-            self._end(
-                JobFailure(128 + number, f"terminated (SIGTERM): ending {_count(running)}", event=TERMINATED),
-                number,
-            )
-        else:
-            self.display.say(f"interrupted: ending {_count(running)} (Ctrl-C again kills them at once)")
-            self.display.mute_errors_except(running[0])
-            self._end(JobFailure(128 + number, event=INTERRUPTED), number)
+    def remotes(self) -> Sequence[RemoteHost]:
+        return self.hosts
 
-    def _handle_reader_error(self, error: OSError) -> None:
+    def stop(self, code: int, text: str, number: int) -> None:
         if self._failure is None:
-            is_pipe_closed = isinstance(error, BrokenPipeError)
-            text = "" if is_pipe_closed else f"cannot write to standard output: {error.strerror}"
-            self._end(JobFailure(READER_GONE if is_pipe_closed else 1, text), signal.SIGTERM)
+            events = {128 + signal.SIGINT: INTERRUPTED, 128 + signal.SIGTERM: TERMINATED}
+            self._end(JobFailure(code, text, event=events.get(code, "failed")), number)
 
     def _end(self, failure: JobFailure, number: int) -> None:
         """Sends all ranks signal `number`, and sets the time to kill the ranks that remain."""
         self._failure = failure
         self._decide_at = None
-        self._kill_at = time.monotonic() + KILL_SECONDS
-        self._signal_ranks(number)
-        self._signal_ranks(signal.SIGCONT)  # a stopped process does not handle signals
+        self.kill_at = time.monotonic() + KILL_SECONDS
+        self.signal(number)
+        self.signal(signal.SIGCONT)  # a stopped process does not handle signals
 
-    def _kill(self) -> None:
-        self._kill_at = None
-        self._signal_ranks(signal.SIGKILL)
-
-    def _signal_ranks(self, number: int) -> None:
+    def signal(self, number: int) -> None:
         self.analyzer.note_signal(number)
         for process in self._processes:
             process.signal(number)
@@ -351,11 +254,6 @@ class Supervisor:
             service.note_failure(text, failure.culprit)
         elif text:
             self.display.say(text)
-
-
-def _count(running: Sequence[int]) -> str:
-    single, several = ("process", "processes") if max(running) >= FIRST_SERVER else ("rank", "ranks")
-    return f"1 {single}" if len(running) == 1 else f"{len(running)} {several}"
 
 
 # ---- Reports ranks that still run after the others have ended normally: one may be stopped -------------
