@@ -68,7 +68,7 @@
        "fail if a live rank has not submitted a tensor this long after the others; 0: never")                          \
   KNOB(progress_deadline, "seconds", "60", "", own, 0.05, 1e7,                                                         \
        "fail if a running operation has not moved a byte for this long; ten times as long while GPUs wait for others")   \
-  KNOB(heartbeat, "seconds", "15", "", agreed, 0, 10'000,                                                              \
+  KNOB(heartbeat, "seconds", "5", "", agreed, 0, 10'000,                                                              \
        "fail if another host's network stack has not answered for this long; 0: never")                                \
   KNOB(non_finite, "choice", "say", "say|stop|off", agreed, 0, 0,                                                 \
        "when a rank first adds an infinity or a NaN to a sum over ranks, in the CPU's memory: say which rank, tensor "  \
