@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,12 @@ def register_torch_backend() -> None:
         return
     torch.distributed.Backend.register_backend("sirtaki", _create, extended_api=True, devices=["cpu", "cuda"])
     torch.distributed.register_rendezvous_handler("sirtaki", _rendezvous)
+    if name := os.environ.get("SIRTAKI_AS"):
+        if name != "gloo":
+            raise ValueError(f"SIRTAKI_AS is {name!r}, but sirtaki can only stand for gloo: set it to gloo")
+        from sirtaki.as_gloo import mean_sirtaki_by_gloo
+
+        mean_sirtaki_by_gloo()
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:

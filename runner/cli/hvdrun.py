@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PREFIXES = ("SIRTAKI_", "HOROVOD_")
 _READ_BY_HVDRUN = (
     *("SIRTAKI_TIMELINE", "HOROVOD_TIMELINE"),
-    *("SIRTAKI_NETWORK_INTERFACES", "SIRTAKI_FULL_TRACEBACKS", AS_HOROVOD),
+    *("SIRTAKI_NETWORK_INTERFACES", "SIRTAKI_FULL_TRACEBACKS", "SIRTAKI_AS", AS_HOROVOD),
 )
 _KEY_THROUGH_SLURM = (
     "the ranks encrypt their connections, but their key goes to other nodes through Slurm, whose own "
@@ -109,6 +109,7 @@ def _settings(
         **_timeline_environment(options),
         **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
         **({AS_HOROVOD: "1"} if options.as_horovod else {}),
+        **({"SIRTAKI_AS": "gloo"} if options.as_gloo else {}),
         **(hash_seed(os.environ) if options.auto else {}),
     }
     if options.launcher == "srun" and encrypts({**os.environ, **additions}):
@@ -126,7 +127,7 @@ def _settings(
         launcher=_launcher(options),
         interfaces=tuple(interfaces),
         oversubscribe=options.oversubscribe,
-        torch_env=options.torch_env,
+        torch_env=options.torch_env or options.as_gloo,
         metrics=options.metrics_port,
         dashboard=options.dashboard,
         servers=options.servers,

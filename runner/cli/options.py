@@ -104,16 +104,22 @@ def _with_address(arguments: Sequence[str]) -> Sequence[str]:
 def _checked(options: argparse.Namespace) -> argparse.Namespace:
     if option := unused_option(options):
         raise LaunchError(f"{option} is for jobs whose ranks may be lost or join: give --min-np as well")
-    if options.torch_env and is_elastic(options):
+    if (torch_option := _torch_option(options)) and is_elastic(options):
         raise LaunchError(
-            "--torch-env is for jobs whose ranks stay, because the ranks of a process group cannot change: "
-            "leave it out, or the options of elastic jobs (--min-np, --max-np, --host-discovery-script)"
+            f"{torch_option} is for jobs whose ranks stay, because the ranks of a process group cannot "
+            "change: leave it out, or the options of elastic jobs (--min-np, --max-np, "
+            "--host-discovery-script)"
         )
     if options.servers and (reason := _why_no_servers(options)):
         raise LaunchError(f"--servers cannot be used with {reason}: leave one of them out")
     if options.auto and (reason := _why_not_auto(options)):
         raise LaunchError(f"--auto cannot be used with {reason}: leave one of them out")
     return options
+
+
+def _torch_option(options: argparse.Namespace) -> str:
+    """Returns the option that sets torch's variables; "" if there is none."""
+    return "--as-gloo" if options.as_gloo else "--torch-env" if options.torch_env else ""
 
 
 def _why_no_servers(options: argparse.Namespace) -> str:
@@ -132,8 +138,8 @@ def _why_not_auto(options: argparse.Namespace) -> str:
         return "the options of elastic jobs (--min-np, --max-np, --host-discovery-script): its ranks stay"
     if options.as_horovod:
         return "--as-horovod, which is for scripts that are distributed already"
-    if options.torch_env:
-        return "--torch-env, with which trainers distribute the training themselves"
+    if torch_option := _torch_option(options):
+        return f"{torch_option}, with which trainers distribute the training themselves"
     return ""
 
 
@@ -158,6 +164,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--as-horovod",
         action="store_true",
         help="let `import horovod.torch` and the like mean sirtaki, in programs and libraries that import it",
+    )
+    add(
+        "--as-gloo",
+        action="store_true",
+        help="--torch-env, and let gloo mean sirtaki in torch.distributed, for trainers that name gloo",
     )
     add(
         "--auto",

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 PROGRAMS = Path(__file__).with_name("programs_trainers.py")
+AS_GLOO = Path(__file__).with_name("programs_as_gloo.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAINERS = ("accelerate", "lightning", "transformers")
 # The command that starts two ranks which torch.distributed finds.
@@ -76,6 +77,37 @@ def test_without_torchs_variables_trainers_are_unchanged(tmp_path: Path) -> None
     for rank in range(2):
         under_hvdrun = torch.load(tmp_path / f"2.{rank}.pt")
         assert all(torch.equal(under_hvdrun[name], value) for name, value in alone.items())
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_gloo_means_sirtaki(trainer: str, tmp_path: Path) -> None:
+    """A program that names only gloo ends with the same bits."""
+    pytest.importorskip(trainer)
+    for option in ("--torch-env", "--as-gloo"):
+        run(tmp_path, *hvdrun(2, option, sys.executable, AS_GLOO, trainer, tmp_path))
+    for rank in range(2):
+        theirs = torch.load(tmp_path / f"ProcessGroup.{rank}.pt")
+        ours = torch.load(tmp_path / f"SirtakiGroup.{rank}.pt")
+        assert theirs.keys() == ours.keys() != set()
+        assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_name_of_gloo_means_sirtaki(launcher: str, tmp_path: Path) -> None:
+    if launcher == "hvdrun":
+        command: list[str] = hvdrun(2, "--as-gloo", sys.executable)
+    else:
+        command = ["env", "SIRTAKI_AS=gloo", *LAUNCHERS[launcher]]
+    output = run(tmp_path, *command, AS_GLOO, "calls", tmp_path)
+    assert output.count("is done") == 2
+    assert output.count('"gloo" means sirtaki') == 1
+
+
+def test_another_name_is_refused(tmp_path: Path) -> None:
+    command = ["env", "SIRTAKI_AS=nccl", sys.executable, "-c", "import torch"]
+    failed = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE, check=False)
+    assert failed.returncode != 0
+    assert "sirtaki can only stand for gloo" in failed.stderr
 
 
 @pytest.mark.exhaustive

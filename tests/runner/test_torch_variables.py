@@ -95,8 +95,9 @@ def test_reserved_ports_differ() -> None:
 
 @pytest.mark.parametrize("option", [["--min-np", "1"], ["--max-np", "3"], ["--host-discovery-script", "x"]])
 def test_elastic_jobs_are_refused(option: list[str]) -> None:
-    with pytest.raises(LaunchError, match="--torch-env is for jobs whose ranks stay"):
-        parse(["--torch-env", "-np", "2", *option, "true"])
+    for torch_option in ("--torch-env", "--as-gloo"):
+        with pytest.raises(LaunchError, match=f"{torch_option} is for jobs whose ranks stay"):
+            parse([torch_option, "-np", "2", *option, "true"])
 
 
 def test_a_dry_run_tells_it(hvdrun: Run) -> None:

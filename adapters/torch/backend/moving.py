@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
@@ -37,6 +38,10 @@ class Moving(Submission):
     def barrier(self, opts: Any = None) -> Work:
         """Ends once all ranks have called it."""
         return self.submit(self.names.collectives, [RequestPart(core.BARRIER, _NO_TENSOR)], [], opts)
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        """Ends once all ranks have called it. torch calls it for groups with the name gloo only."""
+        self.barrier().wait(timeout)
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = _FROM_RANK_0) -> Work:
         """Copies the root's tensor to all ranks."""
