@@ -126,6 +126,17 @@ def packages() -> list[str]:
     return found
 
 
+def refuse_other_systems() -> None:
+    """Ends the installation on a system whose kernel is not Linux's."""
+    if not sys.platform.startswith("linux"):
+        sys.exit(
+            f"sirtaki runs on Linux only, and this is {sys.platform}: the ranks of a host meet by futexes, "
+            "memory files and epoll, which other systems lack. Use WSL 2 on Windows, and a Linux container "
+            "or a virtual machine on macOS"
+        )
+
+
+refuse_other_systems()
 setup(
     packages=packages(),
     package_dir=FOLDERS,
