@@ -1,8 +1,16 @@
-"""The division of whole tensors among ranks."""
+"""The division of tensors among ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """A rank's position among the ranks that divide the parameters, and their number."""
+
+    position: int
+    ranks: int
 
 
 def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
