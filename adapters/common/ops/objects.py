@@ -141,7 +141,8 @@ class ByteTransport:
 
 
 def _output(context: Context, batch: Batch) -> memoryview:
-    return memoryview(context.output(batch).buffer or b"")
+    """Returns a copy of what has arrived: the core's own memory would keep an ended world alive."""
+    return memoryview(bytes(context.output(batch).buffer or b""))
 
 
 def _view(data: bytearray | memoryview) -> TensorView:

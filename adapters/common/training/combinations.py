@@ -179,7 +179,6 @@ RULES: tuple[Exclusion, ...] = (
     ),
     _elastic("keras_shard", _ONLY_COPY),
     *_rules("jax_shard", "shard needs op=hvd.Average or op=hvd.Sum", "extreme", "adasum"),
-    _elastic("jax_shard", _ONLY_COPY, "use DistributedOptimizer"),
 )
 
 
