@@ -15,9 +15,7 @@ import pytest
 import sirtaki.keras as hvd
 from cases import case
 from cases.keras_models import BATCH, assert_alike, data_of, gradients_of, make_model, values_of
-from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import ParametersDifferError, UnsupportedError
-from sirtaki.bindings.survivors import Survivors
 
 
 def without_decay_of_biases() -> Any:
@@ -276,17 +274,6 @@ def other_arguments_are_refused(what: str) -> None:
     call, text = REFUSED[what]
     with pytest.raises(ValueError, match=text):
         call()
-
-
-@case()
-def an_elastic_job_is_refused() -> None:
-    context = current()
-    context.survivors = Survivors()
-    try:
-        with pytest.raises(ValueError, match="not available in an elastic job"):
-            divided("SGD")
-    finally:
-        context.survivors = None
 
 
 @case(least=2)
