@@ -16,6 +16,7 @@ import sirtaki.keras as hvd
 from cases import case
 from cases.keras_models import BATCH, assert_alike, data_of, gradients_of, make_model, values_of
 from sirtaki.bindings.errors import ParametersDifferError, UnsupportedError
+from sirtaki.common.ownership import Place
 
 
 def without_decay_of_biases() -> Any:
@@ -190,6 +191,22 @@ def a_state_that_is_loaded_by_all_ranks() -> None:
     assert_equal(again, other)
     with pytest.raises(ValueError, match="does not fit an optimizer of"):
         model.optimizer.load_own_variables({"0": state["0"]})
+
+
+@case(optimizer=["momentum", "AdamW", "RMSprop", "Ftrl", "Lamb", "Muon", "Adafactor"], least=2)
+def a_division_for_other_ranks_and_back(optimizer: str) -> None:
+    """As when the ranks of an elastic job change: the state is made anew, and filled."""
+    if optimizer == "Muon" and has_dictionaries():
+        pytest.skip("the Muon of this Keras is refused")
+    model, other = (fitted(make(optimizer), run_eagerly=True) for make in (divided, whole))
+    state, divided_for = hvd.full_state_dict(model.optimizer), model.optimizer.place
+    model.optimizer.divide_for(Place(0, 1))
+    shapes = [tuple(variable.shape) for variable in model.optimizer.variables]
+    assert shapes == [tuple(variable.shape) for variable in other.optimizer.variables]
+    model.optimizer.divide_for(divided_for)
+    model.optimizer.load_own_variables(state)
+    step_both(model, other, 1)
+    assert_equal(model, other)
 
 
 @case(least=2)

@@ -226,7 +226,7 @@ class Schedule:
         return self._output.read_text(errors="replace")
 
 
-def run_schedule(seed: int, name: str = "numpy") -> None:
+def run_schedule(seed: int, name: str = "numpy") -> Ended:
     """Runs a job of a training, kills ranks, and checks the result. Raises AssertionError with the seed."""
     training = TRAININGS[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -235,9 +235,10 @@ def run_schedule(seed: int, name: str = "numpy") -> None:
             job = schedule.run()
             if training.is_divided and "were on ranks that were lost together" in job.text:
                 assert job.code == 1, job.text
-                return
+                return job
             killed_late = "was lost after its training had ended" in job.text  # it then fails, exactly
             assert job.code == int(killed_late), job.text
             training.check(Ended(0, job.text, job.results), {schedule.spared})
+            return job
         except AssertionError as error:
             raise AssertionError(f"schedule {seed} of {name}: {error}") from None
