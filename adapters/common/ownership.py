@@ -1,8 +1,23 @@
-"""The division of whole tensors among ranks."""
+"""The division of tensors among ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from sirtaki.bindings.context import Context
+
+
+class Place(NamedTuple):
+    """A rank's position among the ranks that divide the parameters, and their number."""
+
+    position: int
+    ranks: int
+
+
+def place_in(context: Context) -> Place:
+    """Returns this rank's place in a world; that of a single rank as long as the ranks do not exist."""
+    return Place(0, 1) if context.is_provisional else Place(context.rank, context.size)
 
 
 def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -17,10 +17,12 @@ import numpy as np
 from sirtaki.common.elastic.decorator import run
 from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.elastic.state import ObjectState, State
+from sirtaki.common.ownership import Place
 from sirtaki.jax._private import weakly_typed
 from sirtaki.jax.training.consistency import is_array, is_key
 from sirtaki.jax.training.optimizer import AccumulatingState
 from sirtaki.jax.training.periodic import LocalState
+from sirtaki.jax.training.sharding import ShardedState, slice_of, slice_shape
 from sirtaki.numpy.elastic import ArraysState
 from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind
 
@@ -45,8 +47,13 @@ class JaxState(ArraysState):
     The state of `local_sgd` and `diloco` has parts of each rank's own, which a rank that joins gets from rank
     0. It can be committed after `optimizer.synchronize(params, state)`, which makes the parameters equal.
 
+    The state of `hvd.shard` is divided anew when the ranks change. A commit sends this rank's slices to
+    another rank, on another host if there is one; if both are lost together, the job ends, and names them.
+
     A restored or received array has the dtype, the weak type, and the device or sharding that it had.
     """
+
+    _whole_state = "hvd.full_state(optimizer, state, params)"
 
     def __init__(self, donated: bool = True, own: Collection[str] = (), **kwargs: Any) -> None:
         """Creates the state, and saves it.
@@ -83,17 +90,38 @@ class JaxState(ArraysState):
         trees = {tree.attribute: getattr(self, tree.attribute) for tree in self._trees()}
         jax.block_until_ready(trees)
         entries, values = self._entries(), copy.deepcopy(self._values())
+        self._send_slices(entries, self._read(entries) if self._is_divided else [])
         self._saved_entries, self._saved_details = entries, self._details(entries)
         self._kept, self._saved_state, self._is_saved = trees, values, True
+        self._complete_slices()
 
     def _require_commit(self) -> None:
-        for node in jax.tree.leaves([getattr(self, name) for name in self._names], is_leaf=_has_local_steps):
+        for node in self._nodes(_has_local_steps):
             if _has_local_steps(node) and int(node.steps):
                 raise ValueError(
                     "a commit needs parameters that are equal on all ranks, but this rank has taken steps "
                     "since the last synchronization: call params, state = optimizer.synchronize(params, "
                     "state) on all ranks before it"
                 )
+
+    @property
+    def _is_divided(self) -> bool:
+        return any(map(_is_sharded, self._nodes(_is_sharded)))
+
+    def _nodes(self, is_node: Callable[[Any], bool]) -> list[Any]:
+        return jax.tree.leaves([getattr(self, name) for name in self._names], is_leaf=is_node)
+
+    def _cut_for(self, place: Place) -> None:
+        def cut(node: Any) -> Any:
+            return _cut(node, place) if _is_sharded(node) else node
+
+        for name in self._names:
+            value = getattr(self, name)
+            if any(map(_is_sharded, jax.tree.leaves(value, is_leaf=_is_sharded))):
+                setattr(self, name, jax.tree.map(cut, value, is_leaf=_is_sharded))
+
+    def _part(self, entry: Entry, elements: Any, place: Place) -> Any:
+        return slice_of(elements, entry.target.role.shape, place)
 
     def can_restore(self) -> bool:
         """Returns whether the last commit is complete: nobody has donated its arrays, if it has no copies."""
@@ -142,7 +170,9 @@ class JaxState(ArraysState):
                 name = f"{tree.attribute}{jax.tree_util.keystr(path)}"
                 place = _Place(tree, index, _Template.of(leaf), roles[index])
                 kind = EntryKind.SENT if place.role is _Role.LOCAL else EntryKind.EQUAL
-                if place.role in _SUMS or tree.attribute in self._own:
+                if isinstance(place.role, _Divided):
+                    kind = EntryKind.DIVIDED
+                elif place.role in _SUMS or tree.attribute in self._own:
                     kind = EntryKind.OWN
                 entries.append(Entry(name, shape, dtype, kind, place))
                 tree.leaves[index] = None  # memory is not held by a description
@@ -216,6 +246,13 @@ class _Role(Enum):
     PASSES_OF_MULTI_STEPS = "passes of MultiSteps"
 
 
+@dataclass(frozen=True)
+class _Divided:
+    """The role of a leaf that is this rank's slice of an array of a shape."""
+
+    shape: tuple[int, ...]
+
+
 _SUMS = (_Role.SUM, _Role.SUM_OF_MULTI_STEPS)
 # MultiSteps around `DistributedOptimizer` adds up this rank's gradients, and inside of it, averages. Its
 # state does not tell which. Begun again on all ranks, it is right in both cases.
@@ -227,7 +264,7 @@ def _roles_of(tree: Any) -> Any:
     multi_steps: Any = getattr(sys.modules.get("optax"), "MultiStepsState", ())
 
     def has_roles(node: Any) -> bool:
-        return isinstance(node, (AccumulatingState, LocalState, multi_steps))
+        return isinstance(node, (AccumulatingState, LocalState, ShardedState, multi_steps))
 
     def roles(node: Any) -> Any:
         if isinstance(node, AccumulatingState):
@@ -238,6 +275,9 @@ def _roles_of(tree: Any) -> Any:
             inner = _roles_of(node.inner)
             inner = jax.tree.map(lambda role: _Role.LOCAL if role is _Role.NONE else role, inner)
             return LocalState(inner, _roles_of(node.shared), _Role.NONE)
+        if isinstance(node, ShardedState):  # also passes of MultiSteps inside add up averages
+            slices = [_Role.NONE if shape is None else _Divided(shape) for shape in node.shapes]
+            return replace(node, inner=jax.tree.structure(node.inner).unflatten(slices))
         return _Role.NONE
 
     return jax.tree_util.tree_map(roles, tree, is_leaf=has_roles)
@@ -245,6 +285,20 @@ def _roles_of(tree: Any) -> Any:
 
 def _has_local_steps(node: Any) -> bool:
     return isinstance(node, LocalState)
+
+
+def _is_sharded(node: Any) -> bool:
+    return isinstance(node, ShardedState)
+
+
+def _cut(state: ShardedState, place: Place) -> ShardedState:
+    """Returns a state with slices for a place, without their values."""
+    leaves, structure = jax.tree.flatten(state.inner)
+    for index, shape in enumerate(state.shapes):
+        if shape is not None:
+            template, (_, dtype) = _Template.of(leaves[index]), _description(leaves[index])
+            leaves[index] = template.made(np.zeros(slice_shape(shape, place), dtype), template.is_weak)
+    return replace(state, inner=structure.unflatten(leaves), place=place)
 
 
 def _fields(node: Any, **roles: _Role) -> Any:
@@ -317,13 +371,13 @@ class _Place(NamedTuple):
     Attributes:
         tree, position: where it is.
         template: its properties.
-        role: its part in adding up gradients.
+        role: its part in adding up gradients, or in a division.
     """
 
     tree: _Tree
     position: int
     template: _Template
-    role: _Role
+    role: _Role | _Divided
 
 
 def _description(leaf: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:

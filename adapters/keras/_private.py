@@ -63,6 +63,12 @@ def keep_slots(optimizer: Any, places: Sequence[int]) -> None:
     indices.update({keys[place]: index for index, place in enumerate(places)})
 
 
+def drop_slots(optimizer: Any) -> None:
+    """Makes an optimizer drop the state of all variables, so that `build` makes new state."""
+    keep_slots(optimizer, [])
+    optimizer.built = False
+
+
 def accumulators_of(optimizer: Any) -> Sequence[Any]:
     """Returns the variables in which an optimizer adds up this rank's gradients of several passes."""
     return getattr(optimizer, "_accumulated_gradients", ())  # only an optimizer that accumulates has them

@@ -14,12 +14,14 @@ from sirtaki.common.elastic.decorator import run
 from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.elastic.state import ObjectState, State
 from sirtaki.common.hints import hint
+from sirtaki.common.ownership import Place
 from sirtaki.keras import backends
-from sirtaki.keras._private import accumulators_of, discard_jax_state, layers_of
+from sirtaki.keras._private import accumulators_of, discard_jax_state, layers_of, slots_of
 from sirtaki.keras.callbacks import LocalSGDCallback, sync_variables
 from sirtaki.keras.data.shares import DatasetShare
 from sirtaki.keras.training.distributed_optimizer import Distributed
 from sirtaki.keras.training.gradient_reducer import stable_path
+from sirtaki.keras.training.sharded.optimizer import ShardedVariables, equal_variables
 from sirtaki.numpy.elastic import ArraysState
 from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind
 
@@ -227,9 +229,15 @@ class KerasState(ArraysState):
     sent: the states of random number generators, of metrics, of gradient accumulation, and variables that are
     local to a rank.
 
+    With shard="state" the optimizer's state is divided anew when the ranks change. A commit sends this rank's
+    part to another rank, on another host if there is one; if both are lost together, the job ends, and names
+    them. Then a `tf.function` with a step has to be made in the training function.
+
     A dataset of `shard_arrays` or `shard` that is given as an attribute continues with the samples that no
     rank has been trained on, in an epoch that the ranks change in.
     """
+
+    _whole_state = "hvd.full_state_dict(optimizer)"
 
     def __init__(
         self, model: Any, optimizer: Any = None, local_steps: LocalSGDCallback | None = None, **kwargs: Any
@@ -279,7 +287,19 @@ class KerasState(ArraysState):
     def restore(self) -> None:
         """Sets model, optimizer and attributes to their values at the last commit."""
         discard_jax_state(self.model)
+        if self._is_divided:
+            self._cut_for(self._saved_place)
         super().restore()
+
+    @property
+    def _is_divided(self) -> bool:
+        return isinstance(self.optimizer, ShardedVariables)
+
+    def _cut_for(self, place: Place) -> None:
+        if place != self.optimizer.place:
+            self.optimizer.divide_for(place)
+            discard_jax_state(self.model)
+            self.model.train_function = None  # Keras compiles another one, for the new variables
 
     def _entries(self) -> list[Entry]:
         shared: list[tuple[EntryKind, Any]] = []
@@ -289,7 +309,20 @@ class KerasState(ArraysState):
         return [
             *(_entry(f"{place}: {_name(item)}", kind, item) for place, (kind, item) in enumerate(shared)),
             *(_entry(f"own {place}: {_name(item)}", kind, item) for place, (kind, item) in enumerate(own)),
+            *(_entry(name, EntryKind.DIVIDED, item) for name, item in self._slots().items()),
         ]
+
+    def _slots(self) -> dict[str, Any]:
+        """Returns this rank's part of a divided optimizer's state, by names that are equal on all ranks."""
+        optimizer = self._built_optimizer()
+        if not isinstance(optimizer, ShardedVariables):
+            return {}
+        return {
+            f"{name} of {index}": item
+            for name, values in slots_of(optimizer).items()
+            for index, item in zip(optimizer.own_places(), values, strict=True)
+            if item is not None
+        }
 
     def _built_optimizer(self) -> Any:
         optimizer = self.optimizer
@@ -305,8 +338,10 @@ class KerasState(ArraysState):
         discard_jax_state(self.model)
         if self._local_steps is not None:
             self._local_steps.restart()
+        slots = self._slots()  # an entry may be older than a division
         for entry, array in zip(entries, arrays, strict=True):
-            entry.target.assign(array)
+            target = slots[entry.name] if entry.kind is EntryKind.DIVIDED else entry.target
+            target.assign(array)
 
     def _clear_own(self) -> None:
         for variable in _accumulators(self._built_optimizer()):
@@ -345,7 +380,7 @@ def _classified(
     if optimizer is None:
         return
     collected = {id(accumulator) for accumulator in _accumulators(optimizer)}
-    for variable in optimizer.variables:
+    for variable in equal_variables(optimizer):
         if id(variable) not in seen:
             seen.add(id(variable))
             kind = EntryKind.SENT if local_steps is not None else _kind_of_slot(variable, model, local)

@@ -14,8 +14,6 @@ import pytest
 import sirtaki.jax as hvd
 from cases import case
 from cases.jax_training import alike, loss, own_batch, parameters, same_on_all_ranks, train, whole_batch
-from sirtaki.bindings.default_context import current
-from sirtaki.bindings.survivors import Survivors
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
@@ -131,10 +129,3 @@ def other_arguments_are_refused() -> None:
         hvd.shard(0.1)
     with pytest.raises(ValueError, match=r"op=hvd\.Average or op=hvd\.Sum"):
         hvd.shard(optax.sgd(0.1), op=hvd.Max)
-    context = current()
-    context.survivors = Survivors()
-    try:
-        with pytest.raises(ValueError, match="not available in an elastic job"):
-            hvd.shard(optax.sgd(0.1))
-    finally:
-        context.survivors = None

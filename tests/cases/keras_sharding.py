@@ -15,9 +15,8 @@ import pytest
 import sirtaki.keras as hvd
 from cases import case
 from cases.keras_models import BATCH, assert_alike, data_of, gradients_of, make_model, values_of
-from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import ParametersDifferError, UnsupportedError
-from sirtaki.bindings.survivors import Survivors
+from sirtaki.common.ownership import Place
 
 
 def without_decay_of_biases() -> Any:
@@ -194,6 +193,22 @@ def a_state_that_is_loaded_by_all_ranks() -> None:
         model.optimizer.load_own_variables({"0": state["0"]})
 
 
+@case(optimizer=["momentum", "AdamW", "RMSprop", "Ftrl", "Lamb", "Muon", "Adafactor"], least=2)
+def a_division_for_other_ranks_and_back(optimizer: str) -> None:
+    """As when the ranks of an elastic job change: the state is made anew, and filled."""
+    if optimizer == "Muon" and has_dictionaries():
+        pytest.skip("the Muon of this Keras is refused")
+    model, other = (fitted(make(optimizer), run_eagerly=True) for make in (divided, whole))
+    state, divided_for = hvd.full_state_dict(model.optimizer), model.optimizer.place
+    model.optimizer.divide_for(Place(0, 1))
+    shapes = [tuple(variable.shape) for variable in model.optimizer.variables]
+    assert shapes == [tuple(variable.shape) for variable in other.optimizer.variables]
+    model.optimizer.divide_for(divided_for)
+    model.optimizer.load_own_variables(state)
+    step_both(model, other, 1)
+    assert_equal(model, other)
+
+
 @case(least=2)
 def a_broadcast_leaves_each_rank_its_part() -> None:
     model, other = (fitted(make("momentum"), run_eagerly=True) for make in (divided, whole))
@@ -276,17 +291,6 @@ def other_arguments_are_refused(what: str) -> None:
     call, text = REFUSED[what]
     with pytest.raises(ValueError, match=text):
         call()
-
-
-@case()
-def an_elastic_job_is_refused() -> None:
-    context = current()
-    context.survivors = Survivors()
-    try:
-        with pytest.raises(ValueError, match="not available in an elastic job"):
-            divided("SGD")
-    finally:
-        context.survivors = None
 
 
 @case(least=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import sirtaki.jax as hvd
 from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
 from sirtaki.bindings.survivors import Membership
 
 jax.config.update("jax_enable_x64", True)
@@ -92,6 +94,125 @@ class Jit:
 
 class Eager(Jit):
     is_compiled = False
+
+
+class Sharded:
+    """Divided state: gradients are whole numbers, and momenta exact, so the bits are those of one process.
+
+    No number of ranks divides the parameters evenly; some have fewer elements than there are ranks.
+    """
+
+    is_compiled, donated = True, True
+
+    def __init__(self) -> None:
+        self.params = {"w": jnp.ones((5, 3)), "b": jnp.zeros(2), "scalar": jnp.ones(())}
+        self.optimizer = hvd.shard(self.plain(), op=hvd.Sum)
+        self.outside = self.optimizer.init(self.params)
+        self.state = hvd.elastic.JaxState(
+            donated=self.donated, params=self.params, optimizer=[self.optimizer.init(self.params)], step=0
+        )
+        donates = (0, 1) if self.donated else ()
+        self.step = jax.jit(self._step, donate_argnums=donates) if self.is_compiled else self._step
+        self.params = jax.tree.map(jnp.copy, self.params)
+
+    @staticmethod
+    def plain() -> Any:
+        return optax.sgd(optax.constant_schedule(2.0**-4), momentum=0.5)
+
+    def _step(self, params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
+        updates, state = self.optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def gradients(self, step: int, rank: int) -> Any:
+        numbers = np.random.default_rng((step, rank))
+        return jax.tree.map(lambda leaf: jnp.asarray(numbers.integers(-9, 9, leaf.shape) * 1.0), self.params)
+
+    def take_step(self, number: int) -> None:
+        state, gradients = self.state, self.gradients(number, hvd.rank())
+        state.params, own = self.step(state.params, state.optimizer[0], gradients)
+        state.optimizer = [own]
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        self.check(sizes[:-1])
+        with nullcontext() if hvd.size() == 1 else pytest.raises(UnsupportedError, match="has the slices of"):
+            self.optimizer.update(self.gradients(0, 0), self.outside, self.params)
+        for index in range(STEPS):
+            self.take_step(self.state.step + index)
+        self.state.step += STEPS
+        self.state.commit()
+        self.check(sizes)
+        self.take_step(self.state.step)  # is not committed
+        self.state.restore()
+        self.check(sizes)
+
+    def check(self, sizes: Sequence[int]) -> None:
+        """Checks that parameters, and the whole state, are those of one process after these worlds."""
+        optimizer, params = self.plain(), self.params
+        expected = optimizer.init(params)
+        for step in range(STEPS * len(sizes)):
+            ranks = range(sizes[step // STEPS])
+            total = jax.tree.map(lambda *own: sum(own), *(self.gradients(step, rank) for rank in ranks))
+            updates, expected = optimizer.update(total, expected, params)
+            params = optax.apply_updates(params, updates)
+        found = hvd.full_state(self.plain(), self.state.optimizer[0], self.params)
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        jax.tree.map(np.testing.assert_array_equal, (self.state.params, found), (params, expected))
+
+
+class ShardedEager(Sharded):
+    is_compiled, donated = False, False
+
+
+class ShardedAgreed(Sharded):
+    """Before a change that the ranks agree on, each stores all slices: any of them may leave."""
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        super().in_world(number, sizes)
+        self.state.prepare_change()
+
+
+class ShardedUnfinished(Sharded):
+    """Rank 1 is interrupted in its last commit of a world, after the exchange of copies."""
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        self.check(sizes[:-1])
+        for index in range(STEPS):
+            self.take_step(self.state.step + index)
+        self.state.step += STEPS
+        if hvd.rank() == 1:
+            self.state._complete_slices = interrupt
+            with pytest.raises(InterruptedError):
+                self.state.commit()
+            del self.state._complete_slices
+        else:
+            self.state.commit()
+
+
+def interrupt() -> None:
+    raise InterruptedError
+
+
+class ShardedLost(Sharded):
+    """Ranks are lost together with the ranks that had the copies of their slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elastic, self.state = self.state, self  # type: ignore[assignment]
+
+    def receive(self, start: Any) -> None:
+        if hvd.size() == 4:
+            self.elastic.receive(start)
+            self.elastic.commit()
+            with pytest.raises(
+                ValueError, match=r"write hvd\.full_state\(optimizer, state, params\) to files"
+            ):
+                self.elastic.keep_checkpoints("folder")
+        else:
+            with pytest.raises(HorovodInternalError, match=r"the slices of rank 1 of 4 were on ranks that"):
+                self.elastic.receive(start)
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        pass
 
 
 class LocalSteps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import keras
@@ -12,7 +13,7 @@ import pytest
 
 import sirtaki.keras as hvd
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.errors import HostsUpdatedInterrupt
+from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt, UnsupportedError
 from sirtaki.keras.callbacks import sync_variables
 
 STEPS, ROWS = 3, 4  # in each world; per rank
@@ -96,6 +97,112 @@ class EagerFit(Fit):
 
 class GroupedFit(Fit):
     options: ClassVar[dict[str, Any]] = {"groups": 3, "compression": hvd.Compression.none}
+
+
+class Sharded:
+    """Divided state in `model.fit`: weights and the whole state have the bits of one without shard=."""
+
+    eagerly = False
+
+    def __init__(self) -> None:
+        self.models = [self.compiled(shard) for shard in (None, "state")]
+        self.states = [hvd.elastic.KerasState(model, step=0) for model in self.models]
+        self.outside = self.compiled("state")
+        self.state = self
+
+    def compiled(self, shard: str | None) -> Any:
+        model, optimizer = make_model(), keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+        model.compile(hvd.DistributedOptimizer(optimizer, shard=shard), "mse", run_eagerly=self.eagerly)
+        return model
+
+    def receive(self, start: Any) -> None:
+        for state in self.states:
+            state.receive(start)
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        self.check(STEPS * (len(sizes) - 1))
+        if hvd.size() > 1:
+            with pytest.raises(UnsupportedError, match="has the state of rank"):
+                self.outside.optimizer.apply([], [])
+        self.fit()
+        for state in self.states:
+            state.step += STEPS
+            state.commit()
+        self.check(STEPS * len(sizes))
+        self.fit()  # is not committed
+        for state in self.states:
+            state.restore()
+        self.check(STEPS * len(sizes))
+
+    def fit(self) -> None:
+        data = [batch(self.states[0].step + index, hvd.rank()) for index in range(STEPS)]
+        x, y = (np.concatenate(part) for part in zip(*data, strict=True))
+        for model in self.models:
+            model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
+
+    def check(self, steps: int) -> None:
+        whole, divided = self.models
+        assert int(divided.optimizer.iterations) == steps
+        states = [hvd.full_state_dict(model.optimizer) for model in self.models]
+        assert states[0].keys() == states[1].keys()
+        for key, value in states[0].items():
+            np.testing.assert_array_equal(states[1][key], value)
+        for one, other in zip(divided.get_weights(), whole.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+        moments = [len(model.optimizer.variables) - 2 for model in self.models]
+        assert sum(hvd.allgather_object(moments[1])) == moments[0]
+
+
+class ShardedEager(Sharded):
+    eagerly = True
+
+
+class ShardedAgreed(Sharded):
+    """Before a change that the ranks agree on, each stores the whole state: any of them may leave."""
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        super().in_world(number, sizes)
+        for state in self.states:
+            state.prepare_change()
+
+
+class ShardedLost(Sharded):
+    """Ranks are lost together with the ranks that had the copies of their state."""
+
+    def receive(self, start: Any) -> None:
+        divided = self.states[1]
+        if hvd.size() == 4:
+            divided.receive(start)
+            divided.commit()
+            with pytest.raises(ValueError, match=r"write hvd\.full_state_dict\(optimizer\) to files"):
+                divided.keep_checkpoints("folder")
+        else:
+            with pytest.raises(HorovodInternalError, match=r"the slices of rank 1 of 4 were on ranks that"):
+                divided.receive(start)
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        pass
+
+
+class ShardedFunction:
+    """A function of TensorFlow keeps the state that it was traced with: another rank or size is refused."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        self.model = make_model()
+        self.model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), shard="state"), "mse")
+        self.state, self.error = hvd.elastic.KerasState(self.model), tf.errors.InvalidArgumentError
+        ones = [tf.ones_like(variable.value) for variable in self.model.trainable_variables]
+        self.step = tf.function(
+            lambda: self.model.optimizer.apply(ones, self.model.trainable_variables), autograph=False
+        )
+        self.step()  # traced for the only rank
+
+    def in_world(self, number: int, sizes: Sequence[int]) -> None:
+        with pytest.raises(self.error, match="the ranks have changed") if sizes[-1] > 1 else nullcontext():
+            self.step()
+        self.state.commit()
 
 
 class LocalSteps:

@@ -40,3 +40,23 @@ def test_the_loss_of_rank_0() -> None:
 
 def test_a_failed_exchange_leaves_the_commit_intact() -> None:
     run("programs_jax", ("FailedExchange",), ("AB",))
+
+
+def test_divided_state_has_the_bits_of_one_process() -> None:
+    run("programs_jax", ("Sharded", "ShardedEager"))
+
+
+def test_the_slices_of_a_lost_rank_are_on_another() -> None:
+    run("programs_jax", ("Sharded", "ShardedEager"), ("ABC", "BC", "CD"))
+
+
+def test_slices_of_all_ranks_may_leave_as_agreed() -> None:
+    run("programs_jax", ("ShardedAgreed",), ("ABC", "C", "CD"))
+
+
+def test_a_rank_that_has_not_completed_a_commit_has_its_slices_of_it() -> None:
+    run("programs_jax", ("ShardedUnfinished",), ("ABC", "AB", "ACB"))
+
+
+def test_the_job_ends_with_what_was_lost_if_the_copies_are_lost_too() -> None:
+    run("programs_jax", ("ShardedLost",), ("ABCD", "AD"))

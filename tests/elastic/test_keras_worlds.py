@@ -50,3 +50,26 @@ def test_ranks_that_go_on_keep_the_state_of_their_local_steps() -> None:
     if importlib.util.find_spec("jax") is None:
         pytest.skip("there is no jax here")
     run("programs_keras", ("LocalSteps",), ("AB", "ABC", "AB"), KERAS_BACKEND="jax")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_divided_state_has_the_bits_of_whole_state(backend: str) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"there is no {backend} here")
+    programs = ("Sharded", "ShardedEager", *(["ShardedFunction"] if backend == "tensorflow" else []))
+    run("programs_keras", programs, KERAS_BACKEND=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_divided_state_of_a_lost_rank_is_on_another(backend: str) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"there is no {backend} here")
+    run("programs_keras", ("Sharded",), ("ABC", "BC", "CD"), KERAS_BACKEND=backend)
+
+
+def test_ranks_with_divided_state_may_leave_as_agreed() -> None:
+    run("programs_keras", ("ShardedAgreed",), ("ABC", "C", "CD"), KERAS_BACKEND="tensorflow")
+
+
+def test_the_job_ends_with_what_was_lost_if_the_copies_are_lost_too() -> None:
+    run("programs_keras", ("ShardedLost",), ("ABCD", "AD"), KERAS_BACKEND="tensorflow")

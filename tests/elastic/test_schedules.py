@@ -21,6 +21,7 @@ FRAMEWORKS = [one for one in TRAININGS if one != "numpy"]
 
 def skip_without_modules(name: str) -> None:
     """Skips the test if a framework is not installed; does not import it, which would cost seconds."""
+    name = name.removesuffix("-sharded")
     needed = [*name.split("-"), *(["optax"] if name == "jax" else [])]
     missing = [one for one in needed if importlib.util.find_spec(one) is None]
     if missing:

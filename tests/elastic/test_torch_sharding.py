@@ -17,8 +17,8 @@ from torch import nn  # noqa: E402
 import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
 from sirtaki.bindings.errors import UnsupportedError  # noqa: E402
+from sirtaki.common.elastic.slices import keeper_of  # noqa: E402
 from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
-from sirtaki.torch.elastic.sharded_handler import keeper_of  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
 

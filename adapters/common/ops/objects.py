@@ -5,6 +5,7 @@ They are pickled, and only ever sent over links whose both ends have authenticat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sirtaki.bindings import request as core
@@ -12,6 +13,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.bindings.library import ffi
+from sirtaki.bindings.request import Batch
 from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.handles import Operation, pooled_batch, run
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
@@ -41,7 +43,7 @@ def broadcast_object(
         Exception: the error that pickling raised, on the root.
         HorovodInternalError: the root could not pickle its object, or a rank was lost.
     """
-    transport = _ObjectTransport(current(), name, process_set)
+    transport = ByteTransport(current(), name, process_set)
     if transport.context.rank == root_rank:
         _send(transport, obj, root_rank)
         return obj
@@ -57,7 +59,7 @@ def broadcast_object(
     return _pickler().loads(payload)
 
 
-def _send(transport: _ObjectTransport, obj: Any, root: int) -> None:
+def _send(transport: ByteTransport, obj: Any, root: int) -> None:
     try:
         payload = bytearray(_pickler().dumps(obj))
     except Exception:
@@ -89,10 +91,10 @@ def allgather_object(
 
 def gather_objects(context: Context, obj: Any, name: str | None, process_set: ProcessSet) -> list[Any]:
     """Works like `allgather_object`, for an explicit context. Ranks that have joined contribute no object."""
-    transport = _ObjectTransport(context, name, process_set)
+    transport = ByteTransport(context, name, process_set)
     payload = bytearray(_pickler().dumps(obj))
     sizes = transport.gather(bytearray(len(payload).to_bytes(8, "little")), "size")
-    gathered = memoryview(transport.gather(payload, "payload"))
+    gathered = transport.gather(payload, "payload")
     objects, start = [], 0
     for index in range(len(sizes) // 8):
         end = start + int.from_bytes(sizes[8 * index : 8 * index + 8], "little")
@@ -101,8 +103,8 @@ def gather_objects(context: Context, obj: Any, name: str | None, process_set: Pr
     return objects
 
 
-class _ObjectTransport:
-    """The transport of a single object's bytes."""
+class ByteTransport:
+    """The transport of bytes between the ranks of a set, under names with a common prefix."""
 
     def __init__(self, context: Context, name: str | None, process_set: ProcessSet) -> None:
         self.context = context
@@ -118,16 +120,32 @@ class _ObjectTransport:
         ops.describe(batch, core.BROADCAST, view, view.pointer, self._call(part), root=root)
         run(self.context, Operation(batch, view, lambda *_: None))
 
-    def gather(self, data: bytearray, part: str) -> bytes:
+    def gather(self, data: bytearray | memoryview, part: str) -> memoryview:
         """Returns all ranks' bytes, concatenated."""
         batch, view = pooled_batch(), _view(data)
         ops.describe(batch, core.ALLGATHER, view, 0, self._call(part))
-        return run(
-            self.context, Operation(batch, view, lambda context, batch: bytes(context.output(batch).buffer))
-        )
+        return run(self.context, Operation(batch, view, _output))
+
+    def exchange(
+        self, data: bytearray | memoryview, splits: Sequence[int], part: str
+    ) -> tuple[memoryview, Sequence[int]]:
+        """Sends consecutive bytes to each rank, `splits` of them. Returns what arrives, and its sizes."""
+        batch, view = pooled_batch(), _view(data)
+        ops.describe(batch, core.ALLTOALL, view, 0, self._call(part), splits=splits)
+
+        def finish(context: Context, batch: Batch) -> tuple[memoryview, Sequence[int]]:
+            sizes = context.received_splits(batch)  # first: the output clears the handle
+            return _output(context, batch), sizes
+
+        return run(self.context, Operation(batch, view, finish))
 
 
-def _view(data: bytearray) -> TensorView:
+def _output(context: Context, batch: Batch) -> memoryview:
+    """Returns a copy of what has arrived: the core's own memory would keep an ended world alive."""
+    return memoryview(bytes(context.output(batch).buffer or b""))
+
+
+def _view(data: bytearray | memoryview) -> TensorView:
     memory = ffi.from_buffer(data)
     return TensorView(int(ffi.cast("uintptr_t", memory)), (len(data),), _BYTE, ROW_MAJOR, memory)
 

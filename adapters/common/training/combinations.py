@@ -62,7 +62,6 @@ def _elastic(technique: str, why: str, instead: str = "leave it out") -> Exclusi
 
 
 _EQUAL_STATES = "whose commits need equal states on all ranks"
-_ONLY_COPY = "where the state of a lost rank would exist nowhere else"
 _DEADLINE = "a deadline cannot be combined with {other}"
 _MEAN = (
     "staleness needs op=hvd.Average without gradient_predivide_factor, because an update is the mean of "
@@ -177,9 +176,7 @@ RULES: tuple[Exclusion, ...] = (
     Exclusion(
         "keras_shard", "process_set", "shard= divides the state among all ranks: leave out process_set"
     ),
-    _elastic("keras_shard", _ONLY_COPY),
     *_rules("jax_shard", "shard needs op=hvd.Average or op=hvd.Sum", "extreme", "adasum"),
-    _elastic("jax_shard", _ONLY_COPY, "use DistributedOptimizer"),
 )
 
 

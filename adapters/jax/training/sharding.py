@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,10 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.reduction import Adasum, Average, Sum
+from sirtaki.common.ownership import Place, place_in
+from sirtaki.common.training.averaging import fixed_divisor
 from sirtaki.common.training.combinations import refuse_combinations
-from sirtaki.jax.ops.collectives import allgather, reducescatter
+from sirtaki.jax.ops.collectives import allgather, allreduce, reducescatter
 from sirtaki.jax.ops.compression import Compression, Compressor
 from sirtaki.jax.training.consistency import BROADCAST, around, is_key
 from sirtaki.numpy.consistency import EagerChecks
@@ -24,6 +30,22 @@ _REFUSAL = (
     "clipping, a factored moment, a mask for matrices, a step left out if any gradient is not finite), so "
     "shard cannot cut arrays in slices: leave that out of it, or use DistributedOptimizer"
 )
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["inner"], meta_fields=["shapes", "place"])
+@dataclass(frozen=True)
+class ShardedState:
+    """The state of a transformation that `shard` has made.
+
+    Attributes:
+        inner: the wrapped transformation's state: this rank's slices, and what is equal on all ranks.
+        shapes: for each leaf of `inner` the shape of the whole array; None if it is not divided.
+        place: the rank's among the ranks that divide the arrays. A single rank has whole arrays.
+    """
+
+    inner: Any
+    shapes: tuple[tuple[int, ...] | None, ...]
+    place: Place
 
 
 def shard(
@@ -39,6 +61,8 @@ def shard(
     averages, the transformation computes the updates of these slices, and all ranks gather the updates. They
     are those of `DistributedOptimizer` up to rounding.
 
+    In an elastic job the state is part of a `JaxState`, which divides it anew when the ranks change.
+
     Every array is cut in the order of its elements. The transformation therefore must treat each element by
     itself, as those of optax's SGD, Adam and similar optimizers do; `init` finds out by a trial. Norms, as
     for clipping, cannot be part of it.
@@ -50,12 +74,13 @@ def shard(
         op: Average or Sum.
 
     Returns:
-        An optax.GradientTransformationExtraArgs. `full_state` makes its state whole, for a checkpoint.
+        An optax.GradientTransformationExtraArgs with a `ShardedState`, of which `inner` is the state of
+        `optimizer`. `full_state` makes it whole, for a checkpoint.
 
     Raises:
         TypeError: `optimizer` is not a transformation of optax.
-        ValueError: another op, or an elastic job, in which the state of a lost rank would exist nowhere else.
-            From `init`: a transformation that looks at several elements together.
+        ValueError: another op. From `init`: a transformation that looks at several elements together.
+        UnsupportedError: from `update`: the state was divided among other ranks.
     """
     import optax  # imported late, because only this needs it
 
@@ -66,31 +91,61 @@ def shard(
             "jax_shard": "shard",
             "adasum": op == Adasum,
             "extreme": op not in (Average, Sum, Adasum),
-            "elastic": current().survivors is not None,
         }
     )
     inner = optax.with_extra_args_support(optimizer)
     checks = EagerChecks(f"check of {name}", BROADCAST)
 
-    def init(params: Any) -> Any:
-        _check_shapes(inner, params)
+    def init(params: Any) -> ShardedState:
+        shapes = _check_shapes(inner, params)
         _check_by_trial(inner, params)
-        return inner.init(_slices(params))
+        return ShardedState(inner.init(_slices(params)), shapes, place_in(current()))
 
-    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        if current().size == 1:
-            return inner.update(gradients, state, params, **extra)
-        rows = jax.tree.map(_padded, gradients)
+    def update(
+        gradients: Any, state: ShardedState, params: Any = None, **extra: Any
+    ) -> tuple[Any, ShardedState]:
+        _check_place(state)
+        divisor = fixed_divisor(current()) if op == Average else None
+        if state.place.ranks == 1:
+            if current().is_provisional:  # refused outside of programs, and when programs run
+                gradients = allreduce(gradients, name=name, op=op)
+            own = gradients if divisor is None else jax.tree.map(lambda part: part / divisor, gradients)
+            updates, changed = inner.update(own, state.inner, params, **extra)
+            return updates, ShardedState(changed, state.shapes, state.place)
+        rows = jax.tree.map(partial(_padded, ranks=state.place.ranks), gradients)
         with around(checks, global_process_set, gradients, {"params": params}):
-            own = reducescatter(rows, name=f"{name} (slices)", compression=compression, op=op)
-        updates, state = inner.update(own, state, _slices(params), **extra)
+            own = reducescatter(
+                rows,
+                name=f"{name} (slices)",
+                compression=compression,
+                op=op if divisor is None else Sum,
+                prescale_factor=1.0 / (divisor or 1),
+            )
+        updates, changed = inner.update(own, state.inner, _slices(params), **extra)
         gathered = allgather(updates, name=f"{name} (updates)")
-        return jax.tree.map(_like, gathered, gradients), state
+        whole = jax.tree.map(_like, gathered, gradients)
+        return whole, ShardedState(changed, state.shapes, state.place)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def full_state(optimizer: Any, state: Any, params: Any, name: str = "full_state") -> Any:
+def _check_place(state: Any) -> None:
+    """Raises UnsupportedError unless the state belongs to this rank and to the present number of ranks."""
+    if not isinstance(state, ShardedState):
+        raise UnsupportedError(
+            f"shard needs the state that its init() has made, and not a {type(state).__name__}: load whole "
+            "states with hvd.divided_state"
+        )
+    place = place_in(current())
+    if state.place != place:
+        raise UnsupportedError(
+            f"this state has the slices of rank {state.place.position} of {state.place.ranks}, and this is "
+            f"rank {place.position} of {place.ranks}: make it part of the elastic state, "
+            "hvd.elastic.JaxState(optimizer=state), or divide a whole state with hvd.divided_state"
+        )
+
+
+def full_state(optimizer: Any, state: ShardedState, params: Any, name: str = "full_state") -> Any:
     """Returns the whole state of `shard(optimizer)`, as `optimizer` alone would have it. All ranks call it.
 
     Args:
@@ -99,30 +154,37 @@ def full_state(optimizer: Any, state: Any, params: Any, name: str = "full_state"
         params: the parameters, of which only shapes and dtypes matter.
         name: the prefix of the names of what is gathered.
     """
-    whole, parts = _shapes(optimizer, params)
-    leaves, structure = jax.tree.flatten(state)
-    divided = [index for index, (value, two) in enumerate(zip(whole, parts, strict=True)) if value != two]
-    gathered = allgather([leaves[index] for index in divided], name=name)
-    for index, elements in zip(divided, gathered, strict=True):
-        leaves[index] = _like(elements, whole[index])
+    _check_place(state)
+    leaves, structure = jax.tree.flatten(state.inner)
+    if state.place.ranks > 1:
+        divided = [index for index, shape in enumerate(state.shapes) if shape is not None]
+        gathered = allgather([leaves[index] for index in divided], name=name)
+        whole = jax.tree.leaves(jax.eval_shape(optimizer.init, params))
+        for index, elements in zip(divided, gathered, strict=True):
+            leaves[index] = _like(elements, whole[index])
     return structure.unflatten(leaves)
 
 
-def divided_state(optimizer: Any, state: Any, params: Any) -> Any:
+def divided_state(optimizer: Any, state: Any, params: Any) -> ShardedState:
     """Returns this rank's state of `shard(optimizer)`, given the whole state; inverts `full_state`."""
-    whole, parts = _shapes(optimizer, params)
+    shapes = _check_shapes(optimizer, params)
     leaves, structure = jax.tree.flatten(state)
-    for index, (value, two) in enumerate(zip(whole, parts, strict=True)):
-        if value != two:
-            leaves[index] = _slice(leaves[index])
-    return structure.unflatten(leaves)
+    own = [leaf if shape is None else _slices(leaf) for leaf, shape in zip(leaves, shapes, strict=True)]
+    return ShardedState(structure.unflatten(own), shapes, place_in(current()))
 
 
-def _shapes(optimizer: Any, params: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the shapes of the whole state, and of this rank's, without the parameters' elements."""
-    whole = jax.eval_shape(optimizer.init, params)
-    parts = jax.eval_shape(lambda given: optimizer.init(_slices(given)), params)
-    return jax.tree.leaves(whole), jax.tree.leaves(parts)
+def slice_shape(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
+    """Returns the shape of a rank's slice of an array; a single rank has the whole array."""
+    return shape if place.ranks == 1 else (_length(math.prod(shape), place.ranks),)
+
+
+def slice_of(elements: np.ndarray, shape: tuple[int, ...], place: Place) -> np.ndarray:
+    """Returns a rank's slice of an array of this shape, given all elements, with zeros after them."""
+    own = np.zeros(slice_shape(shape, place), elements.dtype)
+    begin = place.position * own.size
+    part = elements[begin : min(begin + own.size, math.prod(shape))]
+    own.reshape(-1)[: part.size] = part
+    return own
 
 
 def _length(count: int, ranks: int) -> int:
@@ -131,21 +193,20 @@ def _length(count: int, ranks: int) -> int:
     return length + (length == count)
 
 
-def _padded(array: Any, ranks: int | None = None) -> Any:
+def _padded(array: Any, ranks: int) -> Any:
     """Returns the elements of an array, with zeros after them, in slices of equal length."""
-    ranks = ranks or current().size
     flat = jnp.ravel(array)
     return jnp.pad(flat, (0, ranks * _length(flat.size, ranks) - flat.size))
 
 
-def _slice(array: Any) -> Any:
-    context = current()
-    return _padded(array).reshape(context.size, -1)[context.rank]
-
-
 def _slices(tree: Any) -> Any:
     """Returns this rank's slice of each array; whole arrays in a world of 1 rank."""
-    return tree if current().size == 1 else jax.tree.map(_slice, tree)
+    place = place_in(current())
+    if place.ranks == 1:
+        return tree
+    return jax.tree.map(
+        lambda array: _padded(array, place.ranks).reshape(place.ranks, -1)[place.position], tree
+    )
 
 
 def _like(elements: Any, array: Any) -> Any:
@@ -153,12 +214,15 @@ def _like(elements: Any, array: Any) -> Any:
     return elements[: int(np.prod(array.shape))].reshape(array.shape)
 
 
-def _check_shapes(optimizer: Any, params: Any) -> None:
-    """Raises ValueError unless each array of the state is that of a parameter, or is not divided.
+def _check_shapes(optimizer: Any, params: Any) -> tuple[tuple[int, ...] | None, ...]:
+    """Returns the shape of each array of the state that is divided; None for others.
 
     The trial's arrays may be too small for a moment to be factored.
+
+    Raises:
+        ValueError: an array is neither that of a parameter, nor equal on all ranks.
     """
-    ranks = max(current().size, _PARTS)
+    ranks = max(place_in(current()).ranks, _PARTS)
     sizes = {tuple(jnp.shape(leaf)): int(np.prod(jnp.shape(leaf))) for leaf in jax.tree.leaves(params)}
     slices = {shape: (_length(size, ranks),) for shape, size in sizes.items()}
     whole = jax.eval_shape(optimizer.init, params)
@@ -173,6 +237,10 @@ def _check_shapes(optimizer: Any, params: Any) -> None:
     for item, part in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
         if item.shape != part.shape and slices.get(item.shape) != part.shape:
             raise ValueError(_REFUSAL)
+    return tuple(
+        None if item.shape == part.shape else tuple(item.shape)
+        for item, part in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True)
+    )
 
 
 def _check_by_trial(optimizer: Any, params: Any) -> None:

@@ -15,6 +15,7 @@ import keras
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Average
+from sirtaki.common.ownership import Place
 
 SUPPORTED = ("jax", "tensorflow", "torch")
 
@@ -85,6 +86,10 @@ class Backend(Protocol):
 
     def first_name(self, name: str, gradients: Sequence[Gradient]) -> str | None:
         """Returns the name of the first operation of `allreduce` with these; None if there is none."""
+        ...
+
+    def require_place(self, place: Place) -> None:
+        """Makes a step that is being compiled fail, or compile again, for another rank or number of ranks."""
         ...
 
     def broadcast(self, name: str, variables: Sequence[Any], root: int) -> None:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from sirtaki.bindings.default_context import current
+from sirtaki.common.ownership import Place
 from sirtaki.jax import broadcast as broadcast_arrays
 from sirtaki.jax import grouped_allreduce
 from sirtaki.jax.ops.programs import note_size
@@ -66,6 +67,11 @@ def allreduce(name: str, gradients: Sequence[Gradient], how: GradientCombination
 def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
     """Works like `Backend.first_name`."""
     return f"{name}[0]" if any(not gradient.is_absent for gradient in gradients) else None
+
+
+def require_place(place: Place) -> None:
+    """Works like `Backend.require_place`."""
+    note_size()
 
 
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sirtaki.common.ownership import Place
 from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.numpy.worlds import is_elastic
-from sirtaki.tensorflow import broadcast_, grouped_allreduce, size_op
+from sirtaki.tensorflow import broadcast_, grouped_allreduce, rank_op, size_op
 from sirtaki.tensorflow.training import exchange
 
 
@@ -81,6 +82,16 @@ def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
     if not dense:
         return None
     return name if len(dense) == 1 else f"{name}.0"
+
+
+def require_place(place: Place) -> None:
+    """Works like `Backend.require_place`. A function keeps the variables that it was traced with."""
+    if is_elastic() and not tf.executing_eagerly():
+        message = (
+            "the ranks have changed since this function was traced, and with them the state that shard= "
+            "keeps on this rank: make the tf.function in the training function"
+        )
+        tf.debugging.assert_equal([rank_op(), size_op()], list(place), message)
 
 
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:

@@ -13,6 +13,7 @@ from sirtaki.common.ops.collectives import with_absent
 from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.reduction import Call, reduction
 from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, BROADCAST_IN_PLACE, CollectiveOptions
+from sirtaki.common.ownership import Place
 from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import COLLECTIVES
@@ -71,6 +72,10 @@ def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
 
 
 @torch.compiler.disable
+def require_place(place: Place) -> None:
+    """Works like `Backend.require_place`. Steps are not compiled."""
+
+
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""
     tensors = [variable.value.detach() for variable in variables]

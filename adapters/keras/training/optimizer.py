@@ -22,7 +22,7 @@ from sirtaki.keras.training.distributed_optimizer import Distributed, distribute
 from sirtaki.keras.training.gradient_reducer import KIND, GradientReduction, LocalVariables, combination
 from sirtaki.keras.training.sharded.kinds import check_shard, refuse_loss_scaling
 from sirtaki.keras.training.sharded.optimizer import ShardedVariables
-from sirtaki.numpy.worlds import add_survivor
+from sirtaki.numpy.worlds import add_survivor, is_elastic
 
 _GROUP_RULES = GroupRules("variable", ", but it has to be 0 (all together) or the number of groups")
 
@@ -105,7 +105,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     add_survivor(exchange)
     patch_loss_scale_optimizer()
     patch_losses()
-    return make_distributed(optimizer, exchange, is_sharded=shard is not None and current().size > 1)
+    is_sharded = shard is not None and (current().size > 1 or is_elastic())
+    return make_distributed(optimizer, exchange, is_sharded)
 
 
 def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name

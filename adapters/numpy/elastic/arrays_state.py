@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -13,12 +15,14 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, using
 from sirtaki.bindings.errors import ParametersDifferError
+from sirtaki.common.elastic.slices import SliceCopies, allocated, opened
 from sirtaki.common.elastic.state import GenerationStart, ObjectState
 from sirtaki.common.hints import hint
 from sirtaki.common.ops.handles import Operation, pooled_batch, run
-from sirtaki.common.ops.objects import broadcast_object, gather_objects
+from sirtaki.common.ops.objects import ByteTransport, broadcast_object, gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.reduction import Call, describe
+from sirtaki.common.ownership import Place, place_in
 from sirtaki.common.training.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.training.consistency import Scope, find_difference
 from sirtaki.numpy import arrays as adapter
@@ -26,15 +30,18 @@ from sirtaki.numpy.arrays import Array, row_major_view
 from sirtaki.numpy.consistency import checksum_of
 
 _OBJECTS = "elastic.objects"
+_SLICES = "elastic.slices"
 
 
 class ArraysState(ObjectState):
     """A state with arrays besides its attributes. A commit copies them, so that it can always be restored.
 
     A class derived from it tells which arrays there are (`_entries`), reads them (`_read`) and writes them
-    (`_write`). An attribute with `state_dict` and `load_state_dict` is not replaced: its state is saved, sent
-    and loaded.
+    (`_write`). Arrays that are divided among the ranks are divided anew when the ranks change. An attribute
+    with `state_dict` and `load_state_dict` is not replaced: its state is saved, sent and loaded.
     """
+
+    _whole_state = ""  # the call that returns the whole of what is divided, for messages
 
     def __init__(self, **kwargs: Any) -> None:
         """Creates the state, and saves it. The keywords become attributes."""
@@ -43,10 +50,13 @@ class ArraysState(ObjectState):
         self._copies: dict[str, Array] = {}  # by the names of the saved entries
         self._saved_details: Any = None
         self._is_saved = False
+        self._slices = SliceCopies(self._whole_state)
+        self._saved_place = Place(0, 1)
+        self._world: weakref.ref[Context] | None = None  # in which arrays were divided last
         super().__init__(**kwargs)
 
     def _entries(self) -> list[Entry]:
-        """Returns the descriptions of the arrays: the same on all ranks, except for entries of kind OWN."""
+        """Returns the descriptions of the arrays: the same on all ranks, except for OWN and DIVIDED ones."""
         raise NotImplementedError
 
     def _read(self, entries: Sequence[Entry]) -> list[Array]:
@@ -67,6 +77,18 @@ class ArraysState(ObjectState):
     def _begin_passes(self) -> None:
         """Clears, on all ranks, gradients accumulated for a step, where they may be local or reduced."""
 
+    @property
+    def _is_divided(self) -> bool:
+        """Returns whether arrays are divided among the ranks; equal on all ranks."""
+        return False
+
+    def _cut_for(self, place: Place) -> None:
+        """Makes this rank's entries of kind DIVIDED those of a place. Their values are not defined then."""
+
+    def _part(self, entry: Entry, elements: Array, place: Place) -> Array:
+        """Returns the part of a divided array that belongs to a place, given the elements of all ranks."""
+        return elements.reshape(entry.shape)
+
     # ---- Saving and restoring ------------------------------------------------------------------------------
 
     def save(self) -> None:
@@ -82,12 +104,15 @@ class ArraysState(ObjectState):
         found = self._read(entries)
         details = self._details(entries)
         values = copy.deepcopy(self._values())
+        self._send_slices(entries, found)
         self._is_saved = False  # until the copies are complete
         self._copies = {
             entry.name: _copied(array, self._copies.get(entry.name))
             for entry, array in zip(entries, found, strict=True)
+            if entry.kind is not EntryKind.DIVIDED
         }
         self._saved_entries, self._saved_details, self._saved_state = self._stored(entries), details, values
+        self._complete_slices()
         self._is_saved = True
 
     def _stored(self, entries: Sequence[Entry]) -> Sequence[Entry]:
@@ -106,7 +131,11 @@ class ArraysState(ObjectState):
         """
         if not self._is_saved:
             raise RuntimeError("the last commit was interrupted while it was being copied")
-        copies = (np.array(self._copies[entry.name]) for entry in self._saved_entries)
+        divided = self._saved_slices()
+        copies = (
+            np.array((divided if entry.kind is EntryKind.DIVIDED else self._copies)[entry.name])
+            for entry in self._saved_entries
+        )
         self._write(self._saved_entries, copies, self._saved_details)
         self._set(copy.deepcopy(self._saved_state))
 
@@ -138,6 +167,8 @@ class ArraysState(ObjectState):
                 self._compare(start, entries)
             else:
                 self._take_over(start, entries)
+            if self._is_divided and (self._world is None or self._world() is not start.context):
+                self._divide(start.context)
             self.save()
 
     def _compare(self, start: GenerationStart, entries: Sequence[Entry]) -> None:
@@ -172,10 +203,84 @@ class ArraysState(ObjectState):
             self._replace(entries, right, details)
         self._begin_passes()
 
+    # ---- Arrays that are divided among the ranks -------------------------------------------------------
+
+    def prepare_change(self) -> None:
+        if self._is_divided:
+            self._slices.spread(current(), _SLICES)
+
+    def _send_slices(self, entries: Sequence[Entry], arrays: Sequence[Array]) -> None:
+        """Has another rank store copies of this rank's slices. All ranks must call it.
+
+        Raises:
+            HorovodInternalError: a rank was lost; earlier copies are intact.
+        """
+        if not self._is_divided:
+            return
+        place = place_in(current())
+        divided = {
+            entry.name: array
+            for entry, array in zip(entries, arrays, strict=True)
+            if entry.kind is EntryKind.DIVIDED
+        }
+        self._slices.exchange(current(), _SLICES, place, _packed(place, divided))
+
+    def _complete_slices(self) -> None:
+        if self._is_divided:
+            self._saved_place = place_in(current())
+            self._slices.complete()
+
+    def _saved_slices(self) -> Mapping[str, Array]:
+        """Returns this rank's slices at the last commit, by the names of their entries."""
+        payload = self._slices.payload_at(self._saved_place)
+        return {} if payload is None else _unpacked(payload).arrays
+
+    def _divide(self, context: Context) -> None:
+        """Divides the slices of the last commit among the ranks of a new world. All ranks must call it.
+
+        Raises:
+            HorovodInternalError: the copies of a rank's slices were lost, too; on all ranks.
+            ParametersDifferError: this rank's state has other divided arrays.
+        """
+        place = place_in(context)
+        provided = [_unpacked(payload) for payload in self._slices.provided(context, _SLICES)]
+        self._cut_for(place)
+        entries = {entry.name: entry for entry in self._entries() if entry.kind is EntryKind.DIVIDED}
+        details = self._details([*entries.values()])
+        parts = {
+            name: self._part(entries[name], elements, place)
+            for name, elements in _whole_arrays(context, provided)
+            if name in entries
+        }
+        if missing := [name for name in entries if name not in parts]:
+            raise ParametersDifferError(
+                f"rank {context.rank} has {missing[0]!r}, of which no rank of the last commit has a part: "
+                "make the optimizer in the same way on all ranks"
+            )
+        self._write([entries[name] for name in parts], parts.values(), details)
+        self._world = weakref.ref(context)
+
+    def _refuse_slices(self) -> None:
+        """Raises ValueError if rank 0, which writes checkpoints, has only slices of an optimizer's state."""
+        if self._is_divided:
+            raise ValueError(
+                "a state with an optimizer with shard= cannot keep checkpoints, because each rank has only "
+                f"slices of the optimizer's state: write {self._whole_state} to files"
+            )
+
+    def keep_checkpoints(self, folder: str | os.PathLike[str], every: int = 100) -> None:
+        self._refuse_slices()
+        super().keep_checkpoints(folder, every)
+
     # ---- Checkpoints ---------------------------------------------------------------------------------------
 
     def checkpoint(self) -> Any:
-        """Returns copies of what the last commit has in common with other ranks."""
+        """Returns copies of what the last commit has in common with other ranks.
+
+        Raises:
+            ValueError: arrays are divided among the ranks.
+        """
+        self._refuse_slices()
         entries = _shared(self._saved_entries)
         arrays = [np.array(array) for array in self._saved_arrays(entries)]
         described = [(entry.name, entry.description) for entry in entries]
@@ -224,8 +329,8 @@ class ArraysState(ObjectState):
 
 
 def _shared(entries: Sequence[Entry]) -> list[Entry]:
-    """Returns the entries that are sent to other ranks."""
-    return [entry for entry in entries if entry.kind is not EntryKind.OWN]
+    """Returns the entries that rank 0 sends to other ranks."""
+    return [entry for entry in entries if entry.kind in (EntryKind.EQUAL, EntryKind.SENT)]
 
 
 def _loads(value: Any) -> bool:
@@ -252,11 +357,13 @@ class EntryKind(Enum):
         EQUAL: the same on all ranks, such as parameters. Checked after each change of the ranks.
         SENT: sent to ranks that need a state, but otherwise each rank's own, such as moving statistics.
         OWN: never sent, such as the states of random number generators.
+        DIVIDED: each rank has a part, which a commit copies to another rank, as with shard=.
     """
 
     EQUAL = "equal"
     SENT = "sent"
     OWN = "own"
+    DIVIDED = "divided"
 
 
 class Entry(NamedTuple):
@@ -264,7 +371,7 @@ class Entry(NamedTuple):
 
     Attributes:
         name: unique in the state; the same on all ranks, unless the kind is OWN.
-        shape: elements along each dimension.
+        shape: elements along each dimension; of this rank's part, if the kind is DIVIDED.
         dtype: the element type.
         kind: the relation between the ranks' values.
         target: what the array is written to, as the state's class understands it.
@@ -279,6 +386,68 @@ class Entry(NamedTuple):
     @property
     def description(self) -> str:
         return f"{self.dtype} of shape {list(self.shape)}"
+
+
+class Slices(NamedTuple):
+    """The parts of divided arrays that a rank has.
+
+    Attributes:
+        place: the rank's, for which the arrays have been cut.
+        arrays: the parts, by name.
+    """
+
+    place: Place
+    arrays: Mapping[str, Array]
+
+
+def _packed(place: Place, arrays: Mapping[str, Array]) -> memoryview:
+    """Returns copies of a rank's parts as bytes."""
+    described = [(name, array.shape, array.dtype) for name, array in arrays.items()]
+    payload, memory = allocated((place, described), [array.nbytes for array in arrays.values()])
+    for (_, shape, dtype), array, target in zip(described, arrays.values(), memory, strict=True):
+        np.copyto(np.ndarray(shape, dtype, target), array)
+    return payload
+
+
+def _unpacked(payload: memoryview) -> Slices:
+    """Returns the parts in these bytes as views."""
+    (place, described), memory = opened(payload)
+    return Slices(
+        place,
+        {
+            name: np.ndarray(shape, dtype, source)
+            for (name, shape, dtype), source in zip(described, memory, strict=True)
+        },
+    )
+
+
+def _whole_arrays(context: Context, provided: Sequence[Slices]) -> Iterator[tuple[str, Array]]:
+    """Gathers divided arrays one by one. All ranks must exhaust it.
+
+    Args:
+        context: this rank.
+        provided: what this rank contributes. The contributions of all ranks have each place once.
+
+    Yields:
+        The name of an array, and the elements of its parts one after another, in the order of places.
+    """
+    mine = [
+        (slices.place, {name: (array.nbytes, array.dtype) for name, array in slices.arrays.items()})
+        for slices in provided
+    ]
+    gathered = gather_objects(context, mine, f"{_SLICES}.described", global_process_set)
+    arriving = [item for of_rank in gathered for item in of_rank]
+    transport = ByteTransport(context, _SLICES, global_process_set)
+    names = dict.fromkeys(name for _, described in arriving for name in described)
+    for index, name in enumerate(names):
+        own = b"".join(slices.arrays[name].tobytes() for slices in provided if name in slices.arrays)
+        data, parts, end = transport.gather(bytearray(own), f"whole.{index}"), {}, 0
+        dtype = next(described[name][1] for _, described in arriving if name in described)
+        for place, described in arriving:
+            size = described[name][0] if name in described else 0
+            parts[place] = np.ndarray((size // dtype.itemsize,), dtype, data[end : end + size])
+            end += size
+        yield name, np.concatenate([parts[place] for place in sorted(parts)])
 
 
 class Descriptions:

@@ -1,10 +1,13 @@
 """Trains a small network with JAX on ranks that may be lost, and checks itself against one process.
 
+SHARD asks for a division of the optimizer's state.
+
 Usage: jax_training.py SAMPLES EPOCHS
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -86,7 +89,8 @@ def train(state: Any, step: Callable[..., Any]) -> None:
 
 def main() -> None:
     hvd.init()
-    optimizer, params = hvd.DistributedOptimizer(optax.adam(0.01)), parameters()
+    distributed = hvd.shard if "SHARD" in os.environ else hvd.DistributedOptimizer
+    optimizer, params = distributed(optax.adam(0.01)), parameters()
     state = hvd.elastic.JaxState(params=params, moments=optimizer.init(params), step=0, steps=[])
     train(state, make_step(optimizer))
     leaves = map(jax.tree.leaves, (state.params, replay(state.steps)))

@@ -1,12 +1,14 @@
 """Trains with `model.fit` on ranks that may be lost, and checks itself against one process.
 
-KERAS_BACKEND chooses the backend. Each step records the samples of all ranks before its commit.
+KERAS_BACKEND chooses the backend, SHARD a division of the optimizer's state. Each step records the samples
+of all ranks before its commit.
 
 Usage: keras_training.py SAMPLES EPOCHS
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -89,7 +91,8 @@ def train(state: Any) -> None:
 
 def main() -> None:
     hvd.init()
-    model = make_model(hvd.DistributedOptimizer(keras.optimizers.SGD(0.02, momentum=0.5)))
+    optimizer = keras.optimizers.SGD(0.02, momentum=0.5)
+    model = make_model(hvd.DistributedOptimizer(optimizer, shard=os.environ.get("SHARD")))
     data = hvd.shard_arrays(X, Y, batch_size=BATCH)
     state = hvd.elastic.KerasState(model, data=data, epoch=0, batch=0, step=0, steps=[])
     train(state)

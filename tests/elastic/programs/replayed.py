@@ -2,7 +2,8 @@
 
 The environment sets the pace: with TALK each step is printed, PAUSE is the mean of random pauses in seconds:
 before and after each commit, and between the write of a step and a further exchange; and with HOLD=STEP:SIZE
-the training waits at that step until the world has that size.
+the training waits at that step until the world has that size. With FAULT=WORKER:STEP that worker kills itself
+after the commit of that step.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -75,7 +77,9 @@ def pause() -> None:
 
 
 def pace(step: int) -> None:
-    """Prints the number of steps done, if a test wants that, and pauses."""
+    """Prints the number of steps done or ends this process, if a test wants that, and pauses."""
+    if os.environ.get("FAULT") == f"{os.environ['SIRTAKI_WORKER']}:{step}":
+        os.kill(os.getpid(), signal.SIGKILL)
     if "TALK" in os.environ:
         print("step", step, flush=True)
     pause()

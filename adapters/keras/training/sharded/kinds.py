@@ -6,7 +6,6 @@ from typing import Any
 
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.training.combinations import refuse_combinations
-from sirtaki.numpy.worlds import is_elastic
 
 # Each variable is updated from its own gradient and state alone, which is the same on all ranks at first.
 _BY_VARIABLE: tuple[str, ...] = ("SGD", "Adam", "AdamW", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Ftrl")
@@ -35,7 +34,6 @@ def check_shard(shard: str | None, optimizer: Any, passes: int, process_set: Pro
             "keras_shard": "shard=",
             "passes": passes > 1 or bool(optimizer.gradient_accumulation_steps),
             "process_set": process_set is not global_process_set,
-            "elastic": is_elastic(),
         }
     )
 

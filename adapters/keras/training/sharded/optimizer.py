@@ -13,8 +13,14 @@ import numpy as np
 
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common.ownership import owners_of
-from sirtaki.keras._private import keep_slots, set_trainable_variables, slots_of, trainable_variables_of
+from sirtaki.common.ownership import Place, owners_of, place_in
+from sirtaki.keras._private import (
+    drop_slots,
+    keep_slots,
+    set_trainable_variables,
+    slots_of,
+    trainable_variables_of,
+)
 from sirtaki.keras.training.gradient_reducer import GradientReduction
 from sirtaki.keras.training.sharded.kinds import refuse_local_variables
 
@@ -24,12 +30,14 @@ class Division:
     """The division of an optimizer's variables among the ranks.
 
     Attributes:
+        place: this rank's among the ranks for which the variables have been divided.
         owners: the rank that updates each variable, by Keras' key of the variable.
         gradients: while the optimizer steps, the gradients that it clips together on all ranks, and whether
             their variables belong to this rank.
         whole_state: while a file is written, the state of all variables, as Keras saves it.
     """
 
+    place: Place
     owners: dict[Any, int] = field(default_factory=dict)
     gradients: list[tuple[Any, bool]] = field(default_factory=list)
     whole_state: dict[str, Any] | None = None
@@ -58,11 +66,37 @@ class ShardedVariables(keras.optimizers.Optimizer):
     def begin_division(self) -> None:
         """Divides the state that the optimizer has, or will have once it is built."""
         # Keras and TensorFlow inspect every attribute that is set on an optimizer; this one must stay hidden.
-        object.__setattr__(self, "_division", Division())
+        object.__setattr__(self, "_division", Division(place_in(current())))
         if self.built:
             self._check_slots()
             self._assign_owners(trainable_variables_of(self))
             keep_slots(self, self.own_places())
+
+    @property
+    def place(self) -> Place:
+        """Returns this rank's place among the ranks for which the variables have been divided."""
+        return self._division.place
+
+    def divide_for(self, place: Place) -> None:
+        """Divides the variables among other ranks. The state of this rank's variables is new then."""
+        if place == self.place:
+            return
+        self._division.place = place
+        if self.built:
+            drop_slots(self)
+            with keras.name_scope(self.name):
+                self.build(list(trainable_variables_of(self)))
+
+    def _check_place(self) -> None:
+        """Raises UnsupportedError if the variables were divided among other ranks than the present ones."""
+        place = place_in(current())
+        if place != self.place:
+            raise UnsupportedError(
+                f"this optimizer with shard= has the state of rank {self.place.position} of "
+                f"{self.place.ranks}, and this is rank {place.position} of {place.ranks}: make it part of "
+                "the elastic state, hvd.elastic.KerasState(model, optimizer)"
+            )
+        self._exchange.backend.require_place(place)
 
     def _check_slots(self) -> None:
         """Raises UnsupportedError if part of the state cannot be told from what all ranks have."""
@@ -75,7 +109,7 @@ class ShardedVariables(keras.optimizers.Optimizer):
 
     def _assign_owners(self, variables: Sequence[Any]) -> None:
         sizes = [math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables]
-        owners = owners_of(sizes, current().size)
+        owners = owners_of(sizes, self.place.ranks)
         self._division.owners.update(zip(map(self._var_key, variables), owners, strict=True))
 
     def owner_of(self, variable: Any) -> int:
@@ -89,7 +123,7 @@ class ShardedVariables(keras.optimizers.Optimizer):
 
     def is_own(self, variable: Any) -> bool:
         """Returns whether this rank updates a variable."""
-        return self.owner_of(variable) == current().rank
+        return self.owner_of(variable) == self.place.position
 
     def own_places(self) -> list[int]:
         """Returns the indices of this rank's variables among the optimizer's variables."""
@@ -103,7 +137,9 @@ class ShardedVariables(keras.optimizers.Optimizer):
         Raises:
             ValueError: variables that the optimizer was not built for, or that are local to a rank, or no
                 gradient for any of them.
+            UnsupportedError: the ranks have changed, and the optimizer is not part of the elastic state.
         """
+        self._check_place()
         refuse_local_variables(bool(self._exchange.local.numbers()))
         known = trainable_variables_of(self)
         variables = list(known if trainable_variables is None else trainable_variables)

@@ -13,13 +13,14 @@ from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
 from sirtaki.bindings.request import ALLGATHER, CPU, Batch
 from sirtaki.common.ops.handles import wait_in_stream
 from sirtaki.common.ops.reduction import Call, describe
+from sirtaki.common.ownership import Place
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import count_write, from_output, view
 from sirtaki.torch.training.parameters import all_named
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
 from sirtaki.torch.training.sharded.kinds import needs_whole_parameters
-from sirtaki.torch.training.sharded.slices import Partition, Place, Slice, flat, has_gaps
+from sirtaki.torch.training.sharded.slices import Partition, Slice, flat, has_gaps
 from sirtaki.torch.training.sharded.whole_values import (
     Part,
     divide_again,

@@ -8,13 +8,14 @@ the same elements together as in the whole parameter, and results have the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.tensor import dense_layout
+from sirtaki.common.ownership import Place
 
 BLOCK = 64  # elements
 
@@ -128,13 +129,6 @@ class Slice:
     def is_part(self, value: Any) -> bool:
         """Returns whether a value of the state has an element for each element of the slice."""
         return isinstance(value, Tensor) and value.shape == self.tensor.shape
-
-
-class Place(NamedTuple):
-    """A rank's position among the ranks that divide the parameters, and their number."""
-
-    position: int
-    ranks: int
 
 
 class Partition:
