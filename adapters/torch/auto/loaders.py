@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.training import checksums, shares
 from sirtaki.common.training.shares import Share
 from sirtaki.torch.auto import marks, positions, proof
@@ -71,7 +72,7 @@ def install() -> None:
         end_closed_batch()
         with common():
             iterator = plain(self)
-        place = positions.place()
+        place = user_line()
         state = _states.setdefault(self, {}).setdefault(place, LoaderState())
         return _Batches(iterator, Iteration(state, place))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.observing.user_code import is_internal, user_line
 from sirtaki.torch.auto import positions, rules
 from sirtaki.torch.auto.job import LoadedBatch, Root, job, refusal
 from sirtaki.torch.auto.row_counts import RowCount
@@ -122,7 +123,7 @@ def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> 
     batch, earlier = _origin(marks)
     results = tensors_in(args[0] if name == "__setitem__" else result)
     for index, tensor in enumerate(results):
-        mark = Mark(batch, positions.place())
+        mark = Mark(batch, user_line())
         mark.earlier = earlier
         if again is not None:
             path = None if isinstance(result, Tensor) else index
@@ -265,11 +266,11 @@ def _counts_rows(tensor: Any, caller: Any) -> bool:
     mark = mark_of(tensor)
     if mark is None or not mark.batch.is_part or not tensor.dim():
         return False
-    if positions.is_library(caller.f_code.co_filename) or positions.is_inside_module(caller, None):
+    if is_internal(caller.f_code.co_filename) or positions.is_inside_module(caller):
         return False
     if mark.is_ragged:
         raise refusal(
-            f"{positions.place()}: this number of rows depends on the values of this rank's part of the "
+            f"{user_line()}: this number of rows depends on the values of this rank's part of the "
             f"batch (selected at {mark.line}); count with a sum over a mask: (predictions == targets).sum()"
         )
     return tensor.size(0) == mark.batch.count
@@ -296,7 +297,7 @@ def with_count(function: Callable[[Any, Any], Any], count: RowCount, tensor: Ten
     result = function(count.__index__(), tensor)
     if mark is not None and mark.is_scalar and isinstance(result, Tensor):
         value = _kept(tensor)
-        new = Mark(mark.batch, positions.place())
+        new = Mark(mark.batch, user_line())
         new.call = lambda: function(count.total, _valued(value))
         _copy_mark(result, new)
     return result
@@ -314,7 +315,7 @@ def _read(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         mark = mark_of(tensor)
         if mark is not None and not mark.is_scalar and not mark.is_delivered:
             raise refusal(
-                f"{positions.place()}: {name} reads a tensor that each rank has computed from its rows of a "
+                f"{user_line()}: {name} reads a tensor that each rank has computed from its rows of a "
                 f"batch only (at {mark.line}), and its value over the whole batch is not known. Scalars can "
                 "be read: sums, means and losses, in the step that computes them; or use @hvd.consistent "
                 "with out="
@@ -339,7 +340,7 @@ def _compare_read(args: Any, caller: Any) -> None:
         return
     for tensor in tensors_in(args):
         if tensor.numel() == 1 and not tensor.is_complex():
-            link.check(positions.place(), tensor)
+            link.check(user_line(), tensor)
 
 
 def _replaced(value: Any, wholes: dict[int, Tensor]) -> Any:
