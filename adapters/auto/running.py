@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from sirtaki.auto import hooks, random_states
@@ -93,35 +93,14 @@ class _Rank:
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
-        except BaseException as error:
-            _hide_callers(error, script)
-            raise
+        except Exception as error:
+            trace = error.__traceback__  # begins with the script, as without --auto
+            while trace is not None and trace.tb_frame.f_code is not script.code:
+                trace = trace.tb_next
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+            sys.exit(1)
         finally:
             self._gate.finish()
-
-
-def _hide_callers(error: BaseException, script: Script) -> None:
-    """Lets the traceback of an uncaught exception begin with the script, as without --auto."""
-    frames = list(_entries(error.__traceback__))
-    own = [frame for frame in frames if frame.tb_frame.f_code is script.code]
-    if not own:
-        return
-    show = sys.excepthook
-
-    def show_from_script(
-        kind: type[BaseException], value: BaseException, trace: TracebackType | None
-    ) -> None:
-        if value is error:
-            value.__traceback__ = trace = own[0]
-        show(kind, value, trace)
-
-    sys.excepthook = show_from_script
-
-
-def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 def _refuse_process_groups(module: ModuleType) -> None:

@@ -21,7 +21,7 @@ from sirtaki.bindings.observing.user_code import is_internal, user_line
 from sirtaki.torch.auto import positions, rules
 from sirtaki.torch.auto.job import LoadedBatch, Root, job, refusal
 from sirtaki.torch.auto.row_counts import RowCount
-from sirtaki.torch.ops.nested import tensors_in
+from sirtaki.torch.ops.nested import mapped, tensors_in
 
 _MARK = "_sirtaki_mark"
 _LARGEST_KEPT = 1024  # elements of an unmarked operand that is copied, to compute with it again
@@ -201,22 +201,17 @@ class _Kept:
 
 
 def _kept(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        mark = mark_of(value)
-        return _Kept(mark.value) if mark is not None else value.detach().clone()
-    if isinstance(value, RowCount):
-        return _Kept(lambda: value.total)
-    if isinstance(value, dict):
-        return {key: _kept(item) for key, item in value.items()}
-    return tuple(map(_kept, value)) if type(value) in (list, tuple) else value
+    def kept(_: Any, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            mark = mark_of(leaf)
+            return _Kept(mark.value) if mark is not None else leaf.detach().clone()
+        return _Kept(lambda: leaf.total) if isinstance(leaf, RowCount) else leaf
+
+    return mapped(value, kept)
 
 
 def _valued(value: Any) -> Any:
-    if isinstance(value, _Kept):
-        return value.value()
-    if isinstance(value, dict):
-        return {key: _valued(item) for key, item in value.items()}
-    return tuple(map(_valued, value)) if type(value) is tuple else value
+    return mapped(value, lambda _, leaf: leaf.value() if isinstance(leaf, _Kept) else leaf)
 
 
 # ---- Numbers of rows ---------------------------------------------------------------------------------------
@@ -344,11 +339,7 @@ def _compare_read(args: Any, caller: Any) -> None:
 
 
 def _replaced(value: Any, wholes: dict[int, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return wholes.get(id(value), value)
-    if isinstance(value, dict):
-        return {key: _replaced(item, wholes) for key, item in value.items()}
-    return tuple(_replaced(item, wholes) for item in value) if type(value) in (list, tuple) else value
+    return mapped(value, lambda _, leaf: wholes.get(id(leaf), leaf))
 
 
 def _whole(tensor: Tensor) -> Tensor:

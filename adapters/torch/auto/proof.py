@@ -57,6 +57,7 @@ _CAUGHT = (
     "the script has caught an error of this step, which is therefore unproven: every rank computes the whole "
     "batch, until a step ends without one"
 )
+_DIVERGED = "a backward pass begins, while the computation of the whole batch reads a scalar"
 _LOST = "the process that computed this rank's rows for the comparison ended before it came here"
 
 
@@ -157,7 +158,7 @@ class Child:
         self._send("gradients", _sent(gradients))
         kind, received = self._receive()[:2]
         if kind != "gradients":
-            self.fail("a backward pass begins, while the computation of the whole batch reads a scalar")
+            self.fail(_DIVERGED)
         return _received(received, self.parameters)
 
     def finish(self) -> None:
@@ -179,11 +180,15 @@ class Parent:
         self._frame = positions.loop_frame()
         self._numbers = numbers_of(self._frame)
         self._are_means = False  # whether gradients are those of the parts
+        self._is_ahead = False  # whether the fork came to a backward pass before a scalar that is read here
 
     def value(self, line: str, own: Tensor) -> Any:
         """Returns the value of a scalar that is read, and passes it on."""
         value = own.detach().clone()
-        self._send("value", line, value.tolist())
+        # The fork would not read the value while it sends gradients.
+        self._is_ahead = self._is_ahead or self._connection.poll()
+        if not self._is_ahead:
+            self._send("value", line, value.tolist())
         return value
 
     def check(self, line: str, own: Tensor) -> None:
@@ -204,6 +209,8 @@ class Parent:
             return None, _LOST
         if message[0] == "failed":
             return None, message[1]
+        if self._is_ahead:
+            return None, _DIVERGED
         return (message[1:], None) if message[0] == kind else (None, _LOST)
 
     def exchange(self, gradients: Sequence[Tensor | None], line: str) -> list[Tensor | None]:
@@ -286,10 +293,8 @@ class Parent:
             return
         if self._are_means:
             batch.iteration.state.proven.add(batch.share.is_even)
-        if not torch.equal(self._drawn, torch.get_rng_state()) and not job.has_drawn:
-            job.has_drawn = True
-            if batch.share.context.rank == 0:
-                hint(f"{place}: {_DRAWS}")
+        if not torch.equal(self._drawn, torch.get_rng_state()) and batch.share.context.rank == 0:
+            hint(f"{place}: {_DRAWS}")
         roots = gather_objects(batch.share.context, message[0], "auto.roots", global_process_set)
         counts = batch.share.counts
         for index, root in enumerate(batch.roots):
