@@ -307,7 +307,12 @@ def redirect(files: PrivateFiles) -> dict[str, Hook]:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in _UNCHANGED and module is not None:
             _replace_in_module(module, by_id)
-    sys.addaudithook(partial(_audit, files))
+
+    def audited(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _WATCHED:  # most events are calls of id() and sys._getframe(), which training code makes
+            _audit(files, event, arguments)
+
+    sys.addaudithook(audited)
     return {name: partial(_redirect_library, files) for name, _, _ in _LIBRARIES}
 
 
@@ -524,6 +529,7 @@ _CHANGES = {  # audit events of changes, and the positions of the paths
     "os.rename": slice(0, 2),
 }
 _STARTS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
+_WATCHED = {"open", *_CHANGES, *_STARTS}
 
 
 def _audit(files: PrivateFiles, event: str, arguments: tuple[Any, ...]) -> None:
