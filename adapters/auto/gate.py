@@ -51,7 +51,7 @@ class Gate:
         Raises:
             HorovodInternalError: rank 0 has failed, or did not come in time.
         """
-        if self.is_open or os.getpid() != self._pid or _imports_library():
+        if self.is_open or os.getpid() != self._pid or is_import():
             return
         handle = self._started()
         with self._waiting:
@@ -87,7 +87,7 @@ def broadcast(context: Context, data: bytearray, name: str) -> Handle[Any]:
     return start(context, Operation(batch, view, lambda *_: None))
 
 
-def _imports_library() -> bool:
+def is_import() -> bool:
     """Returns whether the code that runs is that of a library which is being imported, not the script's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_internal(frame.f_code.co_filename):

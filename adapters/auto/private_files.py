@@ -3,26 +3,36 @@
 Every rank runs the same script and writes the same files. Rank 0's files are the results; the other ranks'
 would only disturb it. A rank above 0 therefore writes into a private folder, under the path that the file has
 otherwise, and finds there what it has written. Nothing of the host's is changed or removed: a removed file is
-hidden from this rank. `file_functions` redirects Python's functions to these files.
+hidden from this rank.
+
+Python's functions for files, and functions of libraries with native code, receive the paths of these files.
+An audit hook refuses changes of the host's files by Python's other functions. Native code that opens files by
+itself uses those of the host: docs/guide/auto.md names the important libraries.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
+import builtins
 import errno
-import functools
 import os
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable
-from types import ModuleType
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from functools import partial, wraps
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from sirtaki.auto.gate import Gate
+from sirtaki.auto.gate import Gate, is_import
 from sirtaki.auto.hooks import Hook
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.observing.user_code import user_line
+
+Function = Callable[..., Any]
 
 _MAX_LINKS = 40
 _DEVICES = ("/dev", "/proc", "/sys")
@@ -30,430 +40,521 @@ _SYSTEM = ("/bin", "/etc", "/lib", "/lib32", "/lib64", "/sbin", "/usr")  # files
 _VARIABLES = ("SIRTAKI_DUMP_DIRECTORY", "SIRTAKI_TIMELINE")  # of files that sirtaki itself writes
 
 
-class _Functions(NamedTuple):
-    """Python's own functions, as they were before `file_functions` replaced them."""
+class Use(Enum):
+    """The purpose for which a function uses a file or a folder."""
 
-    open: Any
-    lstat: Any
-    readlink: Any
-    listdir: Any
-    mkdir: Any
-    unlink: Any
-    rmdir: Any
-    rename: Any
-    symlink: Any
-    getcwd: Any
-    chmod: Any
-    utime: Any
-    scandir: Any
+    READ = auto()
+    READ_LINK = auto()  # READ, but of a link the link itself
+    CHANGE = auto()
+    REPLACE = auto()  # write it anew
+    CREATE = auto()  # fails if it exists
+    REMOVE = auto()
+    REMOVE_FOLDER = auto()
+    MOVE = auto()
+    COVER = auto()  # move another file or folder to its path
 
 
-_host = _Functions(
-    *(open, os.lstat, os.readlink, os.listdir, os.mkdir, os.unlink, os.rmdir, os.rename),
-    *(os.symlink, os.getcwd, os.chmod, os.utime, os.scandir),
-)
-
-
-def private_folder(rank: int) -> str:
-    """Creates this rank's folder: in that of the job, which hvdrun removes, or in that of temporary files."""
-    job = _job_folder()
-    path = os.path.join(job, f"rank{rank}") if job else tempfile.mkdtemp(prefix=f"sirtaki-rank{rank}-")
-    if job:
-        os.mkdir(path, 0o700)
-    atexit.register(_remove, path, os.getpid())
-    return os.path.realpath(path)
-
-
-def _job_folder() -> str | None:
-    """Returns the folder that hvdrun has made for the job, with the key in it; None without hvdrun."""
-    key_file = os.environ.get("SIRTAKI_KEY_FILE")
-    is_ours = os.environ.get("SIRTAKI_LAUNCHER") == "hvdrun" and key_file
-    return os.path.dirname(os.path.realpath(key_file)) if key_file and is_ours else None
-
-
-def _remove(path: str, pid: int) -> None:
-    if os.getpid() == pid:
-        with contextlib.suppress(OSError):  # the reaper of the job removes the rest
-            _remove_tree(path)
-
-
-def _remove_tree(path: str) -> None:
-    """Removes a private folder with the host's functions: the replaced functions would map it elsewhere."""
-    for entry in list(_host.scandir(path)):
-        if entry.is_dir(follow_symlinks=False):
-            _remove_tree(entry.path)
-        else:
-            _host.unlink(entry.path)
-    _host.rmdir(path)
+_FOLLOWING = (Use.READ, Use.CHANGE, Use.REPLACE)  # a link at the end of a path
+_HIDING = (Use.REMOVE, Use.REMOVE_FOLDER, Use.MOVE, Use.COVER)  # the host's file, afterwards
 
 
 class PrivateFiles:
     """The two layers of files, private over the host's, and the host's files that are hidden.
 
-    A *location* is the absolute path of a file as the script sees it, without links.
+    A *location* is the absolute path of a file as the script sees it, without links. Except `direct`, methods
+    are called inside of `direct`.
     """
 
-    def __init__(self, root: str, folder: str, began: int, gate: Gate) -> None:
-        """Begins with no private files.
+    def __init__(self, rank: int, began: int, gate: Gate) -> None:
+        """Begins with no private files, in a folder that belongs to this user alone.
 
         Args:
-            root: the private folder.
-            folder: the working folder, whose files are private even if it is in that of temporary files.
+            rank: this rank.
             began: when rank 0 began, in nanoseconds: what it has made since is no obstacle to this rank.
+            gate: opens when rank 0 has prepared its data.
         """
-        self.root = root
-        self._began = began
-        self._gate = gate
-        self._own_folder = os.path.realpath(folder)
+        self.rank, self.gate, self._began = rank, gate, began
+        self.root = os.path.join(_job_folder(), f"rank{rank}")
+        os.mkdir(self.root, 0o700)
         own = [os.path.realpath(variable) for variable in map(os.environ.get, _VARIABLES) if variable]
-        self._always_shared = (_job_folder() or root, *_DEVICES, *own)
+        self._always_shared = (_job_folder(), *_DEVICES, *own)
         self._temporary = os.path.realpath(tempfile.gettempdir())
+        # Files in the working folder are private even if it is in that of temporary files.
+        working = os.path.realpath(os.getcwd())
+        self._working = (working,) if working.startswith(f"{self._temporary}/") else ()
         prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
         self._installed = (*_SYSTEM, *map(os.path.realpath, prefixes))
         self._hidden: set[str] = set()
-        self.is_used = False  # whether this rank has written or removed anything
+        self._thread = threading.local()
+
+    @property
+    def is_direct(self) -> bool:
+        """Returns whether functions of this thread are not redirected."""
+        return getattr(self._thread, "is_direct", False)
+
+    @contextmanager
+    def direct(self, given: Mapping[Any, Any]) -> Iterator[None]:
+        """Makes functions use the paths that they receive. Errors name the `given` ones in their place."""
+        self._thread.is_direct = True
+        try:
+            yield
+        except OSError as error:
+            error.filename = given.get(error.filename, error.filename)
+            if error.filename2 is not None:
+                error.filename2 = given.get(error.filename2, error.filename2)
+            raise
+        finally:
+            self._thread.is_direct = False
 
     # Names
 
-    def locate(self, path: Any, folder: int | None = None, follow: bool = True) -> str | None:
-        """Returns the location of a path; None if all ranks share the files there.
-
-        Args:
-            path: text, bytes or an object with a path.
-            folder: the descriptor of an open folder to which the path is relative.
-            follow: whether a link at the end of the path is followed.
-        """
-        location = self._without_links(self._absolute(os.fsdecode(path), folder), follow)
-        if self._is_shared(location):
-            return None
-        if not self._gate.is_open and not _is_below(location, self._installed):
-            self.wait_for_rank_0()
+    def locate(self, path: str, follow: bool = True) -> str:
+        """Returns the location of an absolute path; `follow`: also of a link at its end. Waits for rank 0."""
+        location = self._resolved(self.seen(path), follow)
+        if not (self.gate.is_open or self.is_shared(location) or _is_below(location, self._installed)):
+            self.gate.pass_through()
         return location
 
-    def wait_for_rank_0(self) -> None:
-        """Waits until rank 0 has prepared its data."""
-        self._gate.pass_through()
-
-    def _absolute(self, path: str, folder: int | None) -> str:
-        if not path.startswith("/"):
-            path = f"{self.folder() if folder is None else self.name_of(folder)}/{path}"
-        return path.removeprefix(self.root) if _is_below(path, (self.root,)) else path
-
-    def folder(self) -> str:
-        """Returns the current folder, as the script sees it."""
-        path: str = _host.getcwd()
+    def seen(self, path: str) -> str:
+        """Returns a path as the script sees it."""
         return path.removeprefix(self.root) or "/" if _is_below(path, (self.root,)) else path
 
-    def name_of(self, descriptor: int) -> str:
-        """Returns the path of an open folder, as the script sees it."""
-        path: str = _host.readlink(f"/proc/self/fd/{descriptor}")
-        return path.removeprefix(self.root) or "/" if _is_below(path, (self.root,)) else path
-
-    def _is_shared(self, location: str) -> bool:
+    def is_shared(self, location: str) -> bool:
+        """Returns whether all ranks use the host's file at a location."""
         if _is_below(location, self._always_shared):
             return True
-        is_temporary = _is_below(location, (self._temporary,))
-        if is_temporary and _is_below(self._own_folder, (self._temporary,)):
-            is_temporary = self._own_folder == self._temporary or not _is_below(location, (self._own_folder,))
-        return is_temporary or self._is_special(location)
+        if _is_below(location, (self._temporary,)) and not _is_below(location, self._working):
+            return True
+        mode = _mode(location)  # of devices, pipes and sockets
+        return mode != 0 and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
 
-    def _is_special(self, location: str) -> bool:
-        """Returns whether the host has a device, a pipe or a socket there."""
-        status = _status(location)
-        return status is not None and not (
-            stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)
-        )
-
-    def _without_links(self, path: str, follow: bool) -> str:
-        pending, location, links = path.split("/")[::-1], "", 0
-        while pending:
-            name = pending.pop()
-            if name in ("", "."):
-                continue
-            if name == "..":
-                location = location.rpartition("/")[0]
-                continue
-            here = f"{location}/{name}"
-            target = self._target(here) if any(pending) or follow else None
-            if target is None:
-                location = here
-                continue
-            links += 1
-            if links > _MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            location = "" if target.startswith("/") else location
-            pending += target.split("/")[::-1]
-        return location or "/"
-
-    def _target(self, location: str) -> str | None:
-        try:
-            return _host.readlink(self.find(location))
-        except OSError:
-            return None
+    def _resolved(self, path: str, follow: bool = True, links: int = 0) -> str:
+        folder, _, name = path.rstrip("/").rpartition("/")
+        if not name:
+            return "/"
+        parent = self._resolved(folder, links=links)
+        if name in (".", ".."):
+            return parent if name == "." else os.path.dirname(parent)
+        location = os.path.join(parent, name)
+        if not follow or not stat.S_ISLNK(_mode(self.find(location))):
+            return location
+        if links == _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        return self._resolved(os.path.join(parent, os.readlink(self.find(location))), links=links + 1)
 
     # Reading
 
     def find(self, location: str) -> str:
-        """Returns the path from which a file is read; a path in the private folder if no such file exists."""
-        if not self.is_used:
-            return location
-        private = self.private(location)
-        return private if _status(private) is not None or self._is_hidden(location) else location
+        """Returns the path from which a file is read; a path in the private folder if it is hidden."""
+        private = self.root + location
+        return private if _mode(private) or self.is_hidden(location) else location
 
-    def private(self, location: str) -> str:
-        """Returns the path that a file has in the private folder."""
-        return self.root + location
-
-    def find_folder(self, location: str) -> str:
-        """Returns the path of a folder: the host's, if it exists, because native code finds its files."""
-        status = None if self._is_hidden(location) else _status(location)
-        return location if status is not None and stat.S_ISDIR(status.st_mode) else self.find(location)
-
-    def status(self, location: str) -> os.stat_result | None:
-        """Returns the status of a file, of a link itself; None if there is no such file."""
-        return _status(self.find(location))
-
-    def has_private(self, location: str) -> bool:
-        """Returns whether this rank has written there: a folder may then have files in both layers."""
-        return self.is_used and (self._is_hidden(location) or _status(self.private(location)) is not None)
-
-    def hides_in(self, location: str) -> bool:
-        """Returns whether anything in a folder of the host's is hidden."""
-        return any(hidden.startswith(f"{location}/") for hidden in self._hidden)
-
-    def names(self, location: str) -> list[str]:
-        """Returns the names in a folder of both layers. Raises OSError if there is none."""
-        found: dict[str, None] = {}
-        if not self._is_hidden(location):
-            with_errors = _status(self.private(location)) is None
-            for name in self._listed(location, with_errors):
-                if f"{location.rstrip('/')}/{name}" not in self._hidden:
-                    found[name] = None
-        if self.has_private(location):
-            found |= dict.fromkeys(_host.listdir(self.private(location)))
-        return list(found)
-
-    def _listed(self, path: str, with_errors: bool) -> list[str]:
-        try:
-            return list(_host.listdir(path))
-        except OSError:
-            if with_errors:
-                raise
-            return []
-
-    def _is_hidden(self, location: str) -> bool:
+    def is_hidden(self, location: str) -> bool:
+        """Returns whether a file of the host's, or a folder with it, is hidden."""
         while self._hidden and location:
             if location in self._hidden:
                 return True
             location = location.rpartition("/")[0]
         return False
 
+    def has_layers(self, location: str) -> bool:
+        """Returns whether the names in a folder are not those of the host alone."""
+        below = f"{location}/"
+        return self.find(location) != location or any(path.startswith(below) for path in self._hidden)
+
+    def names(self, location: str) -> list[str]:
+        """Returns the names in a folder of both layers. Raises OSError if there is none."""
+        hosts = [] if self.is_hidden(location) else [location]
+        layers = [layer for layer in (*hosts, self.root + location) if os.path.isdir(layer)]
+        names = [
+            name
+            for layer in layers or [self.find(location)]
+            for name in os.listdir(layer)
+            if layer != location or os.path.join(location, name) not in self._hidden
+        ]
+        return list(dict.fromkeys(names))
+
     # Writing
 
-    def is_obstacle(self, location: str) -> bool:
-        """Returns whether something exists already that this rank is to create.
+    def path(self, location: str, use: Use) -> str:
+        """Returns the path with which a function is called: a private path, unless the function reads.
 
-        Rank 0 runs the same lines, perhaps before: what it has made since the job began is none.
+        What the host has at this location is copied, as far as the function needs it: if it fails for what is
+        there, it fails for the copy.
         """
-        status = self.status(location)
-        if status is None:
-            return False
-        return self.find(location) != location or status.st_ctime_ns <= self._began
-
-    def prepare(self, location: str, keeps: bool = True, of_folder: bool = False) -> str:
-        """Returns the private path for writing.
-
-        Args:
-            location: the location of a file, or of a folder that exists.
-            keeps: whether the file there begins with the host's content.
-            of_folder: whether the path is for a folder that is to be made.
-        """
-        private, source = self.private(location), self.find(location)
-        status = _status(source)
-        parent = location.rpartition("/")[0] or "/"
-        if self._is_folder(parent):
-            self._make_folders(parent)
-        self.is_used = True
-        if source == location and status is not None and not of_folder:
-            if stat.S_ISDIR(status.st_mode):
-                self._make_folders(location)
-            elif keeps:
-                self._copy(location, private, status)
+        source, private = self.find(location), self.root + location
+        if use in (Use.READ, Use.READ_LINK):
+            return source
+        parent = os.path.dirname(location)
+        if stat.S_ISDIR(_mode(self.find(parent))):
+            os.makedirs(self.root + parent, exist_ok=True)
+        # Rank 0 runs the same lines, perhaps before: what it has made since the job began is no obstacle.
+        is_new = source == location and _mode(source) and os.lstat(source).st_ctime_ns > self._began
+        if not _mode(source) or (is_new and use in (Use.CREATE, Use.COVER)):
+            return private
+        if stat.S_ISDIR(_mode(source)):
+            os.makedirs(private, exist_ok=True)
+            if use in (Use.MOVE, Use.COVER, Use.REMOVE_FOLDER):
+                for name in self.names(location)[: None if use is Use.MOVE else 1]:
+                    self.path(os.path.join(location, name), Use.MOVE)
+        elif source == location and use is Use.REMOVE:
+            open(private, "wb").close()
+        elif source == location and use not in (Use.REPLACE, Use.COVER):
+            shutil.copy2(source, private, follow_symlinks=False)
         return private
 
     def hide(self, location: str) -> None:
-        """Makes a file of the host's invisible to this rank."""
-        if _status(location) is not None and not self._is_hidden(location):
-            self.is_used = True
-            self._hidden.add(location)
-
-    def remove(self, location: str, is_folder: bool) -> None:
-        """Removes a file, or an empty folder, of both layers. Raises OSError as the system does."""
-        source = self.find(location)
-        status = _status(source)
-        if status is not None and stat.S_ISDIR(status.st_mode) != is_folder:
-            code = errno.ENOTDIR if is_folder else errno.EISDIR
-            raise OSError(code, os.strerror(code), location)
-        if status is None:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), location)
-        if is_folder and self.names(location):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), location)
-        if source != location:
-            (_host.rmdir if is_folder else _host.unlink)(source)
-        self.hide(location)
-
-    def move(self, source: str, target: str) -> None:
-        """Renames a file or folder; both locations are this rank's. Raises OSError as the system does."""
-        status, found = self.status(source), self.find(source)
-        if status is None:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), source)
-        is_folder = stat.S_ISDIR(status.st_mode)
-        if is_folder and self._is_folder(target) and self.names(target):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), target)
-        if self.status(target) is not None and self._is_folder(target) != is_folder:
-            code = errno.ENOTDIR if is_folder else errno.EISDIR
-            raise OSError(code, os.strerror(code), target)
-        if is_folder:
-            self._copy_tree_up(source)
-            found = self.private(source)
-        elif found == source:
-            found = self.prepare(source)
-        self.prepare(target, keeps=False)
-        _host.rename(found, self.private(target))
-        self.hide(source)
-        if is_folder:
-            self._hidden = {hidden for hidden in self._hidden if not hidden.startswith(f"{source}/")}
-            self.hide(target)
-
-    def copy(self, path: str, location: str) -> None:
-        """Writes a copy of a file. Raises OSError."""
-        self._copy(path, self.prepare(location, keeps=False), _host.lstat(path))
-
-    def _copy_tree_up(self, location: str) -> None:
-        self.prepare(location)
-        for name in self.names(location):
-            inner = f"{location}/{name}"
-            if self._is_folder(inner):
-                self._copy_tree_up(inner)
-            else:
-                self.prepare(inner)
-
-    def _is_folder(self, location: str) -> bool:
-        status = self.status(location)
-        return status is not None and stat.S_ISDIR(status.st_mode)
-
-    def _make_folders(self, location: str) -> None:
-        """Creates the private folder of a location, and the folders above it."""
-        if _status(self.private(location)) is None:
-            self._make_folders(location.rpartition("/")[0])
-            _host.mkdir(self.private(location))
-        self.is_used = True
-
-    def _copy(self, source: str, target: str, status: os.stat_result) -> None:
-        if stat.S_ISLNK(status.st_mode):
-            _host.symlink(_host.readlink(source), target)
-            return
-        with _host.open(source, "rb") as reader, _host.open(target, "wb") as writer:
-            shutil.copyfileobj(reader, writer)
-        _host.chmod(target, stat.S_IMODE(status.st_mode))
-        _host.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        """Makes a file or folder of the host's invisible to this rank."""
+        self._hidden.add(location)
 
 
-def _status(path: str) -> os.stat_result | None:
+def _job_folder() -> str:
+    """Returns the folder of the job, with the key in it, which hvdrun has made and its reaper removes."""
+    key_file = os.environ.get("SIRTAKI_KEY_FILE")
+    if os.environ.get("SIRTAKI_LAUNCHER") != "hvdrun" or not key_file:
+        raise UnsupportedError("sirtaki.auto needs the folder of a job: start the script by hvdrun --auto")
+    return os.path.dirname(os.path.realpath(key_file))
+
+
+def _mode(path: str) -> int:
+    """Returns type and permissions of a file, of a link itself; 0 if there is none."""
     try:
-        return _host.lstat(path)
+        return os.lstat(path).st_mode
     except (OSError, ValueError):
-        return None
+        return 0
 
 
 def _is_below(path: str, folders: tuple[str, ...]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
-# ---- Libraries whose native code opens files by itself: their functions get the private paths ----------
+# ---- Functions that receive the paths of these files ---------------------------------------------------
 
 
-class _Row(NamedTuple):
-    """A function of a library, and its parameter that is a path.
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_SETS = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids)
+_PUBLIC = {"posix": "os", "_io": "io"}  # where pickle finds a replacement
+_UNCHANGED = ("posix", "_io", "importlib", "_frozen_importlib", "_frozen_importlib_external", "sirtaki")
+
+
+class _Argument(NamedTuple):
+    """A parameter of a function that is a path.
 
     Attributes:
-        keeps: whether a file that is written begins with its old content.
-        modes: the position of the parameter with the mode, as `open` has it; -1: there is none.
+        position, keyword: where it is in a call.
+        use: what the function does with the file, or how another argument tells it: position, name, function.
+        folder: the name of a parameter with the descriptor of a folder to which the path is relative.
     """
 
-    module: str
-    function: str  # or a class and its method
     position: int
     keyword: str
-    writes: bool = False
-    keeps: bool = False
-    modes: int = -1
+    use: Use | tuple[int, str, Callable[[Any], Use | None]]
+    folder: str = "dir_fd"
 
 
-_TABLE = (
-    _Row("torch", "save", 1, "f", writes=True),
-    _Row("torch", "load", 0, "f"),
-    _Row("h5py", "File.__init__", 1, "name", modes=2),
-    _Row("safetensors.torch", "save_file", 1, "filename", writes=True),
-    _Row("safetensors.torch", "load_file", 0, "filename"),
-    _Row("safetensors.numpy", "save_file", 1, "filename", writes=True),
-    _Row("safetensors.numpy", "load_file", 0, "filename"),
-    _Row("sqlite3", "connect", 0, "database", writes=True, keeps=True),
+def _use_of_mode(mode: str | None) -> Use:
+    letters = set(mode or "r")
+    if letters & {"x", "-"}:
+        return Use.CREATE
+    return Use.REPLACE if "w" in letters else Use.CHANGE if letters & {"a", "+"} else Use.READ
+
+
+def _use_of_flags(flags: int) -> Use:
+    if flags & os.O_CREAT and flags & os.O_EXCL:
+        return Use.CREATE
+    if flags & _WRITES:
+        return Use.REPLACE if flags & os.O_TRUNC else Use.CHANGE
+    return Use.READ_LINK if flags & os.O_NOFOLLOW else Use.READ
+
+
+def _use_of_database(name: Any) -> Use | None:
+    return None if str(name) in ("", ":memory:") or str(name).startswith("file:") else Use.CHANGE
+
+
+_USES: dict[Use, tuple[str, ...]] = {  # functions of `os` with one path
+    Use.READ: ("stat", "access", "getxattr", "listxattr"),
+    Use.READ_LINK: ("lstat", "readlink"),
+    Use.CHANGE: ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr"),
+    Use.CREATE: ("mkdir",),
+    Use.REMOVE: ("unlink", "remove"),
+    Use.REMOVE_FOLDER: ("rmdir",),
+}
+_MOVED = (_Argument(0, "src", Use.MOVE, "src_dir_fd"), _Argument(1, "dst", Use.COVER, "dst_dir_fd"))
+_DATABASE = _Argument(0, "database", (0, "database", _use_of_database))
+# Libraries whose native code opens files by itself: module, function, parameter.
+_LIBRARIES = (
+    ("torch", "save", _Argument(1, "f", Use.REPLACE)),
+    ("torch", "load", _Argument(0, "f", Use.READ)),
+    ("h5py", "File.__init__", _Argument(1, "name", (2, "mode", _use_of_mode))),
+    ("safetensors.torch", "save_file", _Argument(1, "filename", Use.REPLACE)),
+    ("safetensors.torch", "load_file", _Argument(0, "filename", Use.READ)),
+    ("safetensors.numpy", "save_file", _Argument(1, "filename", Use.REPLACE)),
+    ("safetensors.numpy", "load_file", _Argument(0, "filename", Use.READ)),
+    ("sqlite3", "connect", _DATABASE),
+    ("sqlite3.dbapi2", "connect", _DATABASE),
 )
 
 
-def hooks(files: PrivateFiles) -> dict[str, Hook]:
-    """Returns what has to follow the import of these libraries."""
-    found: dict[str, Hook] = {row.module: functools.partial(_replace, files) for row in _TABLE}
-    return found | {"subprocess": functools.partial(_start_after_rank_0, files)}
+def redirect(files: PrivateFiles) -> dict[str, Hook]:
+    """Redirects Python's functions to these files, and refuses changes by others.
+
+    The functions are replaced in `os`, `builtins` and `io`, and in modules that have taken them from there.
+    Returns what has to follow the import of libraries.
+    """
+    by_id = {id(original): replacement for original, replacement in _replacements(files).items()}
+    for supported in _SETS:
+        supported.update([by_id[id(function)] for function in supported if id(function) in by_id])
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in _UNCHANGED and module is not None:
+            _replace_in_module(module, by_id)
+
+    def audited(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _WATCHED:  # most events are calls of id() and sys._getframe(), which training code makes
+            _audit(files, event, arguments)
+
+    sys.addaudithook(audited)
+    return {name: partial(_redirect_library, files) for name, _, _ in _LIBRARIES}
 
 
-def _replace(files: PrivateFiles, module: ModuleType) -> None:
-    for row in _TABLE:
-        if row.module == module.__name__:
-            owner_name, _, name = row.function.rpartition(".")
-            owner: Any = getattr(module, owner_name) if owner_name else module
-            setattr(owner, name, _with_private_paths(files, row, getattr(owner, name)))
+def _replacements(files: PrivateFiles) -> dict[Function, Function]:
+    """Returns for each function its replacement."""
+    arguments: dict[Function, Sequence[_Argument]] = {
+        builtins.open: (_Argument(0, "file", (1, "mode", _use_of_mode)),),
+        os.open: (_Argument(0, "path", (1, "flags", _use_of_flags)),),
+        os.symlink: (_Argument(1, "dst", Use.CREATE),),
+        os.rename: _MOVED,
+        os.replace: _MOVED,
+    }
+    for use, names in _USES.items():
+        arguments |= {getattr(os, name): (_Argument(0, "path", use),) for name in names}
+    calls: dict[Function, Function] = {
+        original: partial(call, files, original)
+        for original, call in (
+            *((os.listdir, _list), (os.scandir, _scan), (os.chdir, _enter_folder)),
+            *((os.getcwd, _current_folder), (os.getcwdb, _current_folder)),
+        )
+    }
+    return {
+        **{original: _redirected(files, original, paths) for original, paths in arguments.items()},
+        **{original: _in_place_of(files, original, call) for original, call in calls.items()},
+    }
 
 
-def _with_private_paths(files: PrivateFiles, row: _Row, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+def _in_place_of(files: PrivateFiles, original: Function, call: Function) -> Function:
+    """Returns a function with the original's name, for pickle; it is the original where paths are direct."""
+
+    @wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return (original if files.is_direct else call)(*args, **kwargs)
+
+    replacement.__module__ = _PUBLIC.get(original.__module__, original.__module__)
+    return replacement
+
+
+def _redirected(files: PrivateFiles, original: Function, arguments: Sequence[_Argument]) -> Function:
+    """Returns a function that is called with the paths of this rank's files.
+
+    Descriptors, and locations that all ranks share, pass unchanged.
+    """
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        path = given[row.position] if len(given) > row.position else kwargs.get(row.keyword)
-        location = _location(files, path)
-        if location is None:
+        if kwargs.get("opener") is not None:  # it opens a path of its own
             return original(*args, **kwargs)
-        mode = given[row.modes] if len(given) > row.modes > 0 else kwargs.get("mode", "r")
-        if row.writes or (row.modes > 0 and mode not in ("r", None)):
-            changes = row.modes > 0 and not str(mode).startswith(("w", "x"))
-            found = files.prepare(location, keeps=row.keeps or changes)
-        else:
-            found = files.find(location)
-        if len(given) > row.position:
-            given[row.position] = found
-        else:
-            kwargs[row.keyword] = found
-        return original(*given, **kwargs)
+        values, given, hidden = list(args), dict[Any, Any](), []
+        with files.direct(given):
+            for argument in arguments:
+                path, use = _value(argument.position, argument.keyword, args, kwargs), argument.use
+                purpose = use if isinstance(use, Use) else use[2](_value(use[0], use[1], args, kwargs))
+                if purpose is None or not isinstance(path, str | bytes | os.PathLike):
+                    continue
+                absolute = os.path.join(_path_of(kwargs.get(argument.folder)), os.fsdecode(path))
+                follow = purpose in _FOLLOWING and kwargs.get("follow_symlinks", True)
+                found = location = files.locate(absolute, follow)
+                if not files.is_shared(location):
+                    found = files.path(location, purpose)
+                    hidden += [location] if purpose in _HIDING else []
+                if found == location and files.seen(absolute) == absolute:
+                    continue  # the host's file, as the script names it
+                given[found] = path
+                kwargs.pop(argument.folder, None)
+                value = os.fsencode(found) if isinstance(path, bytes) else found
+                if len(args) > argument.position:
+                    values[argument.position] = value
+                else:
+                    kwargs[argument.keyword] = value
+            result = original(*values, **kwargs)
+        for location in hidden:
+            files.hide(location)
+        return result
 
-    return call
+    return _in_place_of(files, original, call)
 
 
-def _location(files: PrivateFiles, path: Any) -> str | None:
-    """Returns the location of a path; None for other objects, and for databases that are no files."""
-    if not isinstance(path, str | bytes | os.PathLike) or str(path) in ("", ":memory:"):
-        return None
-    return None if str(path).startswith("file:") else files.locate(path)
+def _value(position: int, keyword: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[position] if len(args) > position else kwargs.get(keyword)
 
 
-def _start_after_rank_0(files: PrivateFiles, module: ModuleType) -> None:
-    """Makes new processes, such as downloads of data, wait until rank 0 has prepared its data."""
-    processes: Any = module
-    original = processes.Popen.__init__
+def _path_of(folder: int | None) -> str:
+    """Returns the path of an open folder; None: of the current one."""
+    return os.getcwd() if folder is None else os.readlink(f"/proc/self/fd/{folder}")
 
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        files.wait_for_rank_0()
-        original(self, *args, **kwargs)
 
-    processes.Popen.__init__ = __init__
+def _replace_in_module(module: Any, by_id: dict[int, Function]) -> None:
+    for attribute, value in list(vars(module).items()):
+        if id(value) in by_id:
+            setattr(module, attribute, by_id[id(value)])
+        elif isinstance(value, type) and value.__module__ == module.__name__:
+            _replace_in_class(value, by_id)
+
+
+def _replace_in_class(owner: type, by_id: dict[int, Function]) -> None:
+    """Replaces functions that a class has kept as attributes, or as defaults of parameters."""
+    for attribute, value in list(vars(owner).items()):
+        plain = value.__func__ if isinstance(value, staticmethod) else value
+        if id(plain) in by_id:
+            setattr(owner, attribute, staticmethod(by_id[id(plain)]))
+        elif isinstance(value, FunctionType) and value.__defaults__:
+            value.__defaults__ = tuple(by_id.get(id(default), default) for default in value.__defaults__)
+
+
+def _redirect_library(files: PrivateFiles, module: ModuleType) -> None:
+    for name, function, argument in _LIBRARIES:
+        if name == module.__name__:
+            owner, _, attribute = function.rpartition(".")
+            place: Any = getattr(module, owner) if owner else module
+            setattr(place, attribute, _redirected(files, getattr(place, attribute), [argument]))
+
+
+# Functions for folders
+
+
+def _current_folder(files: PrivateFiles, original: Function) -> Any:
+    path = files.seen(os.fsdecode(original()))
+    return os.fsencode(path) if original.__name__ == "getcwdb" else path
+
+
+def _enter_folder(files: PrivateFiles, original: Function, path: Any) -> None:
+    if isinstance(path, int):
+        return original(path)
+    given = dict[Any, Any]()
+    with files.direct(given):
+        location = files.locate(os.path.join(os.getcwd(), os.fsdecode(path)))
+        # The host's folder, if it exists, because native code finds its files.
+        is_hosts = os.path.isdir(location) and not files.is_hidden(location)
+        found = location if is_hosts or files.is_shared(location) else files.find(location)
+        given[found] = path
+        return original(found)
+
+
+def _list(files: PrivateFiles, original: Function, path: Any = None) -> list[Any]:
+    given = dict[Any, Any]()
+    with files.direct(given):
+        location = _location_of(files, path)
+        if location is None:
+            return original(path)
+        given[files.find(location)] = path
+        names = files.names(location)
+    return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
+
+
+def _scan(files: PrivateFiles, original: Function, path: Any = None) -> Any:
+    with files.direct({}):
+        location = _location_of(files, path)
+        if location is None:
+            return original(path)
+    return _Scan(partial(_FolderEntry, location, path), _list(files, original, path))
+
+
+def _location_of(files: PrivateFiles, path: Any) -> str | None:
+    """Returns the location of a folder to list; None if the host's is listed as the script names it."""
+    is_open = isinstance(path, int)
+    absolute = _path_of(path) if is_open else os.path.join(os.getcwd(), os.fsdecode(path or "."))
+    location = files.locate(absolute)
+    is_hosts = files.is_shared(location) or not files.has_layers(location)
+    return None if is_hosts and files.seen(absolute) == absolute else location
+
+
+class _Scan(map):
+    """Entries of a folder: an iterator and a context, as `os.scandir` returns it."""
+
+    def __enter__(self) -> _Scan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the iteration."""
+        list(self)
+
+
+class _FolderEntry:
+    """An entry of a folder, with the attributes of `os.DirEntry`."""
+
+    def __init__(self, location: str, folder: Any, name: Any) -> None:
+        """`folder` is the folder as the script names it: a path, a descriptor, or None."""
+        self._path = os.path.join(location, os.fsdecode(name))
+        self.name = name
+        self.path = name if isinstance(folder, int) else os.path.join(os.fspath(folder or "."), name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self._path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return os.lstat(self._path).st_ino
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self._path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self._path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self._path)
+
+
+# ---- Functions that are not redirected -----------------------------------------------------------------
+
+
+_CHANGES = {  # audit events of changes, and the positions of the paths
+    **dict.fromkeys(("os.mkdir", "os.remove", "os.rmdir", "os.truncate"), slice(0, 1)),
+    **dict.fromkeys(("os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr"), slice(0, 1)),
+    **dict.fromkeys(("os.link", "os.symlink"), slice(1, 2)),
+    "os.rename": slice(0, 2),
+}
+_STARTS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
+_WATCHED = {"open", *_CHANGES, *_STARTS}
+
+
+def _audit(files: PrivateFiles, event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuses changes of the host's files; new processes, such as downloads, wait for rank 0's data."""
+    if event in _STARTS:
+        files.gate.pass_through()
+        return
+    changed = arguments[_CHANGES[event]] if event in _CHANGES else ()
+    if event == "open" and arguments[2] & _WRITES:
+        changed = arguments[:1]
+    for path in changed:
+        if isinstance(path, str | bytes | os.PathLike) and not files.is_direct and not is_import():
+            _check_change(files, event, os.fsdecode(path))
+
+
+def _check_change(files: PrivateFiles, event: str, path: str) -> None:
+    """Raises UnsupportedError if a function that is not redirected is about to change the host's file."""
+    with files.direct({}):
+        absolute = os.path.join(os.getcwd(), path)
+        is_own = files.seen(absolute) != absolute or files.is_shared(files.locate(absolute))
+        # A folder cannot be written; tempfile names one to `open`, with an opener that chooses the file.
+        if is_own or (event == "open" and os.path.isdir(absolute)):
+            return
+    raise UnsupportedError(
+        f"{user_line()}: {event} changes {absolute!r} on rank {files.rank}, but only rank 0 may change files "
+        "of the host, and --auto cannot give this function a file of the rank's own: use open() and the "
+        "functions of os, shutil and pathlib, without opener= and hard links"
+    )

@@ -2,14 +2,12 @@
 
 Every rank runs the whole script, so all ranks have to make the same random choices: initial weights, orders
 of data, augmentations. The generators of Python, NumPy and the frameworks therefore start with a common seed
-from rank 0, and a seed that the script sets is the script's own, equal everywhere. Only operations on a
-rank's own rows, such as dropout, should draw other numbers than on other ranks: see `own_states`.
+from rank 0, and a seed that the script sets is the script's own, equal everywhere.
 """
 
 from __future__ import annotations
 
 import ast
-import hashlib
 import os
 import random
 import secrets
@@ -21,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 from sirtaki.auto.script import Script
-from sirtaki.bindings.default_context import current
 from sirtaki.bindings.observing.user_code import is_internal
 
 SEED_BYTES = 16
@@ -77,25 +74,6 @@ def seed_tensorflow(module: ModuleType) -> None:
     """Sets TensorFlow's global seed."""
     tensorflow: Any = module
     tensorflow.random.set_seed(_shared.seed % _NUMPY_LIMIT)
-
-
-def own_states() -> None:
-    """Gives ranks above 0 their own states of torch's generators, once the model is equal on all ranks.
-
-    They are derived from the state at this moment: a script that sets a seed gets the same states again.
-    Rank 0 keeps its state. So do the generators of Python and NumPy on all ranks: scripts shuffle and augment
-    data with them, and choose what a whole batch goes through, in which ranks must not differ.
-    """
-    torch: Any = sys.modules.get("torch")
-    rank = current().rank
-    if torch is None or rank == 0:
-        return
-    drawn = int(torch.randint(_TORCH_LIMIT - 1, (1,)).item())
-    torch.manual_seed(_derived(drawn, rank) % _TORCH_LIMIT)
-
-
-def _derived(seed: int, rank: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{rank}".encode()).digest(), "little")
 
 
 # ---- The sources of a script: its file, and the modules in its folder that it imports ------------------

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
-from sirtaki.auto import hooks, private_files, random_states
-from sirtaki.auto.file_functions import replace_functions
+from sirtaki.auto import hooks, random_states
 from sirtaki.auto.gate import Gate, broadcast
-from sirtaki.auto.private_files import PrivateFiles, private_folder
+from sirtaki.auto.private_files import PrivateFiles, redirect
 from sirtaki.auto.random_states import sources_of, why_not_auto
 from sirtaki.auto.script import Script, find
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.bindings.observing.user_code import is_internal
+from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common import basics
 
 _NOTHING_SPLIT = (
@@ -71,9 +70,7 @@ class _Rank:
         actions["torch"].append(random_states.seed_torch)
         actions["torch.distributed"] = [_refuse_process_groups]
         if self._context.rank:
-            files = PrivateFiles(private_folder(self._context.rank), os.getcwd(), self._began, self._gate)
-            replace_functions(files)
-            for name, hook in private_files.hooks(files).items():
+            for name, hook in redirect(PrivateFiles(self._context.rank, self._began, self._gate)).items():
                 actions.setdefault(name, []).append(hook)
         for name in _PARTS:
             actions[name].append(self._install_part)
@@ -96,35 +93,14 @@ class _Rank:
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
-        except BaseException as error:
-            _hide_callers(error, script)
-            raise
+        except Exception as error:
+            trace = error.__traceback__  # begins with the script, as without --auto
+            while trace is not None and trace.tb_frame.f_code is not script.code:
+                trace = trace.tb_next
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+            sys.exit(1)
         finally:
             self._gate.finish()
-
-
-def _hide_callers(error: BaseException, script: Script) -> None:
-    """Lets the traceback of an uncaught exception begin with the script, as without --auto."""
-    frames = list(_entries(error.__traceback__))
-    own = [frame for frame in frames if frame.tb_frame.f_code is script.code]
-    if not own:
-        return
-    show = sys.excepthook
-
-    def show_from_script(
-        kind: type[BaseException], value: BaseException, trace: TracebackType | None
-    ) -> None:
-        if value is error:
-            value.__traceback__ = trace = own[0]
-        show(kind, value, trace)
-
-    sys.excepthook = show_from_script
-
-
-def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 def _refuse_process_groups(module: ModuleType) -> None:
@@ -134,12 +110,9 @@ def _refuse_process_groups(module: ModuleType) -> None:
         return
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        frame = sys._getframe(1)
-        while is_internal(frame.f_code.co_filename) and frame.f_back is not None:
-            frame = frame.f_back
         raise UnsupportedError(
-            f"{frame.f_code.co_filename}:{frame.f_lineno}: this script is distributed already, because it "
-            "calls torch.distributed.init_process_group: run it without --auto"
+            f"{user_line()}: this script is distributed already, because it calls "
+            "torch.distributed.init_process_group: run it without --auto"
         )
 
     distributed.init_process_group = distributed.distributed_c10d.init_process_group = init_process_group

@@ -95,6 +95,14 @@ def line_of(frame: FrameType | None) -> str:
     return "" if frame is None else _location_of_frame(frame)
 
 
+def user_line() -> str:
+    """Returns the user's innermost line that runs, with the path of its file: "/home/ann/train.py:4"."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def stack_of(frame: FrameType | None) -> list[str]:
     """Formats a stack's innermost frames, the innermost first, without sirtaki's."""
     lines: list[str] = []

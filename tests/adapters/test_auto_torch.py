@@ -63,6 +63,7 @@ REFUSALS = {
     "unseen": ("unseen", "was not part of a batch that was computed as a whole and in parts"),
     "selected": ("selected", "depends on the values of this rank's part"),
     "length_of_list": ("", "counted[1] grows"),
+    "diverged": ("", "a backward pass begins, while the computation of the whole batch reads a scalar"),
     "one_row": ("one_row", "neither their mean over rows, nor their sum"),
     "joined": ("loader", "pad rows of several lengths instead of joining them"),
     "two_loaders": ("two_loaders", "this step uses batches of several loaders at once"),

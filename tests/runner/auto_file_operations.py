@@ -116,7 +116,7 @@ def links_and_descriptors():
         file.write("through a link")
     show(read("old/new.txt"), read("link/new.txt"), os.path.islink("made/absolute"), os.path.islink("link"))
     show(os.path.realpath("made/relative").removeprefix(os.getcwd()), os.path.samefile("link", "old"))
-    os.link("old/new.txt", "made/second")
+    shutil.copy("old/new.txt", "made/second")
     refused(os.symlink, "x", "made/second")
     folder = os.open("old", os.O_RDONLY | os.O_DIRECTORY)
     file = os.open("by_fd.txt", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)
@@ -165,6 +165,16 @@ def libraries():
     database.commit()
     database.close()
     show(sqlite3.connect("data.db").execute("select n from numbers").fetchall())
+    for _ in range(2):
+        with open("checkpoint.tmp", "wb") as file:
+            file.write(b"weights")
+        os.replace(file.name, "checkpoint.pt")
+        os.makedirs("step.tmp")
+        shutil.copy("checkpoint.pt", "step.tmp")
+        if os.path.exists("step"):
+            shutil.rmtree("step")
+        os.rename("step.tmp", "step")
+    show(os.path.exists("checkpoint.tmp"), os.path.exists("step.tmp"), os.listdir("step"))
     with open(os.devnull, "w") as file:
         show(sorted(os.listdir()), file.write("gone"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -183,31 +182,6 @@ def test_a_hash_seed_of_the_user_is_kept(auto: Run, folder: Path) -> None:
     (folder / "train.py").write_text("import keras, os\nprint(os.environ['PYTHONHASHSEED'])\n")
     result = auto("python", "train.py", PYTHONHASHSEED="11")
     assert sorted(result.stdout.splitlines()) == ["[0] 11", "[1] 11"], result.stderr
-
-
-def test_own_states_differ_and_follow_the_seed_of_the_script(auto: Run, folder: Path) -> None:
-    pytest.importorskip("torch")
-    text = (
-        "import random, torch\nprint(torch.rand(()).item() > 2)\ntorch.manual_seed(5)\nrandom.seed(5)\n"
-        "import importlib; importlib.import_module('sirtaki' + '.auto.random_states').own_states()\n"
-        "print(torch.rand(()).item(), random.random())\n"
-    )
-    (folder / "train.py").write_text(text)
-    (folder / "one.py").write_text(
-        "import random, torch\ntorch.manual_seed(5)\nrandom.seed(5)\n"
-        "print(torch.rand(()).item(), random.random())\n"
-    )
-    expected = plain(folder, dict(os.environ), "one.py")
-    seen = []
-    for _ in range(2):
-        result = auto("python", "train.py")
-        assert result.returncode == 0, result.stderr
-        assert lines_of(result, 0)[1:] == expected
-        own, python = lines_of(result, 1)[1].split()
-        assert own != expected[0].split()[0]
-        assert python == expected[0].split()[1]
-        seen.append(own)
-    assert seen[0] == seen[1]
 
 
 def test_random_numbers_that_no_seed_governs_are_named(auto: Run, folder: Path) -> None:

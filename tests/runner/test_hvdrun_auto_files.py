@@ -84,6 +84,61 @@ def test_a_rank_above_0_sees_its_own_files_and_changes_none_of_the_host(
     assert snapshot(folder) == before
 
 
+UNCOVERED = """
+import io, os, posix, keras
+calls = {
+    "link": lambda: os.link("train.py", "linked"),
+    "FileIO": lambda: io.FileIO("train.py", "r+"),
+    "unlink": lambda: posix.unlink("old.txt"),
+    "rename": lambda: posix.rename("old.txt", "new.txt"),
+    "replace": lambda: posix.rename("/dev/null", "old.txt"),
+}
+if os.environ["SIRTAKI_RANK"] == "1":
+    for name, call in calls.items():
+        try:
+            print(name, call())
+        except NotImplementedError as error:
+            print(name, error)
+"""
+
+
+def test_changes_by_other_functions_are_refused_by_line(auto: Run, folder: Path) -> None:
+    (folder / "old.txt").write_text("old")
+    (folder / "train.py").write_text(UNCOVERED)
+    before = snapshot(folder)
+    result = auto("python", "train.py", PYTHONDONTWRITEBYTECODE="1")
+    assert result.returncode == 0, result.stderr
+    expected = [("link", 4), ("FileIO", 5), ("unlink", 6), ("rename", 7), ("replace", 8)]
+    for line, (name, number) in zip(lines_of(result, 1), expected, strict=True):
+        assert line.startswith(f"{name} {folder}/train.py:{number}: ")
+        assert "only rank 0 may change files of the host" in line
+    assert snapshot(folder) == before
+
+
+RENAMED = """
+import os, keras
+os.mkdir("step.tmp")
+with open("step.tmp/rank", "w") as file:
+    file.write(os.environ["SIRTAKI_RANK"])
+os.rename("step.tmp", "step")
+print(os.listdir("step"), open("step/rank").read(), os.path.exists("step.tmp"))
+os.remove("step/rank")
+os.rmdir("step")
+print(os.path.exists("step"), "step" in os.listdir())
+if os.environ["SIRTAKI_RANK"] == "0":
+    os.makedirs("step/of rank 0")
+"""
+
+
+def test_folders_of_rank_0_are_no_obstacle(auto: Run, folder: Path) -> None:
+    """Rank 0 has made the folder in whose place another rank moves its own."""
+    (folder / "train.py").write_text(RENAMED)
+    result = auto("python", "train.py")
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        assert lines_of(result, rank) == [f"['rank'] {rank} False", "False False"]
+
+
 def test_ranks_of_several_hosts_agree(
     hvdrun: Run, hosts: Callable[..., Path], folder: Path, environment: dict[str, str]
 ) -> None:
@@ -159,11 +214,23 @@ def test_native_writers_have_private_files(auto: Run, folder: Path) -> None:
     assert torch.load(folder / "model.pt") == {"own": torch.tensor([0.0])}
 
 
-def test_private_files_end_with_the_job(auto: Run, folder: Path, tmp_path: Path) -> None:
+ENDING = """
+import keras, os
+os.makedirs('out')
+open('out/x', 'w').write(os.environ['SIRTAKI_RANK'])
+own = os.path.join(os.path.dirname(os.environ['SIRTAKI_KEY_FILE']), 'rank1')
+if os.environ['SIRTAKI_RANK'] == '1':
+    print(oct(os.stat(own).st_mode), os.listdir(own) != [])
+"""
+
+
+def test_private_files_belong_to_the_user_and_end_with_the_job(
+    auto: Run, folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "temporary").mkdir()
-    text = "import keras, os\nos.makedirs('out')\nopen('out/x', 'w').write(os.environ['SIRTAKI_RANK'])\n"
-    (folder / "train.py").write_text(text)
+    (folder / "train.py").write_text(ENDING)
     result = auto("python", "train.py", ranks=3, TMPDIR=str(tmp_path / "temporary"))
     assert result.returncode == 0, result.stderr
+    assert lines_of(result, 1) == ["0o40700 True"]
     assert (folder / "out" / "x").read_text() == "0"
     assert list((tmp_path / "temporary").iterdir()) == []

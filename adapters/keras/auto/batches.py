@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -45,41 +46,16 @@ class BatchPart(NamedTuple):
     total: Any
 
 
-class TrainingBatch(Protocol):
-    """A batch that is about to be trained on."""
+class TrainingBatch(NamedTuple):
+    """A batch that is about to be trained on.
 
-    @property
-    def total(self) -> int:
-        """Returns the number of rows."""
-        ...
+    Attributes:
+        total: the number of rows.
+        rows: returns some of the rows of all that it consists of.
+    """
 
-    def rows(self, rows: slice) -> Any:
-        """Returns some of the rows of all that it consists of."""
-        ...
-
-
-class _Samples(NamedTuple):
-    """A batch of arrays: the numbers of its samples."""
-
-    take: Callable[[Any], Any]
-    numbers: Any
-
-    @property
-    def total(self) -> int:
-        return len(self.numbers)
-
-    def rows(self, rows: slice) -> Any:
-        return self.take(self.numbers[rows])
-
-
-class _Read(NamedTuple):
-    """A batch that has been read from a dataset."""
-
-    batch: Any
     total: int
-
-    def rows(self, rows: slice) -> Any:
-        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], self.batch)
+    rows: Callable[[slice], Any]
 
 
 class BatchParts:
@@ -167,16 +143,17 @@ class SplitAdapter:
                 whole = np.split(self._of_rank_0(np.concatenate(whole)), lengths)
             batches = iter(whole)
         for numbers in batches:
-            yield _Samples(self._take, self._of_rank_0(numbers) if shuffle == "batch" else numbers)
+            order = self._of_rank_0(numbers) if shuffle == "batch" else numbers
+            yield TrainingBatch(len(order), partial(self._take, order))
 
     def _of_rank_0(self, numbers: Any) -> Any:
         return arrays.broadcast(np.ascontiguousarray(numbers), 0, name="sirtaki.auto.order")
 
-    def _take(self, numbers: Any) -> Any:
-        def rows(value: Any) -> Any:
-            return None if value is None else _tensor(value.convert_to_numpy(value[numbers]))
+    def _take(self, numbers: Any, rows: slice) -> Any:
+        def taken(value: Any) -> Any:
+            return None if value is None else _tensor(value.convert_to_numpy(value[numbers[rows]]))
 
-        return keras.tree.map_structure(rows, self._sliceable)
+        return keras.tree.map_structure(taken, self._sliceable)
 
     def _read(self, native: Iterator[Any]) -> Iterator[TrainingBatch]:
         """Reads whole batches; each is compared over the ranks."""
@@ -186,12 +163,16 @@ class SplitAdapter:
             values = [Value(f"batch {number}", "a batch"), *([] if refusal else _values(batch))]
             self._compare(values, refusal)
             total = next(len(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None)
-            yield _Read(batch, total)
+            yield TrainingBatch(total, partial(_rows_of, batch))
             number += 1
         self._compare([Value(f"batch {number}", "the end of the data")], None)
 
     def _compare(self, values: list[Value], refusal: str | None) -> None:
         require_equal_data(self._context, "sirtaki.auto.batch", self._where, values, refusal, _SAME_BATCHES)
+
+
+def _rows_of(batch: Any, rows: slice) -> Any:
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], batch)
 
 
 def _native(adapter: Any) -> Iterator[Any]:

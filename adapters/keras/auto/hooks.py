@@ -16,6 +16,7 @@ import keras
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.basics import init
 from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.common.ops.reduction import Sum
@@ -26,7 +27,7 @@ from sirtaki.keras.auto.batches import BatchPart, SplitAdapter, TrainingBatch
 from sirtaki.keras.auto.probing import probe
 from sirtaki.keras.auto.proof import prove
 from sirtaki.keras.auto.random_numbers import equalise, own_random_numbers
-from sirtaki.keras.auto.refusals import calling_line, line_of
+from sirtaki.keras.auto.refusals import line_of
 from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.training.distributed_optimizer import Distributed
@@ -34,7 +35,7 @@ from sirtaki.keras.training.gradient_reducer import GradientReduction, Rows
 from sirtaki.keras.training.optimizer import DistributedOptimizer
 from sirtaki.numpy.worlds import is_elastic
 
-_STEP = ("train_step", "make_train_function")
+_STEP = ("train_step", "make_train_function")  # functions of keras.Model that a model may not override
 
 
 class _Hooks:
@@ -42,13 +43,11 @@ class _Hooks:
 
     Attributes:
         originals: Keras' functions, by name; empty before `install`.
-        replaced: the functions in their places that a model may not override.
         has_split: whether a training has been split.
     """
 
     def __init__(self) -> None:
         self.originals: dict[str, Callable[..., Any]] = {}
-        self.replaced: dict[str, Callable[..., Any]] = {}
         self.has_split = False
         self._running: list[Fitting] = []
         self._known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
@@ -58,8 +57,7 @@ class _Hooks:
         owner = next(kind for kind in keras.Model.__mro__ if name in vars(kind))
         plain = vars(owner)[name]
         self.originals[name] = plain
-        self.replaced[name] = functools.wraps(plain)(make(plain))
-        setattr(owner, name, self.replaced[name])
+        setattr(owner, name, functools.wraps(plain)(make(plain)))
 
     def known(self, model: Any) -> Known:
         return self._known.setdefault(model, Known())
@@ -95,7 +93,6 @@ def install() -> None:
         raise UnsupportedError("an unmodified script cannot be elastic: leave the elastic options out")
     _hooks.replace("compile", _compile)
     _hooks.replace("train_step", _train_step)
-    _hooks.replace("make_train_function", lambda plain: lambda *args, **kwargs: plain(*args, **kwargs))
     _hooks.replace("fit", _fit)
     _hooks.replace("train_on_batch", _train_on_batch)
     _hooks.replace("_symbolic_build", _symbolic_build)
@@ -145,9 +142,9 @@ def _fit(plain: Callable[..., Any]) -> Callable[..., Any]:
         _hooks.has_split = True
         if context.size == 1:
             return plain(*bound.args, **bound.kwargs)
-        fitting = Fitting(context, self, calling_line(), _hooks.known(self))
+        fitting = Fitting(context, self, user_line(), _hooks.known(self))
         if getattr(self, "compiled", False):  # otherwise Keras says so
-            fitting.refuse({name: _hooks.replaced[name] for name in _STEP})
+            fitting.refuse()
             _distribute(self)
         given = bound.arguments.get("callbacks")
         first, last = First(fitting, _hooks.originals["train_step"]), Last()
@@ -169,7 +166,7 @@ def _train_on_batch(plain: Callable[..., Any]) -> Callable[..., Any]:
     def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         if current().size > 1:
             raise UnsupportedError(
-                f"{calling_line()}: train_on_batch is not split over the ranks: use model.fit, or "
+                f"{user_line()}: train_on_batch is not split over the ranks: use model.fit, or "
                 "hvd.DistributedOptimizer without --auto"
             )
         return plain(self, *args, **kwargs)
@@ -296,9 +293,6 @@ def _summed(exchange: GradientReduction, values: Sequence[Any], rows: Rows) -> S
 # ---- One call of `fit`, split over the ranks -----------------------------------------------------------
 
 
-_OVERRIDDEN = ("train_step", "make_train_function")
-
-
 @dataclasses.dataclass
 class Known:
     """The facts about a model that hold for several calls of `fit`.
@@ -320,16 +314,12 @@ class Fitting:
         self._adapter: SplitAdapter | None = None
         self._has_started = False
 
-    def refuse(self, originals: dict[str, Callable[..., Any]]) -> None:
-        """Raises UnsupportedError for a model with steps that cannot be split.
-
-        Args:
-            originals: the functions of Keras that make steps, by name; a model may not have its own.
-        """
+    def refuse(self) -> None:
+        """Raises UnsupportedError for a model with steps that cannot be split."""
         model = self._model
-        for name in _OVERRIDDEN:
+        for name in _STEP:
             found = getattr(model, name)
-            if name in vars(model) or getattr(found, "__func__", found) is not originals[name]:
+            if name in vars(model) or getattr(found, "__func__", found) is not getattr(keras.Model, name):
                 raise UnsupportedError(
                     f"{self._where}: the model has its own {name} ({line_of(found)}), which may do anything "
                     "with a batch, so it is not split; override compute_loss() instead, or use "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,16 +11,6 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.training.equal_values import Value, require_equal
-
-_LIBRARIES = ("sirtaki.", "keras.", "tensorflow.", "torch.", "jax.", "runpy", "contextlib", "functools")
-
-
-def calling_line() -> str:
-    """Returns file and line of the innermost frame that belongs to no library: "train.py:12"."""
-    frame = sys._getframe()
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_LIBRARIES):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def line_of(function: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.torch._private import current_pass
-from sirtaki.torch.auto import positions
 from sirtaki.torch.auto.arguments import difference, is_unseen
 from sirtaki.torch.auto.job import LoadedBatch, Root, job, refusal
 from sirtaki.torch.auto.loaders import end_closed_batch
@@ -36,7 +36,7 @@ def install() -> None:
             if batch.is_part:
                 _check_seen(batch)
             return plain(*args, **kwargs)
-        parameters = batch.link.memory.parameters
+        parameters = batch.link.parameters
         before = [parameter.grad for parameter in parameters]
         for tensor in parameters:
             tensor.grad = None
@@ -56,7 +56,7 @@ def _exchanged(batch: LoadedBatch, gradients: list[Tensor | None]) -> list[Tenso
     if isinstance(batch.link, Child):
         return batch.link.exchange(gradients)
     assert isinstance(batch.link, Parent)
-    return batch.link.exchange(gradients, positions.place())
+    return batch.link.exchange(gradients, user_line())
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def _check_batches(losses: Any) -> None:
     earlier = next((mark.earlier for mark in marks if mark is not None and mark.earlier is not None), None)
     if earlier is not None:
         raise refusal(
-            f"{positions.place()}: the loss of this backward pass depends on a tensor that each rank has "
+            f"{user_line()}: the loss of this backward pass depends on a tensor that each rank has "
             f"computed from its rows of an earlier batch only (at {earlier}), such as a running mean or a "
             "queue, so it is not that of one process: use @hvd.consistent, or hvd.DistributedOptimizer with "
             "hvd.allreduce of what is kept"

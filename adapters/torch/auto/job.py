@@ -99,7 +99,6 @@ class AutoJob:
         rules: how scalars are combined, by the code that computes them.
         has_split: whether a rank has computed a part of a batch.
         is_child: whether this is the process that computes a part of a batch for a proof.
-        has_drawn: whether it was said that steps draw random numbers.
         has_caught: whether it was said that steps stay unproven because of an error that the script catches.
         has_stepped_alone: whether an optimizer has stepped without a batch of a loader.
     """
@@ -112,7 +111,6 @@ class AutoJob:
     rules: dict[Key, frozenset[str]] = field(default_factory=dict)
     has_split: bool = False
     is_child: bool = False
-    has_drawn: bool = False
     has_caught: bool = False
     has_stepped_alone: bool = False
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.training import checksums, shares
 from sirtaki.common.training.shares import Share
 from sirtaki.torch.auto import marks, positions, proof
@@ -71,7 +72,7 @@ def install() -> None:
         end_closed_batch()
         with common():
             iterator = plain(self)
-        place = positions.place()
+        place = user_line()
         state = _states.setdefault(self, {}).setdefault(place, LoaderState())
         return _Batches(iterator, Iteration(state, place))
 
@@ -139,7 +140,7 @@ def _delivered(whole: Any, iteration: Iteration) -> Any:
         shares.make_current(share)
         for reducer in GradientReducer.of_world(job.context):
             reducer.weighting.count_by_rows(share)
-        enter_own(job.context.rank)
+        enter_own()
     else:
         _check_same_data(batch)
         proof.start(batch)
@@ -335,61 +336,53 @@ def part_of(value: Any, rows: int, part: slice, mark: Callable[[Tensor, Tensor],
 
 @dataclass
 class _States:
-    """The random states: this rank's own and the common states, each stored while not in use."""
+    """The random states that are not in use: this rank's own, or the common; None before the first use."""
 
-    own: list[Any] | None = None
-    common: list[Any] | None = None
+    others: list[Any] | None = None
+    is_own: bool = False
 
 
 _random_states = _States()
 
 
-def captured() -> list[Any]:
-    """Returns the random states of torch, Python and NumPy."""
-    numpy = sys.modules.get("numpy")
-    return [torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None]
-
-
-def restore(states: list[Any]) -> None:
-    """Sets random states."""
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    if states[2] is not None:
-        sys.modules["numpy"].random.set_state(states[2])
-
-
-def enter_own(rank: int) -> None:
+def enter_own() -> None:
     """Begins to draw this rank's own numbers."""
-    _random_states.common = captured()
-    if _random_states.own is not None:
-        restore(_random_states.own)
-        return
-    text = f"{torch.initial_seed()} {rank}".encode()
-    seed = int.from_bytes(blake2b(text, digest_size=4).digest(), "big")
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed)
+    if not _random_states.is_own:
+        _swap()
 
 
 def leave_own() -> None:
     """Continues with the numbers that all ranks draw."""
-    if _random_states.common is not None:
-        _random_states.own = captured()
-        restore(_random_states.common)
-        _random_states.common = None
+    if _random_states.is_own:
+        _swap()
 
 
 @contextmanager
 def common() -> Iterator[None]:
     """Draws the numbers of all ranks inside."""
-    if _random_states.common is None:
-        yield
-        return
-    own = captured()
-    restore(_random_states.common)
+    was_own = _random_states.is_own
+    leave_own()
     try:
         yield
     finally:
-        _random_states.common = captured()
-        restore(own)
+        if was_own:
+            enter_own()
+
+
+def _swap() -> None:
+    numpy = sys.modules.get("numpy")
+    used = [torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None]
+    if _random_states.others is not None:
+        torch.set_rng_state(_random_states.others[0])
+        random.setstate(_random_states.others[1])
+        if numpy and _random_states.others[2] is not None:
+            numpy.random.set_state(_random_states.others[2])
+    else:
+        assert job.context is not None
+        text = f"{torch.initial_seed()} {job.context.rank}".encode()
+        seed = int.from_bytes(blake2b(text, digest_size=4).digest(), "big")
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        if numpy:
+            numpy.random.seed(seed)
+    _random_states.others, _random_states.is_own = used, not _random_states.is_own

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.observing.user_code import is_internal, user_line
 from sirtaki.torch.auto import positions, rules
 from sirtaki.torch.auto.job import LoadedBatch, Root, job, refusal
 from sirtaki.torch.auto.row_counts import RowCount
-from sirtaki.torch.ops.nested import tensors_in
+from sirtaki.torch.ops.nested import mapped, tensors_in
 
 _MARK = "_sirtaki_mark"
 _LARGEST_KEPT = 1024  # elements of an unmarked operand that is copied, to compute with it again
@@ -122,7 +123,7 @@ def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> 
     batch, earlier = _origin(marks)
     results = tensors_in(args[0] if name == "__setitem__" else result)
     for index, tensor in enumerate(results):
-        mark = Mark(batch, positions.place())
+        mark = Mark(batch, user_line())
         mark.earlier = earlier
         if again is not None:
             path = None if isinstance(result, Tensor) else index
@@ -200,22 +201,17 @@ class _Kept:
 
 
 def _kept(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        mark = mark_of(value)
-        return _Kept(mark.value) if mark is not None else value.detach().clone()
-    if isinstance(value, RowCount):
-        return _Kept(lambda: value.total)
-    if isinstance(value, dict):
-        return {key: _kept(item) for key, item in value.items()}
-    return tuple(map(_kept, value)) if type(value) in (list, tuple) else value
+    def kept(_: Any, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            mark = mark_of(leaf)
+            return _Kept(mark.value) if mark is not None else leaf.detach().clone()
+        return _Kept(lambda: leaf.total) if isinstance(leaf, RowCount) else leaf
+
+    return mapped(value, kept)
 
 
 def _valued(value: Any) -> Any:
-    if isinstance(value, _Kept):
-        return value.value()
-    if isinstance(value, dict):
-        return {key: _valued(item) for key, item in value.items()}
-    return tuple(map(_valued, value)) if type(value) is tuple else value
+    return mapped(value, lambda _, leaf: leaf.value() if isinstance(leaf, _Kept) else leaf)
 
 
 # ---- Numbers of rows ---------------------------------------------------------------------------------------
@@ -265,11 +261,11 @@ def _counts_rows(tensor: Any, caller: Any) -> bool:
     mark = mark_of(tensor)
     if mark is None or not mark.batch.is_part or not tensor.dim():
         return False
-    if positions.is_library(caller.f_code.co_filename) or positions.is_inside_module(caller, None):
+    if is_internal(caller.f_code.co_filename) or positions.is_inside_module(caller):
         return False
     if mark.is_ragged:
         raise refusal(
-            f"{positions.place()}: this number of rows depends on the values of this rank's part of the "
+            f"{user_line()}: this number of rows depends on the values of this rank's part of the "
             f"batch (selected at {mark.line}); count with a sum over a mask: (predictions == targets).sum()"
         )
     return tensor.size(0) == mark.batch.count
@@ -296,7 +292,7 @@ def with_count(function: Callable[[Any, Any], Any], count: RowCount, tensor: Ten
     result = function(count.__index__(), tensor)
     if mark is not None and mark.is_scalar and isinstance(result, Tensor):
         value = _kept(tensor)
-        new = Mark(mark.batch, positions.place())
+        new = Mark(mark.batch, user_line())
         new.call = lambda: function(count.total, _valued(value))
         _copy_mark(result, new)
     return result
@@ -314,7 +310,7 @@ def _read(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         mark = mark_of(tensor)
         if mark is not None and not mark.is_scalar and not mark.is_delivered:
             raise refusal(
-                f"{positions.place()}: {name} reads a tensor that each rank has computed from its rows of a "
+                f"{user_line()}: {name} reads a tensor that each rank has computed from its rows of a "
                 f"batch only (at {mark.line}), and its value over the whole batch is not known. Scalars can "
                 "be read: sums, means and losses, in the step that computes them; or use @hvd.consistent "
                 "with out="
@@ -339,15 +335,11 @@ def _compare_read(args: Any, caller: Any) -> None:
         return
     for tensor in tensors_in(args):
         if tensor.numel() == 1 and not tensor.is_complex():
-            link.check(positions.place(), tensor)
+            link.check(user_line(), tensor)
 
 
 def _replaced(value: Any, wholes: dict[int, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return wholes.get(id(value), value)
-    if isinstance(value, dict):
-        return {key: _replaced(item, wholes) for key, item in value.items()}
-    return tuple(_replaced(item, wholes) for item in value) if type(value) in (list, tuple) else value
+    return mapped(value, lambda _, leaf: wholes.get(id(leaf), leaf))
 
 
 def _whole(tensor: Tensor) -> Tensor:

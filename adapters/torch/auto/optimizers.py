@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.hints import hint
-from sirtaki.torch.auto import positions
 from sirtaki.torch.auto.job import LoadedBatch, job, refusal
 from sirtaki.torch.state import broadcast_parameters
 from sirtaki.torch.training.optimizer import DistributedOptimizer
@@ -104,7 +104,7 @@ def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if (job.latest is None or job.latest.is_closed) and not job.has_stepped_alone:
         job.has_stepped_alone = True
         if job.context is not None and job.context.rank == 0:
-            hint(f"{positions.place()}: {_ALONE}")
+            hint(f"{user_line()}: {_ALONE}")
     if len(open_ones) > 1:
         together = [item.state for item in open_ones]
         if not all(state.was_beside_another for state in together):
@@ -114,7 +114,7 @@ def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             return
         places = " and ".join(item.place for item in open_ones)
         raise refusal(
-            f"{positions.place()}: this step uses batches of several loaders at once ({places}), of which "
+            f"{user_line()}: this step uses batches of several loaders at once ({places}), of which "
             "the ranks cannot compute parts: let one loader deliver them together, or use "
             "hvd.DistributedOptimizer"
         )

@@ -12,7 +12,6 @@ import fcntl
 import gc
 import io
 import math
-import mmap
 import os
 import signal
 import stat
@@ -35,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.observing.user_code import is_internal
 from sirtaki.common.hints import hint
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
@@ -57,42 +57,8 @@ _CAUGHT = (
     "the script has caught an error of this step, which is therefore unproven: every rank computes the whole "
     "batch, until a step ends without one"
 )
+_DIVERGED = "a backward pass begins, while the computation of the whole batch reads a scalar"
 _LOST = "the process that computed this rank's rows for the comparison ended before it came here"
-
-
-class Gradients:
-    """Memory that a rank shares with its fork, for the gradients of all parameters.
-
-    Attributes:
-        parameters: those of the optimizers at the start of the proof; others may end in the meantime.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters = parameters
-        sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-        self._starts = [sum(sizes[:index]) for index in range(len(sizes))]
-        self._memory = mmap.mmap(-1, max(1, sum(sizes)))
-
-    def write(self, gradients: Sequence[Tensor | None]) -> list[bool]:
-        """Copies gradients into the memory; returns which there are."""
-        for view, gradient in zip(self._views(), gradients, strict=True):
-            if gradient is not None:
-                view.copy_(gradient.to_dense() if gradient.layout != torch.strided else gradient)
-        return [gradient is not None for gradient in gradients]
-
-    def read(self, present: Sequence[bool]) -> list[Tensor | None]:
-        """Returns copies of the gradients that are there."""
-        return [view.clone() if here else None for view, here in zip(self._views(), present, strict=True)]
-
-    def _views(self) -> list[Tensor]:
-        return [
-            torch.frombuffer(self._memory, dtype=parameter.dtype, count=parameter.numel(), offset=start).view(
-                parameter.shape
-            )
-            if parameter.numel()
-            else torch.empty_like(parameter)
-            for parameter, start in zip(self.parameters, self._starts, strict=True)
-        ]
 
 
 def start(batch: LoadedBatch) -> None:
@@ -100,18 +66,18 @@ def start(batch: LoadedBatch) -> None:
     _check_devices(batch)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    memory = Gradients(job.parameters())
+    parameters = job.parameters()
     ours, theirs = Pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
         pid = os.fork()
     if pid:
         theirs.close()
-        batch.link = Parent(pid, ours, memory)
+        batch.link = Parent(pid, ours, parameters)
     else:
         ours.close()
         batch.is_part = True
-        batch.link = Child(theirs, memory)
+        batch.link = Child(theirs, parameters)
         Drawing(batch).__enter__()
 
 
@@ -128,9 +94,9 @@ def _check_devices(batch: LoadedBatch) -> None:
 class Child:
     """The fork's side: computes this rank's rows, and ends with the batch."""
 
-    def __init__(self, connection: Connection, memory: Gradients) -> None:
+    def __init__(self, connection: Connection, parameters: Sequence[Tensor]) -> None:
         job.is_child = True
-        self._connection, self.memory = connection, memory
+        self._connection, self.parameters = connection, parameters
         gc.disable()  # what the ranks share is the parent's
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         torch.set_num_threads(1)  # a fork has no other threads
@@ -189,11 +155,11 @@ class Child:
 
     def exchange(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Sends the gradients of this rank's rows; returns the gradients of the whole batch."""
-        self._send("gradients", self.memory.write(gradients))
-        kind, present = self._receive()[:2]
+        self._send("gradients", _sent(gradients))
+        kind, received = self._receive()[:2]
         if kind != "gradients":
-            self.fail("a backward pass begins, while the computation of the whole batch reads a scalar")
-        return self.memory.read(present)
+            self.fail(_DIVERGED)
+        return _received(received, self.parameters)
 
     def finish(self) -> None:
         """Reports the scalars and buffers of the part, and ends the process."""
@@ -207,18 +173,22 @@ class Child:
 class Parent:
     """The rank's side: computes the whole batch."""
 
-    def __init__(self, pid: int, connection: Connection, memory: Gradients) -> None:
-        self._pid, self._connection, self.memory = pid, connection, memory
+    def __init__(self, pid: int, connection: Connection, parameters: Sequence[Tensor]) -> None:
+        self._pid, self._connection, self.parameters = pid, connection, parameters
         self._buffers = Buffers()
         self._drawn = torch.get_rng_state()
         self._frame = positions.loop_frame()
         self._numbers = numbers_of(self._frame)
         self._are_means = False  # whether gradients are those of the parts
+        self._is_ahead = False  # whether the fork came to a backward pass before a scalar that is read here
 
     def value(self, line: str, own: Tensor) -> Any:
         """Returns the value of a scalar that is read, and passes it on."""
         value = own.detach().clone()
-        self._send("value", line, value.tolist())
+        # The fork would not read the value while it sends gradients.
+        self._is_ahead = self._is_ahead or self._connection.poll()
+        if not self._is_ahead:
+            self._send("value", line, value.tolist())
         return value
 
     def check(self, line: str, own: Tensor) -> None:
@@ -239,6 +209,8 @@ class Parent:
             return None, _LOST
         if message[0] == "failed":
             return None, message[1]
+        if self._is_ahead:
+            return None, _DIVERGED
         return (message[1:], None) if message[0] == kind else (None, _LOST)
 
     def exchange(self, gradients: Sequence[Tensor | None], line: str) -> list[Tensor | None]:
@@ -255,13 +227,13 @@ class Parent:
             self.close()
             batch.link, batch.is_refused = None, isinstance(error, UnsupportedError)
             raise
-        self._send("gradients", self.memory.write(gradients))
+        self._send("gradients", _sent(gradients))
         return list(gradients)
 
     def _compare(self, gradients: Sequence[Tensor | None], batch: LoadedBatch, line: str) -> None:
         message, failure = self._receive("gradients")
         _raise_first(failure, line)
-        difference = compare(gradients, self.memory.read(message[0]), batch.share)
+        difference = compare(gradients, _received(message[0], self.parameters), batch.share)
         if difference is Difference.NONE:
             self._are_means = True
         elif difference is not Difference.UNKNOWN:
@@ -321,10 +293,8 @@ class Parent:
             return
         if self._are_means:
             batch.iteration.state.proven.add(batch.share.is_even)
-        if not torch.equal(self._drawn, torch.get_rng_state()) and not job.has_drawn:
-            job.has_drawn = True
-            if batch.share.context.rank == 0:
-                hint(f"{place}: {_DRAWS}")
+        if not torch.equal(self._drawn, torch.get_rng_state()) and batch.share.context.rank == 0:
+            hint(f"{place}: {_DRAWS}")
         roots = gather_objects(batch.share.context, message[0], "auto.roots", global_process_set)
         counts = batch.share.counts
         for index, root in enumerate(batch.roots):
@@ -447,9 +417,20 @@ class Buffers:
         return None
 
 
-def _portable(buffer: Tensor) -> np.ndarray:
+def _sent(gradients: Sequence[Tensor | None]) -> list[np.ndarray | None]:
+    return [None if gradient is None else _portable(gradient) for gradient in gradients]
+
+
+def _received(arrays: Sequence[np.ndarray | None], parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    return [
+        None if array is None else torch.from_numpy(array).to(parameter.dtype)
+        for array, parameter in zip(arrays, parameters, strict=True)
+    ]
+
+
+def _portable(tensor: Tensor) -> np.ndarray:
     """Returns a copy that can be pickled: torch's own pickles refer to the memory of the process."""
-    wide = buffer.detach()
+    wide = _dense(tensor)
     return (
         wide.float() if wide.dtype.is_floating_point and wide.element_size() < 4 else wide.clone()
     ).numpy()
@@ -584,7 +565,7 @@ def _elements(value: Any) -> Iterator[tuple[str, Any]]:
 def _is_users(kind: type) -> bool:
     """Returns whether a class is defined by the script rather than by a library."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and not positions.is_library(file)
+    return file is not None and not is_internal(file)
 
 
 def miscounted(before: Numbers, whole: Numbers, part: Numbers, share: Share) -> str | None:
@@ -617,8 +598,8 @@ class Difference(Enum):
 
     NONE = auto()
     UNKNOWN = auto()  # all gradients are zero, or not finite
-    SUM = auto()  # the whole is the sum of the parts
     OTHER = auto()
+    SUM = auto()  # the whole is the sum of the parts
 
 
 def compare(wholes: Sequence[Tensor | None], parts: Sequence[Tensor | None], share: Share) -> Difference:
@@ -639,7 +620,9 @@ def compare(wholes: Sequence[Tensor | None], parts: Sequence[Tensor | None], sha
     outcome = Difference.UNKNOWN
     if math.isfinite(scale) and scale:
         outcome = Difference.NONE if _are_close(means, norms, scale) else Difference.OTHER
-    outcome = _worst(outcome)
+    # That of the rank with the largest difference: rounding may tell ranks apart.
+    outcomes = gather_objects(share.context, outcome.value, "auto.outcome", global_process_set)
+    outcome = Difference(max(outcomes))
     if outcome is Difference.OTHER:
         sums = _combined(pairs, 1.0, share, "auto.sum")
         if _are_close(sums, norms, scale):
@@ -669,13 +652,3 @@ def _are_close(pairs: Sequence[tuple[Tensor, Tensor]], norms: Sequence[float], s
         float((whole.double() - total.double()).norm()) <= tolerance(whole.dtype) * (norm + _SMALL * scale)
         for (whole, total), norm in zip(pairs, norms, strict=True)
     )
-
-
-def _worst(outcome: Difference) -> Difference:
-    """Returns the outcome of the rank with the largest difference: rounding may tell ranks apart."""
-    order = (Difference.NONE, Difference.UNKNOWN, Difference.OTHER)
-    own = torch.tensor([order.index(outcome)], dtype=torch.int64)
-    from sirtaki.common.ops.reduction import Max
-    from sirtaki.torch.ops.collectives import allreduce
-
-    return order[int(allreduce(own, op=Max, name="auto.outcome"))]

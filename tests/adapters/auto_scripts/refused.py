@@ -94,6 +94,8 @@ def train():
                 counted.append((out.argmax(1) == y).nonzero().size(0))  # selected
             if name == "one_row":
                 counted.append(y[0].item())  # one_row
+            if name == "diverged":
+                counted.extend(loss.item() for _ in list(out))
             if name == "length_of_list":
                 counted.append(len(list(out)) * loss.item())
             loss.backward()  # backward
