@@ -344,6 +344,12 @@ def abort(error: BaseException) -> bool:
     return had_failed
 
 
+def report_can_stop() -> None:
+    """Reports to the launcher that this rank hears of requests to stop, and need not be ended by a signal."""
+    if _rank.client is not None:
+        _rank.client.report("can_stop")
+
+
 def is_failure_caused_elsewhere() -> bool:
     """Returns whether this rank's world has failed because of another rank."""
     context = default_context.process.context

@@ -7,7 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sirtaki.runner.launch.capacity import Capacity
@@ -17,6 +17,7 @@ from sirtaki.runner.observe.endpoints import Endpoints
 from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of, name_ranks
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.termination import ASK_TO_STOP, STOPPED
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer, JobFailure
 from sirtaki.runner.supervise.post_mortem import PostMortem
@@ -32,6 +33,7 @@ ANALYSIS_SECONDS = 0.5  # after the first failure, so that the rank that caused 
 REPORT_POLL_SECONDS = 0.01  # no event announces that a rank has written its report
 DRAIN_SECONDS = 1.0  # for the last reports of ranks to arrive when all have ended
 KILL_SECONDS = 5.0  # between the signal that asks the ranks to end and SIGKILL
+STOP_SECONDS = 600.0  # the same for ranks that save first, as hvd.should_stop() tells them
 RESULT_SECONDS = 1.0  # for the result to be read after a signal that comes when all ranks have ended
 INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # events of a `JobFailure`
 READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
@@ -94,6 +96,8 @@ class Supervisor:
         self._processes = [*self.ranks, *(self.servers.processes if self.servers is not None else [])]
         self._stragglers = Stragglers(self.display.say)
         self._failure: JobFailure | None = None  # set once it is certain that the job has failed
+        self._can_stop: set[int] = set()  # ranks that call hvd.should_stop()
+        self._stopped: list[int] = []  # ranks that have ended because of that
         self._decide_at: float | None = None
         self._kill_at: float | None = None
         self._drained_at: float | None = None  # when to wait no longer for the last reports
@@ -160,6 +164,9 @@ class Supervisor:
             self.analyzer.note_event(event)
         if self._failure is None and self.analyzer.failed:
             self._failure = self._analyze()
+        if self._failure is None and self._stopped:
+            ended = f"{name_ranks(sorted(self._stopped))} ended with exit code {STOPPED}"
+            self._failure = JobFailure(STOPPED, f"stopped early, by hvd.should_stop(): {ended}")
         if self._failure is not None:
             self._failure = self.analyzer.with_late_reason(self._failure)
         self._decide_at = self._kill_at = None
@@ -253,6 +260,9 @@ class Supervisor:
             self._handle_signal(number)
 
     def _note_exit(self, status: ExitStatus) -> None:
+        if status.code == STOPPED and status.rank in self._can_stop:
+            self._stopped.append(status.rank)
+            status = replace(status, code=0)  # no failure, on which the ranks that still save would be ended
         self.analyzer.note_exit(status)
         self.display.detail(f"{name_of(status.rank)} has ended with exit code {status.exit_code}")
         if status.failed or status.rank >= FIRST_SERVER:
@@ -264,6 +274,8 @@ class Supervisor:
             self.servers.rank_ended(status.rank, reason)
 
     def _note_arrival(self, event: RankEvent) -> None:
+        if event.kind == "can_stop":
+            self._can_stop.add(event.rank)
         if event.kind == "initialised" and self._capacity is not None:
             self._capacity.note_initialised(event.rank)
         if event.kind == "arrived" and event.generation <= 1:
@@ -301,6 +313,10 @@ class Supervisor:
             self.display.drop()
         elif self._failure is not None:
             self._kill()
+        elif number == signal.SIGTERM and self._can_stop.issuperset(self._running()):
+            kills = "(SIGTERM again kills them at once)"
+            self.display.say(f"terminated (SIGTERM): {_count(running)} may save and end {kills}")
+            self._end(JobFailure(STOPPED, event=TERMINATED), ASK_TO_STOP, STOP_SECONDS)
         elif number == signal.SIGTERM:
             self._end(
                 JobFailure(128 + number, f"terminated (SIGTERM): ending {_count(running)}", event=TERMINATED),
@@ -317,11 +333,11 @@ class Supervisor:
             text = "" if is_pipe_closed else f"cannot write to standard output: {error.strerror}"
             self._end(JobFailure(READER_GONE if is_pipe_closed else 1, text), signal.SIGTERM)
 
-    def _end(self, failure: JobFailure, number: int) -> None:
-        """Sends all ranks signal `number`, and sets the time to kill the ranks that remain."""
+    def _end(self, failure: JobFailure, number: int, seconds: float = KILL_SECONDS) -> None:
+        """Sends all ranks signal `number`; kills the ranks that remain after so many seconds."""
         self._failure = failure
         self._decide_at = None
-        self._kill_at = time.monotonic() + KILL_SECONDS
+        self._kill_at = time.monotonic() + seconds
         self._signal_ranks(number)
         self._signal_ranks(signal.SIGCONT)  # a stopped process does not handle signals
 

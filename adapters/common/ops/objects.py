@@ -114,20 +114,21 @@ class _ObjectTransport:
 
     def broadcast(self, data: bytearray, root: int, part: str) -> None:
         """Overwrites the bytes with the root's; all ranks pass the same number of bytes."""
-        batch, view = pooled_batch(), _view(data)
+        batch, view = pooled_batch(), view_of_bytes(data)
         ops.describe(batch, core.BROADCAST, view, view.pointer, self._call(part), root=root)
         run(self.context, Operation(batch, view, lambda *_: None))
 
     def gather(self, data: bytearray, part: str) -> bytes:
         """Returns all ranks' bytes, concatenated."""
-        batch, view = pooled_batch(), _view(data)
+        batch, view = pooled_batch(), view_of_bytes(data)
         ops.describe(batch, core.ALLGATHER, view, 0, self._call(part))
         return run(
             self.context, Operation(batch, view, lambda context, batch: bytes(context.output(batch).buffer))
         )
 
 
-def _view(data: bytearray) -> TensorView:
+def view_of_bytes(data: bytearray) -> TensorView:
+    """Returns a view of these bytes as a vector of uint8."""
     memory = ffi.from_buffer(data)
     return TensorView(int(ffi.cast("uintptr_t", memory)), (len(data),), _BYTE, ROW_MAJOR, memory)
 
