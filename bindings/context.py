@@ -67,6 +67,7 @@ class Context:
         self.compression = CompressionCounters()
         self.member_sets: dict[tuple[int, ...], Any] = {}  # process sets that only their ranks have added
         self.joins: dict[int, Any] = {}  # by the number of the process set
+        self.is_stopping = False  # whether the ranks have agreed to end their training early
         self.epochs: dict[int, Any] = {}  # by thread: epoch and index of the last batch, number read
         self._numbers: Counter[str] = Counter()
         self._progress_callbacks: deque[Callable[[], bool]] = deque()

@@ -18,7 +18,7 @@ OWN = frozenset(
         *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
         *("JOB", "KEY", "KEY_FILE", "RENDEZVOUS", "START_TIMEOUT", "NETWORK_INTERFACES", "PORT"),
         *("LAUNCHER", "INITIALISED_BY", "TIMELINE", "TIMELINE_MARK_CYCLES", "FULL_TRACEBACKS"),
-        *("AS", "AS_HOROVOD", "SERVERS", "SERVER", "TABLES"),
+        *("AS", "AS_HOROVOD", "SERVERS", "SERVER", "TABLES", "DEBUGGED"),
     )
 )
 # Kubernetes sets these for a Service whose name begins with "sirtaki".

@@ -15,6 +15,7 @@ from sirtaki.common.hints import hint
 from sirtaki.common.ops.objects import allgather_object, broadcast_object
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.reduction import Min
+from sirtaki.common.stopping import should_stop
 from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.metrics import Results, combine, combine_logs
@@ -32,6 +33,7 @@ __all__ = [
     "LearningRateWarmupCallback",
     "LocalSGDCallback",
     "MetricAverageCallback",
+    "StopOnSignal",
     "TerminateOnNaN",
 ]
 
@@ -57,6 +59,17 @@ class TerminateOnNaN(keras.callbacks.Callback):
         self.model.stop_training = True
         if rank == context.rank:
             print(f"batch {batch}: the loss of rank {rank} is {loss}, so all ranks end the training")
+
+
+class StopOnSignal(keras.callbacks.Callback):
+    """Ends the training on all ranks after the same batch, if any rank was asked to end (`hvd.should_stop`).
+
+    After `fit`, `hvd.should_stop()` returns whether that was the reason.
+    """
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if should_stop():
+            self.model.stop_training = True
 
 
 # ---- Checkpoints that one rank writes, in `model.fit` --------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
     """torch's DistributedSampler, with this rank and the number of ranks filled in.
 
     Each rank gets different samples, and all get equally many: if the samples do not divide evenly, some are
-    repeated in an epoch, or, with `drop_last`, left out. Call `set_epoch(epoch)` before each epoch, or all
-    epochs have the same order.
+    repeated in an epoch, or, with `drop_last`, left out. For evaluation, `pad=False` gives each sample to
+    exactly one rank; ranks then differ by up to one sample, and may differ by a batch. Call
+    `set_epoch(epoch)` before each epoch, or all epochs have the same order.
 
     In an elastic job it follows the number of ranks, but an epoch that is in progress when they change begins
     again: `hvd.elastic.ElasticSampler` distributes the rest of the epoch instead.
@@ -39,12 +41,16 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
         seed: determines the orders, together with the epoch; the same on all ranks.
         drop_last: leave out samples that do not divide evenly, instead of repeating some.
         process_set: the ranks that share the data; this rank has to be one of them.
+        pad: repeat samples that do not divide evenly; False: neither repeat nor leave out any.
 
     Raises:
         NotInitializedError: init() has not been called; or, when it is used, it was made inside a training
             function of `hvd.elastic.run` by an execution that has ended.
-        ValueError: this rank does not belong to the set; in an elastic job, a number of ranks, a rank or a
-            process set that is fixed.
+        ValueError: this rank does not belong to the set; `pad=False` with `drop_last`; in an elastic job, a
+            number of ranks, a rank or a process set that is fixed.
+
+    Example:
+        loader = DataLoader(test_set, batch_size=64, sampler=hvd.DistributedSampler(test_set, pad=False))
     """
 
     def __init__(
@@ -57,8 +63,11 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
         drop_last: bool = False,
         *,
         process_set: ProcessSet = global_process_set,
+        pad: bool = True,
     ) -> None:
         context = current()
+        if drop_last and not pad:
+            raise ValueError("pad=False leaves out no samples, and drop_last=True does: give one of them")
         if context.survivors is not None:
             _check_follows_changes(num_replicas, rank, process_set)
         count, index = _count_and_index(context, process_set)
@@ -70,6 +79,7 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
             seed,
             drop_last,
         )
+        self._pads = pad
         self._has_iterated = self._has_epoch = False
         self._first_epoch = self._next_epoch = 0  # of the DataLoader that has made it
         self._register(context)
@@ -101,18 +111,24 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
                     "before each epoch, or use hvd.DataLoader, which does"
                 )
         self._has_iterated = True
-        return super().__iter__()
+        return islice(super().__iter__(), len(self))  # torch repeats samples at the end of the order
+
+    def __len__(self) -> int:
+        """Returns the number of this rank's samples."""
+        if self._pads:
+            return super().__len__()
+        return len(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]
 
 
 class DataLoader(data.DataLoader[Any]):
     """torch's DataLoader for this rank's samples: `batch_size` counts samples per rank.
 
-    All ranks have the same number of batches. Each epoch has a different order, if `shuffle` is on;
-    `set_epoch` sets the epoch to continue with after a restart. Each iteration begins the next epoch, so
-    iterate on all ranks or on none: a DistributedOptimizer raises ValueError if the last batches that ranks
-    have read are of different epochs, the same ones before two steps in succession, and have the same index;
-    or of subsets with other indices, as `random_split` without a seed makes them, or with other integers in
-    them.
+    All ranks have the same number of batches, unless `pad` is off. Each epoch has a different order, if
+    `shuffle` is on; `set_epoch` sets the epoch to continue with after a restart. Each iteration begins the
+    next epoch, so iterate on all ranks or on none: a DistributedOptimizer raises ValueError if the last
+    batches that ranks have read are of different epochs, the same ones before two steps in succession, and
+    have the same index; or of subsets with other indices, as `random_split` without a seed makes them, or
+    with other integers in them.
 
     Args:
         dataset: as for `DistributedSampler`.
@@ -120,11 +136,13 @@ class DataLoader(data.DataLoader[Any]):
         shuffle, seed: as for `DistributedSampler`.
         drop_last: leave out samples that do not divide evenly, and a last batch that is not full.
         process_set: the ranks that share the data; this rank has to be one of them.
+        pad: as for `DistributedSampler`.
         options: all other options of torch's DataLoader.
 
     Raises:
         NotInitializedError: init() has not been called.
-        ValueError: a custom sampler, or an IterableDataset, which no sampler can divide.
+        ValueError: a custom sampler, or an IterableDataset, which no sampler can divide; `pad=False` with
+            `drop_last`.
     """
 
     def __init__(
@@ -136,11 +154,12 @@ class DataLoader(data.DataLoader[Any]):
         seed: int = 0,
         drop_last: bool = False,
         process_set: ProcessSet = global_process_set,
+        pad: bool = True,
         **options: Any,
     ) -> None:
         _check_options(dataset, options)
         sampler = DistributedSampler(
-            dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, process_set=process_set
+            dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, process_set=process_set, pad=pad
         )
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, **options)
         self._own = sampler

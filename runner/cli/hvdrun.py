@@ -28,6 +28,14 @@ _READ_BY_HVDRUN = (
     *("SIRTAKI_TIMELINE", "HOROVOD_TIMELINE"),
     *("SIRTAKI_NETWORK_INTERFACES", "SIRTAKI_FULL_TRACEBACKS", "SIRTAKI_AS", AS_HOROVOD),
 )
+# For --debug-rank: all ranks wait for one that is stopped at a breakpoint.
+_NO_DEADLINES = {
+    "SIRTAKI_STALL_REPORT": "1e6",
+    "SIRTAKI_STALL_DEADLINE": "0",
+    "SIRTAKI_PROGRESS_DEADLINE": "1e7",
+    "SIRTAKI_HEARTBEAT": "0",
+}
+_DEBUG_SECONDS = 1e6  # for all ranks to come to hvd.init()
 _KEY_THROUGH_SLURM = (
     "the ranks encrypt their connections, but their key goes to other nodes through Slurm, whose own "
     "connections are encrypted only if its administrator has set that up"
@@ -101,11 +109,14 @@ def _settings(
 
     from sirtaki.runner.launch.job import Settings
     from sirtaki.runner.observe.job_timeline import JobTimeline
+    from sirtaki.runner.rendezvous.job import DEBUGGED
 
     timeline = _timeline_of(options)
     interfaces = [name.strip() for text in options.network_interfaces for name in text.split(",")]
     additions = {
+        **({} if options.debug_rank is None else _NO_DEADLINES),
         **settings_of_core,
+        **({DEBUGGED: f"{options.debug_rank}:{options.debug_port}"} if options.debug_port else {}),
         **_timeline_environment(options),
         **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
         **({AS_HOROVOD: "1"} if options.as_horovod else {}),
@@ -118,7 +129,7 @@ def _settings(
         hosts=hosts,
         size=options.size,
         command=command,
-        start_timeout=options.start_timeout,
+        start_timeout=options.start_timeout if options.debug_rank is None else _DEBUG_SECONDS,
         output_folder=options.output_filename,
         verbose=options.verbose,
         additions=additions,
@@ -131,6 +142,8 @@ def _settings(
         metrics=options.metrics_port,
         dashboard=options.dashboard,
         servers=options.servers,
+        debug_rank=options.debug_rank,
+        debug_port=options.debug_port,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,6 +80,7 @@ def hvdrun_parser() -> OptionParser:
     _add_options(parser)
     _add_options_for_observing(parser)
     add_options_for_hosts(parser)
+    _add_debugging(parser)
     add_autotune_options(parser)
     add_elastic_options(parser, whole_number, _seconds)
     add_horovod_flags(parser)
@@ -112,6 +114,8 @@ def _checked(options: argparse.Namespace) -> argparse.Namespace:
         )
     if options.servers and (reason := _why_no_servers(options)):
         raise LaunchError(f"--servers cannot be used with {reason}: leave one of them out")
+    if reason := _why_no_debugging(options):
+        raise LaunchError(f"--debug-rank {reason}")
     if options.auto and (reason := _why_not_auto(options)):
         raise LaunchError(f"--auto cannot be used with {reason}: leave one of them out")
     return options
@@ -120,6 +124,17 @@ def _checked(options: argparse.Namespace) -> argparse.Namespace:
 def _torch_option(options: argparse.Namespace) -> str:
     """Returns the option that sets torch's variables; "" if there is none."""
     return "--as-gloo" if options.as_gloo else "--torch-env" if options.torch_env else ""
+
+
+def _why_no_debugging(options: argparse.Namespace) -> str:
+    """Returns what the option --debug-rank lacks; "" if it is complete, or not given."""
+    if options.debug_rank is None:
+        return "is missing: --debug-port needs the rank, --debug-rank N" if options.debug_port else ""
+    if is_elastic(options):
+        return "is for jobs whose ranks stay: leave out --min-np, --max-np and --host-discovery-script"
+    if options.debug_port is None and not os.isatty(0) and not options.dry_run:
+        return "needs a terminal as standard input: or let a debugger connect, --debug-port 5678"
+    return ""
 
 
 def _why_no_servers(options: argparse.Namespace) -> str:
@@ -236,6 +251,22 @@ def _add_options_for_observing(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_debugging(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("a debugger on one rank").add_argument
+    add(
+        "--debug-rank",
+        metavar="N",
+        type=_rank,
+        help="give rank N the terminal, so that breakpoint() works, and suspend the deadlines of all ranks",
+    )
+    add(
+        "--debug-port",
+        metavar="PORT",
+        type=_port,
+        help="with --debug-rank: rank N waits in hvd.init() for a debugger instead, at this loopback port",
+    )
+
+
 def add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
     """Adds the options that name hosts, and say how to reach them."""
     add = parser.add_argument_group("several hosts").add_argument
@@ -273,6 +304,12 @@ def add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
 def whole_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"it takes a whole number of at least 1, not '{text}'")
+    return int(text)
+
+
+def _rank(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"it takes the number of a rank, from 0 on, not '{text}'")
     return int(text)
 
 

@@ -82,8 +82,15 @@ class Settings:
     torch_env: bool = False  # set torch's variables for the ranks
     metrics: str | None = None  # the address, "PORT" or "HOST:PORT", at which each host serves metrics
     dashboard: str | None = None  # the address, "PORT" or "HOST:PORT", of the page
+    debug_rank: int | None = None  # the rank that is debugged: it has hvdrun's terminal, or
+    debug_port: int | None = None  # waits for a debugger here
     servers: int = 0  # processes beside the ranks, which serve tables
     service: FunctionService | None = None  # of a job that `sirtaki.run` has started
+
+    @property
+    def terminal_rank(self) -> int | None:
+        """Returns the rank that has the terminal of hvdrun."""
+        return self.debug_rank if self.debug_port is None else None
 
 
 def run_job(settings: Settings) -> int:
@@ -122,7 +129,7 @@ class _Launch:
         for notice in settings.notices:
             display.say(notice)
         remotes, allocations = self._connect_hosts()
-        placements = placements_of(allocations)
+        placements = self._placements(allocations)
         allow_descriptors((_PER_RANK + OUTPUT_FILES * bool(settings.output_folder)) * len(placements))
         display.expect(len(placements), settings.output_folder)
         job_folder = JobFolder(self._reaper)
@@ -156,7 +163,7 @@ class _Launch:
         server.start()
         if self._servers is not None:
             self._servers.start([ranks.pop(number) for number in self._servers.numbers])
-        if _loses_input():
+        if settings.terminal_rank is None and _loses_input():
             display.say("standard input is not passed on: every rank reads /dev/null")
         supervisor = Supervisor(
             display,
@@ -194,6 +201,11 @@ class _Launch:
         connection = Connection(settings.launcher, self._selector, self._display, question)
         remotes = connection.connect(hosts, settings.command[0], self._wakeup, self._reaper, relays=True)
         return remotes, allocate(with_slot_counts(hosts, remotes, count_gpus()), settings.size)
+
+    def _placements(self, allocations: Sequence[HostAllocation]) -> list[RankPlacement]:
+        """Returns the placement of each rank. Raises LaunchError if the rank to debug cannot be."""
+        _check_debug_rank(self._settings, allocations)
+        return placements_of(allocations)
 
     def _make_servers(
         self, job: Job, folder: Path, several_hosts: bool, allocations: Sequence[HostAllocation]
@@ -284,7 +296,14 @@ class _Launch:
         capacity = self._capacity = Capacity(len(placements), usable_cores(), servers=len(servers))
         if not self._settings.oversubscribe:
             capacity.check()
-        started = start_ranks(self._settings.command, environment, placements, self._reaper, capacity)
+        started = start_ranks(
+            self._settings.command,
+            environment,
+            placements,
+            self._reaper,
+            capacity,
+            self._settings.terminal_rank,
+        )
         started += start_servers(environment, servers, self._reaper)
         for rank in started:
             self._display.read_rank(rank.rank, rank.stdout, rank.stderr)
@@ -381,6 +400,20 @@ def _describe_threads(threads: Mapping[str, str], size: int, servers: int, cores
         ranks += " and 1 server" if servers == 1 else f" and {servers} servers"
     usable = "1 usable core" if cores == 1 else f"{cores} usable cores"
     return f"{ranks} on {usable}: {name}={count} for each (set it yourself to change that)"
+
+
+def _check_debug_rank(settings: Settings, allocations: Sequence[HostAllocation]) -> None:
+    """Raises LaunchError if there is no such rank, or it needs the terminal and is not on this host."""
+    rank = settings.debug_rank
+    here = [is_own_host(allocation.host.name) for allocation in allocations if rank in allocation.ranks]
+    if rank is not None and not here:
+        last = max(allocation.ranks[-1] for allocation in allocations)
+        raise LaunchError(f"there is no rank {rank} for --debug-rank: the last rank is {last}")
+    if settings.terminal_rank is not None and not any(here):
+        raise LaunchError(
+            f"rank {rank} of --debug-rank does not run on this host, whose terminal it would need: choose a "
+            "rank that does, or let a debugger connect to it, --debug-port 5678"
+        )
 
 
 def _loses_input() -> bool:

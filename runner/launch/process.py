@@ -17,6 +17,7 @@ from sirtaki.runner.supervise.signals import HANDLED, refuse_to_start_after_a_si
 
 _libc = ctypes.CDLL(None)  # opened before any fork
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_TERMINAL = (0, 1, 2)  # the standard streams of this process
 _POLL_SECONDS = 0.1  # between checks for a signal while a program starts; slow on a busy machine
 
 
@@ -116,20 +117,31 @@ class Process:
 
 
 class RankProcess(Process):
-    """A running rank of this host. `stdout` and `stderr` are the descriptors to read its output from."""
+    """A running rank of this host. `stdout` and `stderr` are the descriptors to read its output from.
+
+    A rank that has the terminal uses this process's standard streams, in the foreground, until it ends; its
+    output is not read.
+    """
 
     def __init__(
-        self, rank: int, command: Sequence[str], environment: Mapping[str, str], reaper: Reaper
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        reaper: Reaper,
+        has_terminal: bool = False,
     ) -> None:
         """Starts the rank. Raises OSError as `Process` does, and LaunchError after a signal."""
         refuse_to_start_after_a_signal()
         self.rank = rank
         self.exit_status: ExitStatus | None = None
+        self._has_terminal = has_terminal
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
         devnull = os.open(os.devnull, os.O_RDONLY)
         try:
-            super().__init__(command, environment, reaper, (devnull, stdout, stderr))
+            streams = _TERMINAL if has_terminal else (devnull, stdout, stderr)
+            super().__init__(command, environment, reaper, streams)
         except (OSError, LaunchError):
             os.close(self.stdout)
             os.close(self.stderr)
@@ -142,8 +154,18 @@ class RankProcess(Process):
         """Returns how the rank ended, if it has ended since the last call."""
         if self.exit_status is None and (result := self.poll()):
             self.exit_status = ExitStatus(self.rank, self.pid, *result)
+            if self._has_terminal:
+                _take_terminal(os.getpgrp())
             return self.exit_status
         return None
+
+
+def _take_terminal(group: int) -> None:
+    """Puts a process group into the foreground of the terminal of standard input, from its background."""
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # which would stop this process
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        os.tcsetpgrp(0, group)
+    signal.signal(signal.SIGTTOU, before)
 
 
 def _exec(
@@ -175,6 +197,8 @@ def _exec(
         # these ignored, reading fails (EIO), as a prompt for a password then says, and writing works.
         for number in (signal.SIGTTIN, signal.SIGTTOU):
             signal.signal(number, signal.SIG_IGN)
+        if (*streams,) == _TERMINAL:
+            _take_terminal(os.getpid())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         os.execve(command[0], list(command), environment)
     except OSError as error:

@@ -52,8 +52,9 @@ def start_ranks(
     placements: Sequence[RankPlacement],
     reaper: Reaper,
     capacity: Capacity,
+    terminal_rank: int | None = None,
 ) -> list[RankProcess]:
-    """Starts a process for each placement.
+    """Starts a process for each placement; the rank `terminal_rank` has the terminal of this process.
 
     Raises LaunchError if one cannot be started, if memory runs out, or at a signal that asks hvdrun to end.
     """
@@ -62,7 +63,8 @@ def start_ranks(
         if shortage := capacity.shortage(len(ranks)):
             raise LaunchError(shortage, 1)
         try:
-            ranks.append(RankProcess(placement.rank, command, environment.of(placement, os.environ), reaper))
+            variables, has_terminal = environment.of(placement, os.environ), placement.rank == terminal_rank
+            ranks.append(RankProcess(placement.rank, command, variables, reaper, has_terminal))
         except OSError as error:
             text = describe_start_failure(placement.rank, command, error)
             raise LaunchError(text, NOT_EXECUTABLE) from None

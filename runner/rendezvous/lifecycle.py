@@ -30,7 +30,7 @@ from sirtaki.bindings.gpu import with_packages
 from sirtaki.bindings.observing import observe, state_file, user_code
 from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, restrict_nccl
 from sirtaki.runner.rendezvous.connection.key import KEY_ADVICE
-from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError, RendezvousTimeout
+from sirtaki.runner.rendezvous.job import DEBUGGED, Identity, Job, RendezvousError, RendezvousTimeout
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.providers import World, find_world
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
@@ -123,6 +123,7 @@ def start(
     if default_context.process.context is not None:
         return
     restrict_nccl()
+    _wait_for_debugger()
     if WORKER in os.environ:
         from sirtaki.runner.rendezvous.elastic import process
 
@@ -130,6 +131,24 @@ def start(
         _install_exit_hooks()
         return
     enter(lambda: find_world(rank, size, address, key, comm))
+
+
+def _wait_for_debugger() -> None:
+    """Waits until a debugger has connected, if this rank is that of hvdrun's --debug-port."""
+    rank, _, port = os.environ.get(DEBUGGED, "").partition(":")
+    if not port or rank != os.environ.get("SIRTAKI_RANK"):
+        return
+    del os.environ[DEBUGGED]  # a later init() does not wait again
+    try:
+        import debugpy
+    except ImportError:
+        raise InitializationError(
+            f"rank {rank} cannot wait for a debugger (--debug-port): pip install debugpy"
+        ) from None
+    debugpy.listen(("127.0.0.1", int(port)))
+    where = f"port {port} of the loopback address of {socket.gethostname()}"
+    sys.stderr.write(f"sirtaki: rank {rank} waits for a debugger at {where}\n")
+    debugpy.wait_for_client()
 
 
 def enter(find: Callable[[], World], counts: bool = True) -> Context:
@@ -342,6 +361,12 @@ def abort(error: BaseException) -> bool:
     for world in (context, *_rank.tables):
         world.abort(reason)
     return had_failed
+
+
+def report_can_stop() -> None:
+    """Reports to the launcher that this rank hears of requests to stop, and need not be ended by a signal."""
+    if _rank.client is not None:
+        _rank.client.report("can_stop")
 
 
 def is_failure_caused_elsewhere() -> bool:

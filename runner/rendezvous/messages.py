@@ -50,7 +50,7 @@ CALL_LIMIT = 1024 * 1024 + 64
 TEXT_LIMIT = 4000
 COLLECTED_LIMIT = CALL_LIMIT + 64  # of a message from a collector
 DELIVERED_LIMIT = 16 * 1024 * 1024  # of a message to a rank: a World describes all members
-REPORTS = ("initialised", "finished", "aborted", "peer_lost", "thread_failed")
+REPORTS = ("initialised", "finished", "aborted", "peer_lost", "thread_failed", "can_stop")
 _MALFORMED = "the rendezvous does not understand this message"
 
 
@@ -87,7 +87,12 @@ def describe(event: RankEvent) -> str:
         return event.text
     if event.kind == "refused":
         return f"it refused a client: {event.text}"
-    known = {"arrived": "called init", "peer_lost": "lost another rank", "thread_failed": "lost a thread"}
+    known = {
+        "arrived": "called init",
+        "peer_lost": "lost another rank",
+        "thread_failed": "lost a thread",
+        "can_stop": "called hvd.should_stop()",
+    }
     what = known.get(event.kind, event.kind)
     return f"{name_of(event.rank)} has {what}" + (f": {event.text}" if event.text else "")
 

@@ -6,7 +6,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sirtaki.runner.launch.capacity import Capacity
@@ -14,6 +14,7 @@ from sirtaki.runner.launch.process import Rank
 from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of, name_ranks
 from sirtaki.runner.rendezvous.messages import RankEvent, describe
 from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.runner.rendezvous.termination import ASK_TO_STOP, STOPPED
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer, JobFailure
 from sirtaki.runner.supervise.main_loop import KILL_SECONDS, MainLoop
 from sirtaki.runner.supervise.post_mortem import PostMortem
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 ANALYSIS_SECONDS = 0.5  # after the first failure, so that the rank that caused it can be identified
 REPORT_POLL_SECONDS = 0.01  # no event announces that a rank has written its report
 DRAIN_SECONDS = 1.0  # for the last reports of ranks to arrive when all have ended
+STOP_SECONDS = 600.0  # for ranks that save before they end, as hvd.should_stop() tells them
 INTERRUPTED, TERMINATED = "was interrupted", "was terminated"  # events of a `JobFailure`
 
 
@@ -64,6 +66,8 @@ class Supervisor(MainLoop):
         self._processes = [*self.ranks, *(self.servers.processes if self.servers is not None else [])]
         self._stragglers = Stragglers(self.display.say)
         self._failure: JobFailure | None = None  # set once it is certain that the job has failed
+        self._can_stop: set[int] = set()  # ranks that call hvd.should_stop()
+        self._stopped: list[int] = []  # ranks that have ended because of that
         self._decide_at: float | None = None
         self._drained_at: float | None = None  # when to wait no longer for the last reports
         self._capacity: Capacity | None = None  # for the ranks of this host, while they start
@@ -119,6 +123,9 @@ class Supervisor(MainLoop):
             self.analyzer.note_event(event)
         if self._failure is None and self.analyzer.failed:
             self._failure = self._analyze()
+        if self._failure is None and self._stopped:
+            ended = f"{name_ranks(sorted(self._stopped))} ended with exit code {STOPPED}"
+            self._failure = JobFailure(STOPPED, f"stopped early, by hvd.should_stop(): {ended}")
         if self._failure is not None:
             self._failure = self.analyzer.with_late_reason(self._failure)
         self._decide_at = self.kill_at = None
@@ -188,6 +195,9 @@ class Supervisor(MainLoop):
                 host.collect()
 
     def _note_exit(self, status: ExitStatus) -> None:
+        if status.code == STOPPED and status.rank in self._can_stop:
+            self._stopped.append(status.rank)
+            status = replace(status, code=0)  # no failure, on which the ranks that still save would be ended
         self.analyzer.note_exit(status)
         self.display.detail(f"{name_of(status.rank)} has ended with exit code {status.exit_code}")
         if status.failed or status.rank >= FIRST_SERVER:
@@ -199,6 +209,8 @@ class Supervisor(MainLoop):
             self.servers.rank_ended(status.rank, reason)
 
     def _note_arrival(self, event: RankEvent) -> None:
+        if event.kind == "can_stop":
+            self._can_stop.add(event.rank)
         if event.kind == "initialised" and self._capacity is not None:
             self._capacity.note_initialised(event.rank)
         if event.kind == "arrived" and event.generation <= 1:
@@ -220,15 +232,25 @@ class Supervisor(MainLoop):
         return self.hosts
 
     def stop(self, code: int, text: str, number: int) -> None:
-        if self._failure is None:
-            events = {128 + signal.SIGINT: INTERRUPTED, 128 + signal.SIGTERM: TERMINATED}
-            self._end(JobFailure(code, text, event=events.get(code, "failed")), number)
+        if self._failure is not None:
+            return
+        if code == STOPPED and self._all_can_stop():
+            kills = "(SIGTERM again kills them at once)"
+            self.display.say(f"terminated (SIGTERM): {self.count()} may save and end {kills}")
+            self._end(JobFailure(STOPPED, event=TERMINATED), ASK_TO_STOP, STOP_SECONDS)
+            return
+        events = {128 + signal.SIGINT: INTERRUPTED, 128 + signal.SIGTERM: TERMINATED}
+        self._end(JobFailure(code, text, event=events.get(code, "failed")), number)
 
-    def _end(self, failure: JobFailure, number: int) -> None:
-        """Sends all ranks signal `number`, and sets the time to kill the ranks that remain."""
+    def _all_can_stop(self) -> bool:
+        """Returns whether all running ranks call `hvd.should_stop()`."""
+        return bool(self._can_stop) and self._can_stop.issuperset(self._running_ranks())
+
+    def _end(self, failure: JobFailure, number: int, seconds: float = KILL_SECONDS) -> None:
+        """Sends all ranks signal `number`; kills the ranks that remain after so many seconds."""
         self._failure = failure
         self._decide_at = None
-        self.kill_at = time.monotonic() + KILL_SECONDS
+        self.kill_at = time.monotonic() + seconds
         self.signal(number)
         self.signal(signal.SIGCONT)  # a stopped process does not handle signals
 

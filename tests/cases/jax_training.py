@@ -220,3 +220,26 @@ def updates_outside_jit_and_inside_count_as_steps() -> None:
     assert hvd.stats()["steps"]["count"] == STEPS
     jax.block_until_ready(train(optimizer, own_batch, params))  # compiled
     assert hvd.stats()["steps"]["count"] == 2 * STEPS
+
+
+@case()
+def samples_that_count_alike() -> None:
+    """Ranks with other numbers of samples, one of them with none, divide sums by the number of all."""
+    counts = [3 * rank for rank in range(hvd.size())]
+    first = sum(counts[: hvd.rank()])
+
+    def joined_batch(step: int) -> Any:
+        return [rows[: sum(counts)] for rows in whole_batch(step)]
+
+    def uneven_batch(step: int) -> Any:
+        return [rows[first : first + counts[hvd.rank()]] for rows in whole_batch(step)]
+
+    def part_of_loss(params: Any, inputs: Any, targets: Any) -> Any:
+        total = hvd.allreduce(jnp.asarray(len(inputs)), op=hvd.Sum)
+        hidden = jnp.tanh(inputs @ params["hidden"]["w"] + params["hidden"]["b"])
+        return ((hidden @ params["out"]["w"] + params["out"]["b"] - targets) ** 2).mean(1).sum() / total
+
+    ours = train(
+        hvd.DistributedOptimizer(optax.adam(0.01), op=hvd.Sum), uneven_batch, parameters(), part_of_loss
+    )
+    alike(ours, train(optax.adam(0.01), joined_batch, parameters()))

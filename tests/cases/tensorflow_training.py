@@ -239,3 +239,24 @@ def what_the_page_shows() -> None:
     for block in blocks:
         exec(compile(block, str(page), "exec"), {"__name__": "__main__"})
         assert not hvd.is_initialized()
+
+
+@case(is_compiled=(False, True))
+def samples_that_count_alike(is_compiled: bool) -> None:
+    """Ranks with other numbers of samples, one of them with none, divide sums by the number of all."""
+    parts = [[tensor[: 2 * rank] for tensor in batch(rank)] for rank in range(hvd.size())]
+    inputs, targets = parts[hvd.rank()]
+    model, alone = variables(), variables()
+
+    def step(inputs: Any, targets: Any) -> None:
+        total = hvd.allreduce(tf.shape(inputs)[0], op=hvd.Sum)
+        with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as tape:
+            hidden = tf.nn.relu(inputs @ model[0] + model[1])
+            loss = tf.reduce_sum(tf.square(hidden @ model[2] - targets)) / tf.cast(total, tf.float64)
+        descend(model, tape.gradient(loss, model))
+
+    (tf.function(step) if is_compiled else step)(inputs, targets)
+    with tf.GradientTape() as tape:
+        loss = loss_of(alone, *(tf.concat(column, 0) for column in zip(*parts, strict=True)))
+    descend(alone, tape.gradient(loss, alone))
+    close(model, alone)

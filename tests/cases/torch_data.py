@@ -36,6 +36,28 @@ def a_sampler_needs_no_numbers(shuffle: bool) -> None:
     assert everyone == set(range(SAMPLES))
 
 
+@case(count=(25, 24, 2, 0))
+def each_sample_is_evaluated_once(count: int) -> None:
+    """Also if there are fewer samples than ranks, or none."""
+    data = TensorDataset(torch.arange(count))
+    for shuffle in (False, True):
+        sampler = hvd.DistributedSampler(data, shuffle=shuffle, pad=False)
+        loader = hvd.DataLoader(data, 3, shuffle, pad=False)
+        mine = list(sampler)
+        assert len(mine) == len(sampler)
+        read = [sample for (batch,) in loader for sample in batch.tolist()]
+        for parts in zip(*hvd.allgather_object((mine, read)), strict=True):
+            assert sorted(sample for part in parts for sample in part) == list(range(count))
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@case()
+def samples_that_are_neither_repeated_nor_left_out() -> None:
+    for make in (hvd.DistributedSampler, hvd.DataLoader):
+        with pytest.raises(ValueError, match="pad=False leaves out no samples, and drop_last=True does"):
+            make(samples(), drop_last=True, pad=False)
+
+
 @case(least=2)
 def a_sampler_of_some_ranks() -> None:
     some = hvd.add_process_set(range(1, hvd.size()))

@@ -321,3 +321,31 @@ def expect_two_passes_a_step(begin: Callable[[nn.Module], None]) -> None:
 def passes_whose_gradients_were_dropped_do_not_count() -> None:
     """After zero_grad() a step needs all its passes again; an extra pass would be rejected with op=Sum."""
     expect_two_passes_a_step(lambda model: own_loss(model, 77).backward())
+
+
+def uneven(step: int, part: int) -> list[tuple[Tensor, Tensor]]:
+    """Returns the batch of each rank in a pass: other numbers of rows, on some ranks none."""
+    counts = [(step + part + 2 * rank) % 4 for rank in range(hvd.size())]
+    return list(zip(*(whole.split(counts) for whole in batch(10 * step + part, sum(counts))), strict=True))
+
+
+@case(shard=(None, "state"))
+def samples_that_count_alike(shard: str | None) -> None:
+    """Ranks with other numbers of samples divide sums by the number of all, as the guide says."""
+    passes = 3
+    model, plain = network(), network()
+    optimizer = distributed(model, op=hvd.Sum, backward_passes_per_step=passes, shard=shard)
+    single = sgd(plain)
+    for step in range(4):
+        parts = [uneven(step, part) for part in range(passes)]
+        own = [batches[hvd.rank()] for batches in parts]
+        total = hvd.allreduce(torch.tensor(sum(len(targets) for _, targets in own)), op=hvd.Sum)
+        for inputs, targets in own:
+            (nn.functional.mse_loss(model(inputs), targets, reduction="sum") / total).backward()
+        rows = [torch.cat(column) for column in zip(*(pair for part in parts for pair in part), strict=True)]
+        errors = nn.functional.mse_loss(plain(rows[0]), rows[1], reduction="none")
+        errors.sum(1).mean().backward()
+        for each in (optimizer, single):
+            each.step()
+            each.zero_grad()
+    assert_alike(model, plain)

@@ -116,13 +116,13 @@ class ByteTransport:
 
     def broadcast(self, data: bytearray, root: int, part: str) -> None:
         """Overwrites the bytes with the root's; all ranks pass the same number of bytes."""
-        batch, view = pooled_batch(), _view(data)
+        batch, view = pooled_batch(), view_of_bytes(data)
         ops.describe(batch, core.BROADCAST, view, view.pointer, self._call(part), root=root)
         run(self.context, Operation(batch, view, lambda *_: None))
 
     def gather(self, data: bytearray | memoryview, part: str) -> memoryview:
         """Returns all ranks' bytes, concatenated."""
-        batch, view = pooled_batch(), _view(data)
+        batch, view = pooled_batch(), view_of_bytes(data)
         ops.describe(batch, core.ALLGATHER, view, 0, self._call(part))
         return run(self.context, Operation(batch, view, _output))
 
@@ -130,7 +130,7 @@ class ByteTransport:
         self, data: bytearray | memoryview, splits: Sequence[int], part: str
     ) -> tuple[memoryview, Sequence[int]]:
         """Sends consecutive bytes to each rank, `splits` of them. Returns what arrives, and its sizes."""
-        batch, view = pooled_batch(), _view(data)
+        batch, view = pooled_batch(), view_of_bytes(data)
         ops.describe(batch, core.ALLTOALL, view, 0, self._call(part), splits=splits)
 
         def finish(context: Context, batch: Batch) -> tuple[memoryview, Sequence[int]]:
@@ -145,7 +145,8 @@ def _output(context: Context, batch: Batch) -> memoryview:
     return memoryview(bytes(context.output(batch).buffer or b""))
 
 
-def _view(data: bytearray | memoryview) -> TensorView:
+def view_of_bytes(data: bytearray | memoryview) -> TensorView:
+    """Returns a view of these bytes as a vector of uint8."""
     memory = ffi.from_buffer(data)
     return TensorView(int(ffi.cast("uintptr_t", memory)), (len(data),), _BYTE, ROW_MAJOR, memory)
 

@@ -35,6 +35,7 @@ from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
 from sirtaki.runner.rendezvous.providers.environment import key_of_launcher
 from sirtaki.runner.rendezvous.providers.world import VERSION, World, number_in
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.runner.rendezvous.termination import end_children_on_sigterm
 
 ARBITER = "SIRTAKI_ARBITER"  # the address of the rendezvous between workers and the arbiter
 WORKERS = 1_000_000  # the size of that rendezvous: no job uses more numbers of workers
@@ -252,30 +253,7 @@ def drain_on_sigterm(worker: ElasticWorker) -> None:
     except ValueError:  # init() was called outside of the main thread
         return
     worker.on_end(draining.end)
-    _end_children_on_sigterm(draining)
-
-
-def _end_children_on_sigterm(draining: _Draining) -> None:
-    """Makes SIGTERM end forked children, such as the workers of a DataLoader.
-
-    Python drops a signal that arrives in a child before its hooks have run; it is blocked until then.
-    """
-    before: set[int] = set()
-
-    def block() -> None:
-        before.clear()
-        before.update(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
-
-    def unblock() -> None:
-        if signal.SIGTERM not in before:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-    def unblock_in_child() -> None:
-        if signal.getsignal(signal.SIGTERM) == draining.handle:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        unblock()
-
-    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=unblock_in_child)
+    end_children_on_sigterm(draining.handle)
 
 
 def _is_final(message: End | None) -> bool:

@@ -294,7 +294,7 @@ class RendezvousServer(ConnectionServer):
         participant.initialised = True
         if event == "finished":
             participant.end_report = "has finished"
-        elif event not in ("initialised", "thread_failed"):
+        elif event not in ("initialised", "thread_failed", "can_stop"):
             participant.end_report = f"gave up: {printable(text, 500)}"
         self._on_event(
             RankEvent(event, participant.rank, participant.generation, printable(text, messages.TEXT_LIMIT))
