@@ -92,24 +92,6 @@ def test_gloo_means_sirtaki(trainer: str, tmp_path: Path) -> None:
         assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_every_name_of_gloo_means_sirtaki(launcher: str, tmp_path: Path) -> None:
-    if launcher == "hvdrun":
-        command: list[str] = hvdrun(2, "--as-gloo", sys.executable)
-    else:
-        command = ["env", "SIRTAKI_AS=gloo", *LAUNCHERS[launcher]]
-    output = run(tmp_path, *command, AS_GLOO, "calls", tmp_path)
-    assert output.count("is done") == 2
-    assert output.count('"gloo" means sirtaki') == 1
-
-
-def test_another_name_is_refused(tmp_path: Path) -> None:
-    command = ["env", "SIRTAKI_AS=nccl", sys.executable, "-c", "import torch"]
-    failed = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE, check=False)
-    assert failed.returncode != 0
-    assert "sirtaki can only stand for gloo" in failed.stderr
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])
