@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from functools import cache
+from typing import TYPE_CHECKING
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
@@ -10,12 +12,12 @@ from sirtaki.bindings.default_context import current
 from sirtaki.common.ops.handles import Operation, pooled_batch, run
 from sirtaki.common.ops.objects import view_of_bytes
 from sirtaki.common.ops.reduction import Call, Reduction, describe
-from sirtaki.runner.rendezvous import lifecycle
-from sirtaki.runner.rendezvous.termination import ASK_TO_STOP, StopRequests
+
+if TYPE_CHECKING:
+    from sirtaki.runner.rendezvous.termination import StopRequests
 
 __all__ = ["should_stop"]
 
-_requests = StopRequests()  # of this process, as its signals are
 _CALL = Call("should_stop")
 _ANY = Reduction(core.MAX)
 
@@ -47,9 +49,10 @@ def should_stop() -> bool:
     context = current()
     if context.is_stopping:
         return True
-    if not _requests.is_listening:
-        _listen(context)
-    data = bytearray([_requests.is_asked])
+    requests = _requests()
+    if not requests.is_listening:
+        _listen(context, requests)
+    data = bytearray([requests.is_asked])
     batch, view = pooled_batch(), view_of_bytes(data)
     describe(batch, core.ALLREDUCE, view, view.pointer, _CALL, how=_ANY)
     run(context, Operation(batch, view, lambda *_: None))
@@ -57,10 +60,21 @@ def should_stop() -> bool:
     return context.is_stopping
 
 
-def _listen(context: Context) -> None:
+@cache
+def _requests() -> StopRequests:
+    """Returns the requests to this process, whose signals they are."""
+    from sirtaki.runner.rendezvous.termination import StopRequests  # imported late, as by hvd.init()
+
+    return StopRequests()
+
+
+def _listen(context: Context, requests: StopRequests) -> None:
+    from sirtaki.runner.rendezvous import lifecycle
+    from sirtaki.runner.rendezvous.termination import ASK_TO_STOP
+
     if context.survivors is not None:  # SIGTERM is the elastic job's, and its next world goes on listening
-        _requests.listen([signal.SIGUSR1])
+        requests.listen([signal.SIGUSR1])
         return
-    _requests.listen([signal.SIGTERM, signal.SIGUSR1, ASK_TO_STOP])
-    context.shutdown_callbacks.append(_requests.end)
+    requests.listen([signal.SIGTERM, signal.SIGUSR1, ASK_TO_STOP])
+    context.shutdown_callbacks.append(requests.end)
     lifecycle.report_can_stop()
