@@ -43,6 +43,7 @@ class _Native:
 
     def __del__(self, destroy: Any = lib.srt_destroy, getpid: Any = os.getpid) -> None:
         if self.pid == getpid():
+            self.pid = 0  # garbage that ends with it, such as a result, must not use the context any more
             destroy(self.pointer)
 
 

@@ -6,6 +6,7 @@ import gc
 import itertools
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from launching import wait_until
 from world import TRANSPORTS, world
 
 import sirtaki.numpy as hvd
+from sirtaki.bindings import context as context_module
 from sirtaki.bindings import default_context
 from sirtaki.bindings.errors import (
     AbortedError,
@@ -162,6 +164,21 @@ def test_results_outlive_their_world(transport: str) -> None:
     gc.collect()
     for array in gathered:
         assert array.tolist() == [0] * 10_000 + [1] * 10_000
+
+
+def test_a_result_that_ends_after_its_context_is_not_released(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector may finalize the core's context before a result that ends with it."""
+    with world(2, transport) as ranks:
+        gathered = ranks.run(lambda: (hvd.allgather(np.ones(4)), default_context.current()._native))
+    released: list[Any] = []
+    monkeypatch.setattr(context_module, "_srt_release", lambda *arguments: released.append(arguments))
+    for _, native in gathered:
+        native.__del__()
+    del gathered
+    gc.collect()
+    assert not released
 
 
 def test_without_a_world_every_call_says_so(transport: str) -> None:
