@@ -53,7 +53,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _arguments(count: int, seconds: float = _SECONDS) -> tuple[int, float]:
-    """Returns the arguments of a marker. Raises ValueError if one is wrong."""
+    """Returns the arguments of a marker. Raises ValueError if an argument is wrong."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1 or not seconds > 0:
         raise ValueError(
             f"pytest.mark.ranks({count!r}, seconds={seconds!r}): it takes a number of ranks, 1 or more, and "

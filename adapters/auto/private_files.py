@@ -94,7 +94,7 @@ class PrivateFiles:
 
     @contextmanager
     def direct(self, given: Mapping[Any, Any]) -> Iterator[None]:
-        """Makes functions use the paths that they receive. Errors name the `given` ones in their place."""
+        """Makes functions use the paths that they receive. Errors name the `given` paths in their place."""
         self._thread.is_direct = True
         try:
             yield
@@ -158,7 +158,7 @@ class PrivateFiles:
         return False
 
     def has_layers(self, location: str) -> bool:
-        """Returns whether the names in a folder are not those of the host alone."""
+        """Returns whether the names in a folder are not only the host's."""
         below = f"{location}/"
         return self.find(location) != location or any(path.startswith(below) for path in self._hidden)
 
@@ -296,7 +296,7 @@ _LIBRARIES = (
 
 
 def redirect(files: PrivateFiles) -> dict[str, Hook]:
-    """Redirects Python's functions to these files, and refuses changes by others.
+    """Redirects Python's functions to these files, and refuses changes by functions that are not redirected.
 
     The functions are replaced in `os`, `builtins` and `io`, and in modules that have taken them from there.
     Returns what has to follow the import of libraries.
@@ -395,7 +395,7 @@ def _value(position: int, keyword: str, args: Sequence[Any], kwargs: Mapping[str
 
 
 def _path_of(folder: int | None) -> str:
-    """Returns the path of an open folder; None: of the current one."""
+    """Returns the path of an open folder; of the working folder without a descriptor."""
     return os.getcwd() if folder is None else os.readlink(f"/proc/self/fd/{folder}")
 
 

@@ -62,7 +62,7 @@ def should_stop() -> bool:
 
 @cache
 def _requests() -> StopRequests:
-    """Returns the requests to this process, whose signals they are."""
+    """Returns the requests to stop that this process has received as signals."""
     from sirtaki.runner.rendezvous.termination import StopRequests  # imported late, as by hvd.init()
 
     return StopRequests()

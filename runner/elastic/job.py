@@ -45,7 +45,7 @@ from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, describe_threads, signal_name
 from sirtaki.runner.supervise.finished_peers import finished_peers
-from sirtaki.runner.supervise.main_loop import KILL_SECONDS, MainLoop, Source
+from sirtaki.runner.supervise.main_loop import KILL_SECONDS, MainLoop, Pollable
 from sirtaki.runner.supervise.signals import WakeupPipe
 
 _PER_WORKER = 4  # descriptors: the ends of two pipes, and the connections to the arbiter and to a generation
@@ -178,7 +178,7 @@ class ElasticJob(MainLoop):
         if self._processes.awaits_messages:
             self._note_ends()
 
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[Pollable]:
         return () if self._has_concluded else self._post.servers()
 
     def moments(self) -> Sequence[float | None]:

@@ -22,7 +22,7 @@ RESULT_SECONDS = 1.0  # for the result to be read after a signal that comes when
 READER_GONE = 141  # a shell's exit code for a program killed by SIGPIPE
 
 
-class Source(Protocol):
+class Pollable(Protocol):
     """A file with a descriptor."""
 
     def fileno(self) -> int: ...
@@ -104,7 +104,7 @@ class MainLoop:
 
     # ---- What depends on the kind of job ---------------------------------------------------------------
 
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[Pollable]:
         """Returns descriptors that wake the loop, so that `advance` handles them."""
         return ()
 

@@ -215,7 +215,7 @@ def _like(elements: Any, array: Any) -> Any:
 
 
 def _check_shapes(optimizer: Any, params: Any) -> tuple[tuple[int, ...] | None, ...]:
-    """Returns the shape of each array of the state that is divided; None for others.
+    """Returns the shape of each array of the state that is divided; None for arrays that are whole.
 
     The trial's arrays may be too small for a moment to be factored.
 

@@ -56,7 +56,7 @@ class ArraysState(ObjectState):
         super().__init__(**kwargs)
 
     def _entries(self) -> list[Entry]:
-        """Returns the descriptions of the arrays: the same on all ranks, except for OWN and DIVIDED ones."""
+        """Returns the descriptions of the arrays: equal on all ranks, unless their kind is OWN or DIVIDED."""
         raise NotImplementedError
 
     def _read(self, entries: Sequence[Entry]) -> list[Array]:
@@ -83,7 +83,7 @@ class ArraysState(ObjectState):
         return False
 
     def _cut_for(self, place: Place) -> None:
-        """Makes this rank's entries of kind DIVIDED those of a place. Their values are not defined then."""
+        """Cuts this rank's entries of kind DIVIDED for a place. Their values are undefined afterwards."""
 
     def _part(self, entry: Entry, elements: Array, place: Place) -> Array:
         """Returns the part of a divided array that belongs to a place, given the elements of all ranks."""
@@ -388,7 +388,7 @@ class Entry(NamedTuple):
         return f"{self.dtype} of shape {list(self.shape)}"
 
 
-class Slices(NamedTuple):
+class RankSlices(NamedTuple):
     """The parts of divided arrays that a rank has.
 
     Attributes:
@@ -409,10 +409,10 @@ def _packed(place: Place, arrays: Mapping[str, Array]) -> memoryview:
     return payload
 
 
-def _unpacked(payload: memoryview) -> Slices:
+def _unpacked(payload: memoryview) -> RankSlices:
     """Returns the parts in these bytes as views."""
     (place, described), memory = opened(payload)
-    return Slices(
+    return RankSlices(
         place,
         {
             name: np.ndarray(shape, dtype, source)
@@ -421,8 +421,8 @@ def _unpacked(payload: memoryview) -> Slices:
     )
 
 
-def _whole_arrays(context: Context, provided: Sequence[Slices]) -> Iterator[tuple[str, Array]]:
-    """Gathers divided arrays one by one. All ranks must exhaust it.
+def _whole_arrays(context: Context, provided: Sequence[RankSlices]) -> Iterator[tuple[str, Array]]:
+    """Gathers divided arrays in turn. All ranks must exhaust the iterator.
 
     Args:
         context: this rank.

@@ -88,7 +88,7 @@ class ShardedVariables(keras.optimizers.Optimizer):
                 self.build(list(trainable_variables_of(self)))
 
     def _check_place(self) -> None:
-        """Raises UnsupportedError if the variables were divided among other ranks than the present ones."""
+        """Raises UnsupportedError if the variables were divided among ranks of another world."""
         place = place_in(current())
         if place != self.place:
             raise UnsupportedError(
