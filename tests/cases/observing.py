@@ -201,11 +201,14 @@ def a_timeline_shows_what_was_done_between_start_and_stop() -> None:
         events = read_trace(mine)
     names = slices_named(events, "gradient")
     assert names.count("all-reduce") == 3
-    assert names[:2] == ["all-reduce", "NEGOTIATE"]
+    assert names[0] == "all-reduce"
+    if hvd.rank() != 0:  # rank 0, the coordinator, may decide at the moment of its own request
+        assert names[1] == "NEGOTIATE"
     if hvd.size() > 1:
         assert names.count("TRANSFER") == names.count("UNPACK") == 3
         assert names.count("PACK") in (0, 3)  # a socket sends large tensors directly from their memory
-        assert slices_named(events, "bias") == ["all-reduce", "NEGOTIATE", "PACK", "TRANSFER", "UNPACK"]
+        of_bias = [name for name in slices_named(events, "bias") if name != "NEGOTIATE"]
+        assert of_bias == ["all-reduce", "PACK", "TRANSFER", "UNPACK"]
     assert not slices_named(events, "before") + slices_named(events, "after")
     assert sum(event["name"] == "DECISION" for event in events) >= 4
     assert {event["pid"] for event in events} == {hvd.rank()}
