@@ -19,13 +19,13 @@ from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 
 def test_workers_are_answered_at_once_and_their_messages_are_kept(tmp_path: Path) -> None:
-    job = Job("job", 1, secrets.token_bytes(32), VERSION)
+    job = Job(secrets.token_hex(8), 1, secrets.token_bytes(32), VERSION)
     received: list[tuple[int, Message]] = []
     post = Post(job, str(tmp_path), (), lambda *message: received.append(message), lambda _: None)
     sent = threading.Event()
 
     def be_worker() -> None:
-        client = RendezvousClient.connect(post.address, workers_job("job", job.key), Identity(7), 60.0)
+        client = RendezvousClient.connect(post.address, workers_job(job.id, job.key), Identity(7), 60.0)
         client.send_message(pack(Enlist(0, "new")), time.monotonic() + FAILSAFE_SECONDS)
         sent.set()
 
@@ -52,7 +52,7 @@ def test_workers_are_answered_at_once_and_their_messages_are_kept(tmp_path: Path
 
 def test_messages_keep_their_order_while_one_starts_a_worker(tmp_path: Path) -> None:
     """The worker sends more, and leaves, while its first message is handled."""
-    job = Job("job", 1, secrets.token_bytes(32), VERSION)
+    job = Job(secrets.token_hex(8), 1, secrets.token_bytes(32), VERSION)
     received: list[str] = []
     begun, left = threading.Event(), threading.Event()
 
@@ -71,7 +71,7 @@ def test_messages_keep_their_order_while_one_starts_a_worker(tmp_path: Path) -> 
     post = Post(job, str(tmp_path), (), handle, lambda _: None)
 
     def be_worker() -> None:
-        client = RendezvousClient.connect(post.address, workers_job("job", job.key), Identity(7), 60.0)
+        client = RendezvousClient.connect(post.address, workers_job(job.id, job.key), Identity(7), 60.0)
         for why in ("first", "second"):
             client.send_message(pack(Enlist(0, why)), time.monotonic() + FAILSAFE_SECONDS)
         begun.wait(FAILSAFE_SECONDS)
@@ -97,12 +97,12 @@ def test_a_worker_gets_its_place_among_thousands_with_long_names(tmp_path: Path)
     slots = [f"{'a-long-name-of-a-host' * 3}-{rank // 8}:{rank % 8}" for rank in range(4096)]
     ranks = list(range(len(slots)))
     world = World(2, 7, slots, ranks, len(slots), "job.2", "unix:@x", 17, ranks, 0, "rank 9 was lost", 1)
-    job = Job("job", 1, secrets.token_bytes(32), VERSION)
+    job = Job(secrets.token_hex(8), 1, secrets.token_bytes(32), VERSION)
     post = Post(job, str(tmp_path), (), lambda number, _: post.send(number, world), lambda _: None)
     taken: list[World] = []
 
     def be_worker() -> None:
-        client = RendezvousClient.connect(post.address, workers_job("job", job.key), Identity(7), 60.0)
+        client = RendezvousClient.connect(post.address, workers_job(job.id, job.key), Identity(7), 60.0)
         taken.append(ElasticWorker(client, 7).enlist(Enlist(0, "new")))
 
     worker = threading.Thread(target=be_worker, daemon=True)

@@ -34,13 +34,13 @@ def test_the_end_of_a_worker_follows_its_last_message_even_if_that_was_not_read_
     tmp_path: Path,
 ) -> None:
     """Lets a worker send its last message, and end, after the connections were served."""
-    job = Job("job", 1, secrets.token_bytes(32), VERSION)
+    job = Job(secrets.token_hex(8), 1, secrets.token_bytes(32), VERSION)
     received: list[Message] = []
     post = Post(job, str(tmp_path), (), lambda _, message: received.append(message), lambda _: None)
     served, sent, may_close = threading.Event(), threading.Event(), threading.Event()
 
     def be_worker() -> None:
-        client = RendezvousClient.connect(post.address, workers_job("job", job.key), Identity(WORKER), 60.0)
+        client = RendezvousClient.connect(post.address, workers_job(job.id, job.key), Identity(WORKER), 60.0)
         client.send_message(pack(Enlist(0, "new")), time.monotonic() + FAILSAFE_SECONDS)
         served.wait(FAILSAFE_SECONDS)
         client.send_message(pack(Returned(1)), time.monotonic() + FAILSAFE_SECONDS)
@@ -59,7 +59,7 @@ def test_the_end_of_a_worker_follows_its_last_message_even_if_that_was_not_read_
     served.set()
     assert sent.wait(FAILSAFE_SECONDS)
     unused: Any = None
-    processes = Processes(unused, "job", "", 1, post, unused, unused, unused, unused)
+    processes = Processes(unused, job.id, "", 1, post, unused, unused, unused, unused)
     process: Any = Ended()
     processes.running[WORKER], processes._all[WORKER] = Slot("localhost", 0), process
     ends = list(processes.ended(time.monotonic()))

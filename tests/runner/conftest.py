@@ -41,6 +41,7 @@ def functions_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
 def environment() -> dict[str, str]:
     """Returns the environment of these tests without the variables of an outer job or shell."""
     foreign = ("SIRTAKI_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "VIRTUAL_ENV", "CONDA_PREFIX")
+    foreign += ("PYTHONBREAKPOINT",)  # Ray sets it in a process that starts it
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 

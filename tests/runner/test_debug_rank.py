@@ -47,19 +47,20 @@ def test_pdb_on_one_rank(tmp_path: Path, environment: dict[str, str], size: int,
     if pid == 0:
         os.execve(command[0], command, variables)
     (failsafe := threading.Timer(FAILSAFE_SECONDS, os.kill, (pid, signal.SIGKILL))).start()
-    shown = b""
-    while b"(Pdb)" not in shown:
-        shown += os.read(terminal, 65536)
-    os.write(terminal, b"answer = 40\nc\n")
+    shown, has_answered = b"", False
     try:
         while part := os.read(terminal, 65536):
             shown += part
+            if b"(Pdb)" in shown and not has_answered:
+                has_answered = True
+                os.write(terminal, b"answer = 40\nc\n")
     except OSError:  # the terminal's signal that all have closed it
         pass
     failsafe.cancel()
     os.close(terminal)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0, shown
+    assert has_answered, shown
     total = 40 + sum(rank for rank in range(size) if rank != debugged)
     assert shown.count(b"has %d\r\n" % total) == size, shown
     assert b"[%d] rank" % debugged not in shown  # its output is the terminal's own
