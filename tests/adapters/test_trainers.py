@@ -79,7 +79,9 @@ def test_without_torchs_variables_trainers_are_unchanged(tmp_path: Path) -> None
         assert all(torch.equal(under_hvdrun[name], value) for name, value in alone.items())
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+    "trainer", [pytest.param(name, marks=exhaustive_unless(name == "lightning")) for name in TRAINERS]
+)
 def test_gloo_means_sirtaki(trainer: str, tmp_path: Path) -> None:
     """A program that names only gloo ends with the same bits."""
     pytest.importorskip(trainer)

@@ -11,7 +11,7 @@ THREE = ("-np", "3", "--min-np", "1", *QUICK)
 SAMPLES, EPOCHS = 40, 2
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     ("program", "backend", "tolerance"),
     [("jax_training.py", "jax", 1e-12), ("keras_training.py", "tensorflow", 1e-12)],
