@@ -71,11 +71,11 @@ def first_name(name: str, gradients: Sequence[Gradient]) -> str | None:
     return gradients[0].name if gradients else None
 
 
-@torch.compiler.disable
 def require_place(place: Place) -> None:
     """Works like `Backend.require_place`. Steps are not compiled."""
 
 
+@torch.compiler.disable
 def broadcast(name: str, variables: Sequence[Any], root: int) -> None:
     """Works like `Backend.broadcast`."""
     tensors = [variable.value.detach() for variable in variables]
