@@ -115,10 +115,9 @@ class OtherHosts:
 
     @property
     def due(self) -> float | None:
-        """Returns when to call `poll`, whatever happens (time.monotonic())."""
-        moments = [host.due for host in self._hosts.values() if host.slots and not host.is_ready]
-        moments += [due for remote in self.remotes() if (due := remote.deadline) is not None]
-        return min(moments, default=None)
+        """Returns when to call `poll` (time.monotonic()), beside the deadlines of `remotes`."""
+        due = (host.due for host in self._hosts.values() if host.slots and not host.is_ready)
+        return min(due, default=None)
 
     def finish(self) -> None:
         """Orders the agents to send the last output and to end: all workers have ended."""
