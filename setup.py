@@ -127,7 +127,7 @@ def packages() -> list[str]:
 
 
 def refuse_other_systems() -> None:
-    """Ends the installation on a system whose kernel is not Linux's."""
+    """Ends the installation on a system with another kernel than Linux's."""
     if not sys.platform.startswith("linux"):
         sys.exit(
             f"sirtaki runs on Linux only, and this is {sys.platform}: the ranks of a host meet by futexes, "

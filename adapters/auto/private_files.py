@@ -281,7 +281,7 @@ _USES: dict[Use, tuple[str, ...]] = {  # functions of `os` with one path
 }
 _MOVED = (_Argument(0, "src", Use.MOVE, "src_dir_fd"), _Argument(1, "dst", Use.COVER, "dst_dir_fd"))
 _DATABASE = _Argument(0, "database", (0, "database", _use_of_database))
-# Libraries whose native code opens files by itself: module, function, parameter.
+# Libraries with native code that opens files by itself: module, function, parameter.
 _LIBRARIES = (
     ("torch", "save", _Argument(1, "f", Use.REPLACE)),
     ("torch", "load", _Argument(0, "f", Use.READ)),

@@ -28,7 +28,7 @@ _READ_BY_HVDRUN = (
     *("SIRTAKI_TIMELINE", "HOROVOD_TIMELINE"),
     *("SIRTAKI_NETWORK_INTERFACES", "SIRTAKI_FULL_TRACEBACKS", "SIRTAKI_AS", AS_HOROVOD),
 )
-# For --debug-rank: all ranks wait for one that is stopped at a breakpoint.
+# For --debug-rank: all ranks wait for the rank that is stopped at a breakpoint.
 _NO_DEADLINES = {
     "SIRTAKI_STALL_REPORT": "1e6",
     "SIRTAKI_STALL_DEADLINE": "0",

@@ -100,7 +100,7 @@ class GroupedFit(Fit):
 
 
 class Sharded:
-    """Divided state in `model.fit`: weights and the whole state have the bits of one without shard=."""
+    """Divided state in `model.fit`: weights and the whole state have the bits of undivided state."""
 
     eagerly = False
 

@@ -1,4 +1,4 @@
-"""`hvdrun --debug-rank`: one rank has the terminal, or waits for a debugger, and the others wait for it."""
+"""`hvdrun --debug-rank`: all ranks wait for a rank that has the terminal, or waits for a debugger."""
 
 from __future__ import annotations
 
