@@ -9,6 +9,7 @@ import faulthandler
 import io
 import os
 import time
+from collections.abc import Generator
 from types import ModuleType
 
 import pytest
@@ -50,6 +51,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if failure:
         pytest.fail(failure, pytrace=False)
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shortens the line of pytest's summary: in CI, pytest would show the traceback of the rank there again."""
+    report = yield
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and item.get_closest_marker("ranks") is not None:
+        crash.message = crash.message.partition("\n")[0]
+    return report
 
 
 def _arguments(count: int, seconds: float = _SECONDS) -> tuple[int, float]:

@@ -56,7 +56,9 @@ def test_without_ranks():
     assert "4 passed" in shown
 
 
-def test_a_failure_names_the_rank_once(tmp_path: Path, environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("in_ci", ["", "true"])
+def test_a_failure_names_the_rank_once(in_ci: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    environment["CI"] = in_ci  # pytest then shows whole messages in its summary
     body = """
 @pytest.mark.ranks(2)
 def test_fails():
