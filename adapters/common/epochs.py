@@ -13,7 +13,8 @@ from sirtaki.common.training.consistency import Scope
 _ADVICE = (
     "together they read some samples twice and others not at all. Each iteration over an hvd.DataLoader "
     "begins its next epoch, also one that is left after the first batch: iterate on all ranks or on none, or "
-    "call loader.set_epoch(epoch) before each epoch; data that one rank reads alone need torch's DataLoader"
+    "call loader.set_epoch(epoch) before each epoch; call loader.load_state_dict(state) on all ranks, with "
+    "the same state; data that one rank reads alone need torch's DataLoader"
 )
 
 
@@ -33,15 +34,18 @@ class Epoch(NamedTuple):
         seed: determines the order, together with the number.
         samples: the number of samples of all ranks.
         data: a checksum of what is cheap to know of the samples, such as the indices of a subset; 0: nothing.
+        start: the number of samples, of all ranks, that were read in the epoch before the program started.
     """
 
     number: int
     seed: int
     samples: int
     data: int = 0
+    start: int = 0
 
     def __str__(self) -> str:
-        return f"epoch {self.number} of {self.samples} samples (seed {self.seed})"
+        begin = f", from sample {self.start}" if self.start else ""
+        return f"epoch {self.number} of {self.samples} samples (seed {self.seed}{begin})"
 
 
 class _Report(NamedTuple):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
         )
         self._pads = pad
         self._has_iterated = self._has_epoch = False
-        self._first_epoch = self._next_epoch = 0  # of the DataLoader that has made it
+        self._start = 0  # samples of all ranks that the next iteration leaves out, at the epoch's beginning
+        self._progress = _Progress()  # of the DataLoader that has made it
         self._register(context)
 
     def set_epoch(self, epoch: int) -> None:
@@ -89,12 +91,18 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
         self._has_epoch = True
         super().set_epoch(epoch)
 
+    def begin(self, epoch: int, start: int) -> None:
+        """Makes the next iteration that of an epoch, without its first `start` samples."""
+        self._start = start
+        self.set_epoch(epoch)
+
     def move_to(self, context: Context) -> None:
         """Distributes the next epoch over the ranks of another world. `hvd.elastic.run` calls it.
 
-        A DataLoader counts from its first epoch again, as it does on ranks that have joined.
+        A DataLoader counts from its first epoch again, as it does on ranks that have joined, unless it
+        belongs to an elastic state.
         """
-        self._next_epoch = self._first_epoch
+        self._progress.enter_world()
         again: TorchSampler[Any] = TorchSampler(
             self.dataset, context.size, context.rank, drop_last=self.drop_last
         )
@@ -111,13 +119,74 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
                     "before each epoch, or use hvd.DataLoader, which does"
                 )
         self._has_iterated = True
-        return islice(super().__iter__(), len(self))  # torch repeats samples at the end of the order
+        whole: TorchSampler[Any] = TorchSampler(self.dataset, 1, 0, self.shuffle, self.seed)
+        whole.set_epoch(self.epoch)
+        order = list(whole)
+        rest, end = order[self._start :], self.num_replicas * self.count_from(self._start)
+        if self._pads:
+            rest += islice(cycle(order), max(end - len(rest), 0))  # torch, too, repeats the first samples
+        return islice(rest, self.rank, end if self._pads else None, self.num_replicas)
 
     def __len__(self) -> int:
-        """Returns the number of this rank's samples."""
-        if self._pads:
-            return super().__len__()
-        return len(range(self.rank, len(self.dataset), self.num_replicas))  # type: ignore[arg-type]
+        """Returns the number of this rank's samples in a whole epoch."""
+        return self.count_from(0)
+
+    def count_from(self, start: int) -> int:
+        """Returns the number of this rank's samples behind the first `start` of all ranks."""
+        left, size = len(self.dataset) - start, self.num_replicas  # type: ignore[arg-type]
+        if not self._pads:
+            return len(range(self.rank, left, size))
+        return left // size if self.drop_last else -(-left // size)
+
+
+@dataclass
+class _Progress:
+    """How far a DataLoader has come. Numbers of samples are those of all ranks.
+
+    Attributes:
+        first_epoch: the epoch from which epochs are counted in each world of an elastic job.
+        epoch, start: the epoch of the next iteration, and the number of samples that were read in it before.
+        is_chosen: whether the program has chosen that epoch, although no samples are left in it.
+        read: the epoch of the batch that was read last, and the number of samples that were read in it.
+        follows_state: whether an elastic state restores this progress.
+    """
+
+    first_epoch: int = 0
+    epoch: int = 0
+    start: int = 0
+    is_chosen: bool = False
+    read: tuple[int, int] | None = None
+    follows_state: bool = False
+
+    def choose(self, epoch: int) -> None:
+        """Makes the next iteration that of an epoch, which continues if it was in progress."""
+        if epoch != self.epoch:
+            self.start = 0
+        self.epoch, self.is_chosen, self.read = epoch, True, None
+
+    def next(self, samples: int) -> tuple[int, int]:
+        """Returns the epoch of the next iteration and the samples read in it, of so many in an epoch."""
+        is_over = 0 < samples <= self.start and not self.is_chosen
+        return (self.epoch + 1, 0) if is_over else (self.epoch, self.start)
+
+    def begin(self, samples: int) -> tuple[int, int]:
+        """Begins the next iteration. Returns what `next` does."""
+        epoch, start = self.next(samples)
+        self.epoch, self.start, self.is_chosen = epoch + 1, 0, False
+        self.read = epoch, start
+        return epoch, start
+
+    def position(self) -> tuple[int, int]:
+        """Returns the epoch, and the samples that were read in it, of what was read last."""
+        return self.read or (self.epoch, self.start)
+
+    def resume(self, epoch: int, start: int) -> None:
+        """Makes the next iteration continue there."""
+        self.epoch, self.start, self.is_chosen, self.read = epoch, start, False, None
+
+    def enter_world(self) -> None:
+        """Continues in another world of an elastic job."""
+        self.resume(*(self.position() if self.follows_state else (self.first_epoch, 0)))
 
 
 class DataLoader(data.DataLoader[Any]):
@@ -139,10 +208,22 @@ class DataLoader(data.DataLoader[Any]):
         pad: as for `DistributedSampler`.
         options: all other options of torch's DataLoader.
 
+    `state_dict()` says how far the loader has come; after `load_state_dict()` on all ranks, whose number may
+    have changed, it continues with the next sample. In an elastic job, give the loader to the state:
+    `TorchState(model, optimizer, loader=loader)`.
+
     Raises:
         NotInitializedError: init() has not been called.
         ValueError: a custom sampler, or an IterableDataset, which no sampler can divide; `pad=False` with
             `drop_last`.
+
+    Example:
+        loader = hvd.DataLoader(data, batch_size=32, shuffle=True)
+        if os.path.exists("last.pt"):
+            loader.load_state_dict(torch.load("last.pt")["loader"])
+        for epoch in range(loader.epoch, 10):
+            for inputs, targets in loader:
+                ...
     """
 
     def __init__(
@@ -162,66 +243,127 @@ class DataLoader(data.DataLoader[Any]):
             dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, process_set=process_set, pad=pad
         )
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, **options)
-        self._own = sampler
+        self._own, self._progress = sampler, sampler._progress
         self._is_noted = process_set is global_process_set
         self._identity: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Returns the epoch that the next iteration begins or, after `load_state_dict`, continues."""
+        return self._progress.next(self._samples)[0]
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the next epoch; without it, epochs are counted from 0.
 
-        In an elastic job they are counted again when the ranks change: from the epoch that was set before
-        `hvd.elastic.run`, as on ranks that join.
+        After `load_state_dict`, an epoch that was in progress continues, also if this sets it again; if all
+        its batches were read, it has none left.
+
+        In an elastic job epochs are counted again when the ranks change, unless the loader belongs to the
+        state: from the epoch that was set before `hvd.elastic.run`, as on ranks that join.
         """
-        self._own._next_epoch = epoch
         context = find()
+        self._progress.choose(epoch)
         if context is None or context.survivors is None or not context.survivors.has_begun:
-            self._own._first_epoch = epoch
+            self._progress.first_epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the epoch, and how far it has come with the batch that this rank has read last.
+
+        It sends nothing, and is equal on all ranks that have read equally many batches. Batches that worker
+        processes have prepared, but the program has not read, do not count.
+
+        The keys: "epoch"; "position", the number of samples that all ranks have read in it; "samples", the
+        length of the data set; "shuffle" and "seed", which determine the order.
+        """
+        epoch, position = self._progress.position()
+        return {"epoch": epoch, "position": position} | self._order()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration continue where another loader was, in the order of its epoch.
+
+        With as many ranks and the same batch size as before, the batches are those that would have followed;
+        otherwise each step reads the next `batch_size * hvd.size()` samples of the same order. All ranks must
+        call it, with equal state.
+
+        Raises:
+            ValueError: the other loader has another length, seed or shuffle, hence another order.
+        """
+        own, given = self._order(), {key: state_dict.get(key) for key in self._order()}
+        if given != own:
+            raise ValueError(
+                f"the state is that of an hvd.DataLoader with {_listed(given)}, and this loader has "
+                f"{_listed(own)}: in another order the rest of an epoch would be other samples"
+            )
+        self._progress.resume(state_dict["epoch"], state_dict["position"])
+
+    @property
+    def _samples(self) -> int:
+        return len(self._own.dataset)  # type: ignore[arg-type]
+
+    def _order(self) -> dict[str, Any]:
+        """Returns what determines the orders of epochs."""
+        return {"samples": self._samples, "shuffle": self._own.shuffle, "seed": self._own.seed}
 
     def __iter__(self) -> Any:
         sampler, context = self._own, find()
-        is_noted = self._is_noted and context is not None and context.size > 1
-        if is_noted and self._identity is None:
-            self._identity = _identity_of(sampler.dataset)
-        number, seed = (sampler._next_epoch, sampler.seed) if sampler.shuffle else (0, 0)  # equal orders
-        epoch = Epoch(number, seed, len(sampler.dataset), self._identity or 0)  # type: ignore[arg-type]
-        sampler.set_epoch(sampler._next_epoch)
-        sampler._next_epoch += 1
-        batches = super().__iter__()
-        if not (sampler.shuffle or (is_noted and epoch.data)):
-            return batches
-        return _EpochBatches(batches, epoch, sampler, context if is_noted else None)
+        number, start = self._progress.begin(self._samples)
+        sampler.begin(number, start)
+        noted = None
+        if self._is_noted and context is not None and context.size > 1:
+            if self._identity is None:
+                self._identity = _identity_of(sampler.dataset)
+            order = (number, sampler.seed) if sampler.shuffle else (0, 0)
+            if sampler.shuffle or self._identity:
+                noted = context, Epoch(*order, self._samples, self._identity, start)
+        return _EpochBatches(super().__iter__(), self, (number, start), noted)
 
 
 class _EpochBatches:
     """The batches of an epoch, in its order even if another iteration has begun before the first batch.
 
-    It notes the epoch for the checks of the steps that follow, in the world of a context.
+    It records the loader's progress, and the epoch for the checks of the steps that follow.
+
+    Args:
+        batches: torch's iterator.
+        begin: the epoch, and the samples of all ranks that were read in it before.
+        noted: the world whose steps check the epoch, and the epoch; None: nothing is checked.
     """
 
     def __init__(
-        self, batches: Any, epoch: Epoch, sampler: DistributedSampler, context: Context | None
+        self, batches: Any, loader: DataLoader, begin: tuple[int, int], noted: tuple[Context, Epoch] | None
     ) -> None:
-        self._batches, self._epoch, self._context = batches, epoch, context
-        self._sampler = sampler
+        self._batches, self._begin, self._noted = batches, begin, noted
+        self._sampler = sampler = loader._own
+        size, count = loader.batch_size or 1, sampler.count_from(begin[1])
+        self._of_all_ranks = size * sampler.num_replicas
+        self._count = count // size if loader.drop_last else -(-count // size)
         self._index = -1  # of the last batch
 
     def __iter__(self) -> _EpochBatches:
         return self
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return self._count
 
     def __next__(self) -> Any:
+        number, start = self._begin
         if self._index < 0:  # without worker processes, torch asks the sampler for the order now
-            self._sampler.set_epoch(self._epoch.number)
+            self._sampler.begin(number, start)
         batch = next(self._batches)
         self._index += 1
-        if self._context is not None:
-            note_batch(self._context, self._epoch, self._index)
+        is_last = self._index + 1 == self._count
+        position = start + (self._index + 1) * self._of_all_ranks
+        self._sampler._progress.read = number, len(self._sampler.dataset) if is_last else position  # type: ignore[arg-type]
+        if self._noted is not None:
+            note_batch(*self._noted, self._index)
         return batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
+
+
+def _listed(order: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in order.items())
 
 
 def _identity_of(dataset: Any) -> int:

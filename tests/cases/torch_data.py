@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -96,6 +97,103 @@ def two_iterations_at_once_have_their_own_orders() -> None:
     assert torch.equal(together[0], first)
     assert torch.equal(together[1], second)
     assert not torch.equal(first, second)
+
+
+def read(loader: Any, count: int | None = None) -> list[list[int]]:
+    """Returns the samples of the next batches, or of all that are left."""
+    return [batch.tolist() for (batch,) in islice(loader, count)]
+
+
+@case(option=("shuffle", "drop_last", ""))
+def a_loader_continues_within_an_epoch(option: str) -> None:
+    """The batches are those that would have followed."""
+    options = {option: True} if option else {}
+    loader = hvd.DataLoader(samples(), 2, **options)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    assert set(hvd.allgather_object(str(state))) == {str(state)}
+    other = hvd.DataLoader(samples(), 2, **options)
+    other.load_state_dict(state)
+    assert other.epoch == 0
+    assert other.state_dict() == state
+    resumed = iter(other)
+    assert len(resumed) == len(loader) - 1
+    assert len(other) == len(loader)
+    assert [batch.tolist() for (batch,) in resumed] == [batch.tolist() for (batch,) in batches]
+    assert other.state_dict() == loader.state_dict()
+    assert read(other) == read(loader)
+
+
+@case(least=2, batch_size=(1, 2, 3))
+def a_loader_continues_on_other_ranks(batch_size: int) -> None:
+    """No sample is lost, and what is repeated fills the last batch; then the next epoch begins."""
+    shuffle = batch_size != 2
+    loader = hvd.DataLoader(samples(), 2, shuffle=shuffle)
+    before = read(loader, 2)
+    state = loader.state_dict()
+    ranks = range(max(hvd.size() - 1, 1))
+    some = hvd.add_process_set(ranks)
+    after: list[list[int]] = []
+    following: list[list[int]] = []
+    if hvd.rank() in ranks:
+        other = hvd.DataLoader(samples(), batch_size, shuffle=shuffle, process_set=some)
+        other.load_state_dict(state)
+        after, following = read(other), read(other)
+    everyone = hvd.allgather_object((before, after, following))
+    done = {sample for before, _, _ in everyone for batch in before for sample in batch}
+    rest = [sample for _, after, _ in everyone for batch in after for sample in batch]
+    assert len(done) == min(4 * hvd.size(), SAMPLES)
+    assert set(rest) >= set(range(SAMPLES)) - done
+    assert len(rest) - (SAMPLES - len(done)) < len(ranks)
+    # In the order of the epoch: the samples of a step, over all ranks, follow those of the step before.
+    whole = hvd.DistributedSampler(samples(), 1, 0, shuffle=shuffle)
+    whole.set_epoch(0)
+    order = list(whole)[len(done) :]
+    parts = [[sample for batch in after for sample in batch] for _, after, _ in everyone[: len(ranks)]]
+    assert [sample for turn in zip(*parts, strict=True) for sample in turn][: len(order)] == order
+    new = {sample for _, _, following in everyone for batch in following for sample in batch}
+    assert new == set(range(SAMPLES))
+
+
+@case()
+def a_loader_whose_epoch_was_over() -> None:
+    """`epoch` counts on, and a program that sets the epoch again has no batches of it left."""
+    loader = hvd.DataLoader(samples(), 2, shuffle=True)
+    assert loader.state_dict()["position"] == loader.epoch == 0
+    first, state = read(loader), loader.state_dict()
+    assert loader.epoch == 1
+    second = read(loader)
+    other = hvd.DataLoader(samples(), 2, shuffle=True)
+    other.load_state_dict(state)
+    assert other.epoch == 1
+    assert read(other) == second
+    other.load_state_dict(state)
+    other.set_epoch(0)
+    assert (other.epoch, read(other), read(other)) == (0, [], second)
+    other.load_state_dict(state)
+    other.set_epoch(1)
+    assert read(other) == second
+    other.set_epoch(0)
+    assert read(other) == first
+    with pytest.raises(
+        ValueError, match="with samples=25, shuffle=True, seed=0, and this loader has samples=2"
+    ):
+        hvd.DataLoader(TensorDataset(torch.arange(2)), shuffle=True).load_state_dict(state)
+
+
+@case(least=2)
+def a_state_that_one_rank_has_not_loaded() -> None:
+    """It would read samples that others have read already."""
+    loader, epoch = batches_to_train_on()
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.set_epoch(0)
+    if hvd.rank() != 1:
+        loader.load_state_dict(state)
+    text = rf"on epoch 0 of {SAMPLES} samples \(seed 0, from sample {2 * hvd.size()}\), and rank 1 "
+    with pytest.raises(ValueError, match=text):
+        epoch()
 
 
 def training_step() -> Callable[[Any], None]:

@@ -344,6 +344,40 @@ def test_epochs_of_loaders_begin_with_the_one_set_before_the_first_world() -> No
         assert job.run(size, epoch)[0] == list(expected)
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_loader_of_the_state_continues_at_the_commit(is_lost: bool) -> None:
+    """Each sample counts once in an epoch, over worlds of other sizes, also if a batch is lost."""
+    data, read = list(range(24)), []
+
+    def make(worker: Worker) -> None:
+        loader = hvd.DataLoader(data, shuffle=True, seed=5)
+        worker.state = hvd.elastic.TorchState(loader=loader, epoch=0)
+
+    def body(worker: Worker) -> list[int]:
+        worker.state.receive(GenerationStart(current(), hvd.rank() < before, hvd.size() <= before))
+        loader, taken = worker.state.loader, []
+        worker.state.epoch = loader.epoch
+        for number, part in enumerate(loader):
+            taken += part.tolist() if number < 2 else []
+            if number == 1:
+                worker.state.commit()
+            if number == 1 + is_lost:
+                break
+        return taken
+
+    job, before = Job(make), 1
+    for size in (*SIZES, 3, 2, 1):  # 24 samples, and 6 of the next epoch
+        read += [sample for turn in zip(*job.run(size, body), strict=True) for sample in turn]
+        for worker in job.workers if is_lost else ():
+            worker.state.restore()  # in no world
+        before = size
+    orders = torch.utils.data.DistributedSampler(data, 1, 0, shuffle=True, seed=5)
+    first = list(orders)
+    orders.set_epoch(1)
+    assert read == [*first, *list(orders)[:6]]
+    assert [worker.state.epoch for worker in job.workers] == [1]
+
+
 def test_normalisation_over_all_ranks_follows_them() -> None:
     def make(worker: Worker) -> None:
         worker.model = hvd.SyncBatchNorm.convert_sync_batchnorm(network()).double()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sirtaki.torch._private import forget_stages
+from sirtaki.torch.data import DataLoader
 from sirtaki.torch.elastic.sampler import ElasticSampler
 from sirtaki.torch.ops.nested import Path, copied
 from sirtaki.torch.ops.tensors import plain_name
@@ -236,3 +237,13 @@ class StatefulStateHandler(ContentHandler):
         self.value.load_state_dict(rest)
         if isinstance(self.value, torch.amp.GradScaler):
             forget_stages(self.value)
+
+
+class LoaderStateHandler(StatefulStateHandler):
+    """A handler of an hvd.DataLoader, which then continues at the commit in every world."""
+
+    value: DataLoader
+
+    def __init__(self, value: DataLoader) -> None:
+        super().__init__(value)
+        value._progress.follows_state = True

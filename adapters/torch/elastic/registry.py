@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from sirtaki.torch.data import DataLoader
 from sirtaki.torch.elastic.handlers import (
     GeneratorStateHandler,
     Handler,
+    LoaderStateHandler,
     ModelStateHandler,
     SamplerStateHandler,
     Stateful,
@@ -30,6 +32,7 @@ _registry: Registry = [
     (Sharded, ShardedOptimizerHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    (DataLoader, LoaderStateHandler),
     (torch.Generator, GeneratorStateHandler),
     (Stateful, StatefulStateHandler),
 ]
