@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sirtaki.bindings.errors import (
     AbortedError,
+    BatchSkippedError,
     DeadlineError,
     DeviceError,
     ForkedError,
@@ -24,7 +25,14 @@ from sirtaki.bindings.errors import (
     UnsupportedError,
 )
 
-__all__ = ["AbortedError", "DeadlineError", "DeviceError", "ForkedError", "HorovodInternalError"]
+__all__ = [
+    "AbortedError",
+    "BatchSkippedError",
+    "DeadlineError",
+    "DeviceError",
+    "ForkedError",
+    "HorovodInternalError",
+]
 __all__ += ["HostsUpdatedInterrupt", "InitializationError", "InternalError", "MismatchError"]
 __all__ += ["NotFiniteError"]
 __all__ += ["NotInitializedError", "OutOfMemoryError", "ParametersDifferError", "PeerFinishedError"]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
     from sirtaki.torch.sync_batch_norm import SyncBatchNorm
     from sirtaki.torch.training.optimizer import DistributedOptimizer
+    from sirtaki.torch.training.out_of_memory import skip_if_out_of_memory
     from sirtaki.torch.training.periodic import DiLoCo, LocalSGD
     from sirtaki.torch.training.sharded.clipping import clip_grad_norm_, clip_grad_value_
     from sirtaki.torch.training.sharded.optimizer import full_state_dict
@@ -39,6 +40,7 @@ _LATER = {
     "joining": ("join",),
     "one_batch": ("consistent", "mirrored"),
     "training.optimizer": ("DistributedOptimizer",),
+    "training.out_of_memory": ("skip_if_out_of_memory",),
     "training.periodic": ("DiLoCo", "LocalSGD"),
     "training.sharded.clipping": ("clip_grad_norm_", "clip_grad_value_"),
     "training.sharded.optimizer": ("full_state_dict",),
@@ -71,6 +73,7 @@ __all__ = [
     "empty",
     "full_state_dict",
     "mirrored",
+    "skip_if_out_of_memory",
     "sparse_allreduce",
     "sparse_allreduce_async",
     "barrier",

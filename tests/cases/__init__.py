@@ -42,6 +42,7 @@ TORCH_MODULES = (
     "torch_nested",
     "torch_one_batch",
     "torch_optimizer",
+    "torch_out_of_memory",
     "torch_overlap",
     "torch_overlap_calls",
     "torch_overlap_traps",

@@ -302,10 +302,13 @@ class RoundPosition:
     """The step that a round belongs to, and its place among the rounds of the step.
 
     Rounds whose gradients the program drops count, too: all ranks have been in them, and not all drop them.
+
+    Attributes:
+        steps: number of steps.
     """
 
     def __init__(self) -> None:
-        self._steps = self._rounds = 0
+        self.steps = self._rounds = 0
         self._usual = 1  # rounds of the last step
 
     def begin_round(self) -> bool:
@@ -316,17 +319,17 @@ class RoundPosition:
     def end_step(self) -> None:
         """Records that the optimizer has used the gradients."""
         self._usual = max(self._rounds, 1)
-        self._steps, self._rounds = self._steps + 1, 0
+        self.steps, self._rounds = self.steps + 1, 0
 
     def restart(self) -> None:
         """Counts anew, after a join: ranks have taken different numbers of steps."""
-        self._steps = self._rounds = 0
+        self.steps = self._rounds = 0
         self._usual = 1
 
     @property
     def number(self) -> int:
         """Returns the position as a single number, to compare it over the ranks."""
-        return self._steps * _ROUNDS + self._rounds
+        return self.steps * _ROUNDS + self._rounds
 
     def difference(self, scope: Scope, own: int, least: int, most: int) -> str:
         """Describes the position of a round and that of another rank, given the extremes of all numbers.

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import BatchSkippedError
 from sirtaki.bindings.request import ABSENT, ALLREDUCE, CPU
 from sirtaki.common.ops.reduction import Call
 from sirtaki.common.ops.tensor import ROW_MAJOR
@@ -141,10 +143,15 @@ class GradientExchange:
         self._enqueue(indices, tensors, targets, sources, ABSENT)
         self._results += results
 
+    def skip(self) -> None:
+        """Makes `finish` raise BatchSkippedError on all ranks, for this rank lacks memory."""
+        self._checks.mark(len(self._parameters), self._context.rank + 1)
+
     def finish(self) -> None:
         """Ends the round: waits for every submitted gradient, and puts the results in place.
 
         Raises:
+            BatchSkippedError: a rank has called `skip`. The round has ended, with undefined gradients.
             HorovodInternalError: an exchange failed. The round has ended, with undefined gradients.
             KeyboardInterrupt: the wait was interrupted. The round is still open.
         """
@@ -159,7 +166,9 @@ class GradientExchange:
     def _finish(self) -> None:
         try:
             self._requests.wait()
-            marks = self._checks.finish()
+            *marks, skipping = self._checks.finish() or (0,)
+            if skipping:
+                raise BatchSkippedError(skipped_by(self._context, skipping - 1))
             if any(marks) and self._sparse.learn(marks) and self._sparse not in self.stages:
                 self.stages.insert(0, self._sparse)
             count_write(self._in_place)
@@ -270,6 +279,14 @@ class GradientExchange:
         else:
             gradient.copy_(restored)
         return True
+
+
+def skipped_by(context: Context, rank: int) -> str:
+    peer = context.topology.peers[rank]
+    return (
+        f"rank {rank} (pid {peer.pid} on {peer.host}) ran out of memory and skips this batch, so no rank may "
+        "use it: put the whole step, on all ranks, inside `with hvd.skip_if_out_of_memory(optimizer):`"
+    )
 
 
 def _may_be_lazy(parameter: Tensor) -> bool:

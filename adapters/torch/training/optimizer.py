@@ -457,7 +457,7 @@ class ReducerSettings:
             checks_data=self.checks_data,
             first_check=first,
             loss_scale=self.loss_scale,
-            marks=len(found),
+            marks=len(found) + 1,  # for the exchange: dimensions of sparse gradients, and a rank that skips
         )
         reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
         reducer.no_sync = self.no_sync

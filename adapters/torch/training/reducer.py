@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from sirtaki.bindings import config
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.bindings.errors import BatchSkippedError, HorovodInternalError
 from sirtaki.bindings.library import usable_cores
 from sirtaki.common.training.round_checks import RoundChecks, RoundPosition
 from sirtaki.common.training.shares import Share
@@ -230,6 +230,18 @@ class GradientReducer:
         self._exchange.drop_earlier()
         self._checks.report()
 
+    @property
+    def progress(self) -> tuple[int, bool]:
+        """Returns the number of steps, and whether the gradients of the next step have been reduced."""
+        return self._position.steps, self._is_reduced
+
+    def skip_round(self) -> None:
+        """Takes part in the exchange that is due in this step, so that no rank uses its gradients."""
+        self._fired.clear()
+        self._exchange.skip()
+        with suppress(BatchSkippedError):
+            self._end_round()
+
     def finish_open_round(self) -> None:
         """Ends a round that a pass that raised, an interrupted wait, or a flight has left open."""
         if self._is_open:
@@ -391,16 +403,23 @@ class GradientReducer:
             self._submitted = submitted
             self._guard()
             raise
-        self._passes.clear()
-        while self._guards:
-            self._guards.pop().remove()
+        except BatchSkippedError:
+            self._end_passes()
+            self._is_left_open = False
+            raise
+        self._end_passes()
         if not self._is_left_open:
             self._note_reduced(submitted)
         elif self._has_stepped:
             self._reduced.note_use()  # the program has not made the writes that have just arrived
         self._is_reduced = not self._has_stepped
         self._is_left_open = False
+
+    def _end_passes(self) -> None:
+        self._passes.clear()
         self._passes_done = 0
+        while self._guards:
+            self._guards.pop().remove()
 
     def _note_reduced(self, indices: Iterable[int]) -> None:
         """Records the gradients of these parameters as reduced."""
