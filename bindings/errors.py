@@ -87,6 +87,10 @@ class NotFiniteError(FloatingPointError):
     """A rank was about to add an infinity or a NaN to a sum over the ranks (setting non_finite=stop)."""
 
 
+class ResultsDifferError(_Pickled, RuntimeError):
+    """A rank computed other results from the same batch than before, or than other ranks (setting replay)."""
+
+
 class BatchSkippedError(_Pickled, RuntimeError):
     """A rank ran out of memory: no rank uses this batch. `hvd.skip_if_out_of_memory` handles it."""
 

@@ -20,6 +20,7 @@ from sirtaki.bindings.errors import (
     PeerFinishedError,
     PeerLostError,
     ProtocolError,
+    ResultsDifferError,
     ShutDownError,
     SystemRefusedError,
     UnsupportedError,
@@ -36,4 +37,11 @@ __all__ = [
 __all__ += ["HostsUpdatedInterrupt", "InitializationError", "InternalError", "MismatchError"]
 __all__ += ["NotFiniteError"]
 __all__ += ["NotInitializedError", "OutOfMemoryError", "ParametersDifferError", "PeerFinishedError"]
-__all__ += ["PeerLostError", "ProtocolError", "ShutDownError", "SystemRefusedError", "UnsupportedError"]
+__all__ += [
+    "PeerLostError",
+    "ProtocolError",
+    "ResultsDifferError",
+    "ShutDownError",
+    "SystemRefusedError",
+    "UnsupportedError",
+]

@@ -28,6 +28,7 @@ from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.compression import Compression, Compressor, NoneCompressor
 from sirtaki.torch.ops.tensors import reducible_view
 from sirtaki.torch.plain_optimizers import IdleSteps
+from sirtaki.torch.replay import Replay, refuse_replay, replay_of
 from sirtaki.torch.training.adasum import with_adasum
 from sirtaki.torch.training.closures import ReducedClosure
 from sirtaki.torch.training.compressed.arguments import plain_and_memory
@@ -199,14 +200,16 @@ class _Distributed(TorchSurvivor, Wrapped):
     _reducer: GradientReducer
     _finalizer: Any
     _has_stepped: bool
+    _replay: Replay | None
     _idle_steps: IdleSteps | None = None  # None if gradients or updates are elsewhere after a step
 
     def _adopt(self, settings: ReducerSettings, reducer: GradientReducer) -> None:
         self._settings, self._reducer = settings, reducer
         self._has_stepped = False
         self._listed = ListedParameters(self.param_groups)
+        self._replay = replay_of(self._listed, self._scope)
         # A discarded optimizer releases the parameters at once: another may be made for them.
-        self._finalizer = weakref.finalize(self, reducer.close)
+        self._finalizer = weakref.finalize(self, _close, reducer, self._replay)
         self._finalizer.atexit = False
 
     @property
@@ -391,6 +394,12 @@ def drop_round(optimizer: Optimizer) -> None:
             optimizer._reducer.clear()
 
 
+def _close(reducer: GradientReducer, replay: Replay | None) -> None:
+    reducer.close()
+    if replay is not None:
+        replay.close()
+
+
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     assert isinstance(optimizer, _Distributed)
     optimizer._check_use()
@@ -402,6 +411,8 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     if not optimizer._has_stepped:  # a wrapper may have been made since
         optimizer._has_stepped = True
         refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
+    if optimizer._replay is not None:
+        optimizer._replay.compare()
     closure = closure_of(args, kwargs)
     if closure is None:
         optimizer._prepare_update()
@@ -415,6 +426,8 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     assert isinstance(optimizer, _Distributed)
     optimizer._end_update()
     optimizer._reducer.stepped()
+    if optimizer._replay is not None:
+        optimizer._replay.finish_step()
     if optimizer._idle_steps is not None:
         optimizer._idle_steps.count(optimizer)
 
@@ -564,6 +577,8 @@ class TrainingOptions:
             "elastic": context.survivors is not None,
         }
         refuse_combinations(choices)
+        if any(choices[name] for name in ("deadline", "staleness", "overlap_forward", "adasum")):
+            refuse_replay(context)
 
 
 def check_passes(passes: int) -> None:

@@ -82,6 +82,9 @@
   KNOB(check_parameters, "integer", "-1", "", agreed, -1, 1e9,                                                         \
        "compare parameters across ranks every N gradient exchanges, starting with the second; -1: only in the "        \
        "second; 0: never, and check neither learning rates nor data")                                                  \
+  KNOB(replay, "integer", "0", "", agreed, 0, 1e9,                                                                     \
+       "every N steps of a DistributedOptimizer of torch, compute one batch again on all ranks, twice, and compare "    \
+       "the bits: finds a machine that errs; 0: never")                                                                \
   KNOB(dump_directory, "path", "", "", own, 0, 0,                                                                      \
        "folder in which each rank writes its state to rank<N>.json if the job fails")
 // clang-format on
