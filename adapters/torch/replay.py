@@ -29,10 +29,14 @@ _RANDOM = (
     "--replay compares nothing any more: each rank computes other bits from the same batch each time, so the "
     "model has an operation whose result is not repeatable. torch.use_deterministic_algorithms(True) names it"
 )
-_FAULT = "{culprits} computed other bits from the same batch and parameters {than}. {advice}"
-_ADVICE = (
-    "Its machine errs, or differs from the others in processor, libraries or number of threads: the steps "
-    "since the last comparison may be wrong"
+_UNSTABLE = (
+    "{culprits} computed a batch twice, with different bits, and the other ranks did not: its machine errs. "
+    "The steps since the last comparison may be wrong"
+)
+_OTHER = (
+    "{culprits} computed other bits from the same batch and parameters than {count} of {all} ranks: its machine "
+    "errs, or differs in processor, libraries or number of threads. The steps since the last comparison may "
+    "be wrong"
 )
 
 
@@ -146,16 +150,16 @@ class Replay:
                 hint(_RANDOM)
             return
         if unstable:
-            raise ResultsDifferError(self._text(unstable, "when they computed them again"))
+            raise ResultsDifferError(_UNSTABLE.format(culprits=self._labels(unstable)))
         ((common, count), *others) = Counter(report.first for report in reports.values()).most_common()
         if others:
             culprits = [rank for rank, report in reports.items() if report.first != common]
-            raise ResultsDifferError(self._text(culprits, f"than {count} of {len(reports)} ranks"))
+            text = _OTHER.format(culprits=self._labels(culprits), count=count, all=len(reports))
+            raise ResultsDifferError(text)
 
-    def _text(self, ranks: list[int], than: str) -> str:
+    def _labels(self, ranks: list[int]) -> str:
         peers = self._scope.context.topology.peers
-        labels = [f"rank {rank} (pid {peers[rank].pid} on {peers[rank].host})" for rank in ranks]
-        return _FAULT.format(culprits=", ".join(labels), than=than, advice=_ADVICE)
+        return ", ".join(f"rank {rank} (pid {peers[rank].pid} on {peers[rank].host})" for rank in ranks)
 
 
 def replay_of(parameters: Iterable[Tensor], scope: CollectiveScope) -> Replay | None:
