@@ -35,8 +35,8 @@ _UNSTABLE = (
 )
 _OTHER = (
     "{culprits} computed other bits from the same batch and parameters than {count} of {all} ranks: its "
-    "machine errs, or differs in processor, libraries or number of threads. The steps since the last comparison may "
-    "be wrong"
+    "machine errs, or differs in processor, libraries or number of threads. The steps since the last "
+    "comparison may be wrong"
 )
 
 
