@@ -170,11 +170,11 @@ def replay_of(parameters: Iterable[Tensor], scope: CollectiveScope) -> Replay | 
 
 
 def refuse_replay(context: Context) -> None:
-    """Raises ValueError if the job replays, for an optimizer that uses gradients of other steps or ranks."""
+    """Raises ValueError if the job replays, for a job or an optimizer whose steps cannot be repeated."""
     if int(context.setting("replay")):
         raise ValueError(
-            "--replay does not go with overlap_forward, deadline, staleness and op=hvd.Adasum: ranks have "
-            "other parameters than the batch was computed with. Leave out --replay"
+            "--replay does not go with overlap_forward, deadline, staleness and op=hvd.Adasum, where ranks "
+            "may have other parameters than the batch was computed with, nor with --auto. Leave out --replay"
         )
 
 
@@ -199,7 +199,7 @@ def _device_of(module: nn.Module) -> torch.device:
 
 
 def _copy(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.detach().to(device, copy=True)
+    return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -207,6 +207,8 @@ class _Distributed(TorchSurvivor, Wrapped):
         self._settings, self._reducer = settings, reducer
         self._has_stepped = False
         self._listed = ListedParameters(self.param_groups)
+        if settings.has_whole_losses:
+            refuse_replay(self._scope.context)
         self._replay = replay_of(self._listed, self._scope)
         # A discarded optimizer releases the parameters at once: another may be made for them.
         self._finalizer = weakref.finalize(self, _close, reducer, self._replay)
