@@ -25,8 +25,7 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.settings import ExecutorSettings, Shape
-from sirtaki.runner.elastic.arbiter.actions import Finish, Slot
-from sirtaki.runner.elastic.arbiter.rules import Rules
+from sirtaki.runner.elastic.arbiter.model import Finish, Rules, Slot
 from sirtaki.runner.elastic.driver import CannotStart, Driver, WorkerEnd
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.engines.outcomes import RankOutcome, results_of

@@ -15,7 +15,7 @@ from ray.util import remove_placement_group
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.elastic import ActorJob, Work
 from sirtaki.ray.settings import ExecutorSettings, Shape, rules_of, shape_of
-from sirtaki.runner.elastic.arbiter.rules import Rules
+from sirtaki.runner.elastic.arbiter.model import Rules
 from sirtaki.runner.engines.outcomes import RankOutcome, results_of
 from sirtaki.runner.engines.places import EngineJob, ranks_by_host
 from sirtaki.runner.function.arguments import (

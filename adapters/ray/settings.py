@@ -10,7 +10,7 @@ import ray
 from ray.util import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sirtaki.runner.elastic.arbiter.rules import Rules
+from sirtaki.runner.elastic.arbiter.model import Rules
 from sirtaki.runner.function.errors import RunError
 
 

@@ -73,7 +73,7 @@ def run_options(arguments: list[str], adapt: Callable[[Settings], Settings] | No
     notices = _take_allocation(options)
     elastic = None
     if is_elastic(options):
-        from sirtaki.runner.elastic.arbiter.settings import elastic_settings
+        from sirtaki.runner.elastic.settings import elastic_settings
 
         elastic = elastic_settings(options)
     settings = _settings(options, settings_of_core, [*notices, *_check_environment()])

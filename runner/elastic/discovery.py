@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sirtaki.runner.cli.command import module_words
-from sirtaki.runner.elastic.arbiter.actions import Slot
-from sirtaki.runner.elastic.arbiter.settings import slots_of
+from sirtaki.runner.elastic.arbiter.model import Slot
+from sirtaki.runner.elastic.settings import slots_of
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import OWN_HOST, Host, merge_own, parse_hosts
 from sirtaki.runner.rendezvous.connection.wire import printable

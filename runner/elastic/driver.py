@@ -10,10 +10,20 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sirtaki.runner.elastic.arbiter.actions import Action, Close, Finish, Kill, Open, Say, Send, Slot, Start
 from sirtaki.runner.elastic.arbiter.arbiter import Arbiter
-from sirtaki.runner.elastic.arbiter.phase import Phase
-from sirtaki.runner.elastic.arbiter.rules import Rules
+from sirtaki.runner.elastic.arbiter.model import (
+    Action,
+    Close,
+    Finish,
+    Kill,
+    Open,
+    Phase,
+    Rules,
+    Say,
+    Send,
+    Slot,
+    Start,
+)
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.rendezvous.elastic.messages import End, Message
 from sirtaki.runner.rendezvous.job import RendezvousError

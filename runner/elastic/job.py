@@ -16,15 +16,13 @@ from typing import Any
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.runner.cli.command import runs_python
-from sirtaki.runner.elastic.arbiter.actions import Finish, Slot
-from sirtaki.runner.elastic.arbiter.phase import Phase
-from sirtaki.runner.elastic.arbiter.settings import ElasticSettings, slots_of
-from sirtaki.runner.elastic.arbiter.workers import Status
+from sirtaki.runner.elastic.arbiter.model import Finish, Phase, Slot, Status
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.elastic.driver import Driver, WorkerEnd
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.processes import HostStart, Processes
+from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spares.job_spares import JobSpares, RemoteSpares
 from sirtaki.runner.elastic.spares.spare_command import check_spare_command
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sirtaki.runner.elastic.arbiter.actions import Slot
-from sirtaki.runner.elastic.arbiter.pauses import doubled
+from sirtaki.runner.elastic.arbiter.model import Slot, doubled
 from sirtaki.runner.hosts.host_attempts import ANSWER_SECONDS
 from sirtaki.runner.hosts.remote import RemoteHost
 from sirtaki.runner.launch.errors import LaunchError

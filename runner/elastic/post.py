@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from sirtaki.runner.elastic.arbiter.actions import Open, Slot
+from sirtaki.runner.elastic.arbiter.model import Open, Slot
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import is_own_host
 from sirtaki.runner.launch.job import addresses_for_others, check_reachable, network_address

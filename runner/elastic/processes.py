@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.elastic.arbiter.actions import Slot
+from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.driver import CannotStart
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sirtaki.runner.elastic.arbiter.workers import Worker
+from sirtaki.runner.elastic.arbiter.model import Worker
 
 
 class Account:

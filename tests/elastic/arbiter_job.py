@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sirtaki.runner.elastic.arbiter.actions import Action, Finish, Open, Say, Slot
 from sirtaki.runner.elastic.arbiter.arbiter import Arbiter
-from sirtaki.runner.elastic.arbiter.phase import Phase
-from sirtaki.runner.elastic.arbiter.rules import Rules
+from sirtaki.runner.elastic.arbiter.model import Action, Finish, Open, Phase, Rules, Say, Slot
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, Received, World
 
 

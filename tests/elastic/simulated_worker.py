@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sirtaki.runner.elastic.arbiter.actions import Slot
+from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.rendezvous.elastic.messages import (
     Change,
     Counted,

@@ -10,10 +10,21 @@ from dataclasses import dataclass, field
 
 from elastic.simulated_worker import At, SimulatedWorker
 
-from sirtaki.runner.elastic.arbiter.actions import Action, Close, Finish, Kill, Open, Send, Slot, Start
 from sirtaki.runner.elastic.arbiter.arbiter import Arbiter
-from sirtaki.runner.elastic.arbiter.rules import EXIT, LOST, Rules
-from sirtaki.runner.elastic.arbiter.workers import Status
+from sirtaki.runner.elastic.arbiter.model import (
+    EXIT,
+    LOST,
+    Action,
+    Close,
+    Finish,
+    Kill,
+    Open,
+    Rules,
+    Send,
+    Slot,
+    Start,
+    Status,
+)
 from sirtaki.runner.rendezvous.elastic.messages import End, Message
 
 EXCHANGE_SECONDS = 60.0  # an exchange's limit, after which a rank that is late is blamed

@@ -7,7 +7,7 @@ import os
 from elastic.arbiter_job import Job, finish, opened, place
 from elastic.simulation import Simulation
 
-from sirtaki.runner.elastic.arbiter.actions import Action, Close, Finish, Kill, Open, Send, Slot, Start
+from sirtaki.runner.elastic.arbiter.model import Action, Close, Finish, Kill, Open, Send, Slot, Start
 from sirtaki.runner.elastic.arbiter.policy import Slots
 from sirtaki.runner.rendezvous.elastic.messages import (
     Change,

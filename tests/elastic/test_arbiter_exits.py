@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from elastic.arbiter_job import Job, finish, opened
 
-from sirtaki.runner.elastic.arbiter.actions import Close, Finish, Send
-from sirtaki.runner.elastic.arbiter.rules import EXIT
+from sirtaki.runner.elastic.arbiter.model import EXIT, Close, Finish, Send
 from sirtaki.runner.rendezvous.elastic.messages import Over
 
 

@@ -15,7 +15,7 @@ from elastic.running import QUICK, check_exact, run_job
 from launching import wait_until
 
 from sirtaki.runner.elastic import discovery as discovery_module
-from sirtaki.runner.elastic.arbiter.actions import Slot
+from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.launch.errors import LaunchError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sirtaki.runner.elastic.arbiter.actions import Finish, Open, Slot
-from sirtaki.runner.elastic.arbiter.rules import Rules
+from sirtaki.runner.elastic.arbiter.model import Finish, Open, Rules, Slot
 from sirtaki.runner.elastic.driver import CannotStart, Driver, WorkerEnd
 from sirtaki.runner.rendezvous.elastic.messages import End, Enlist, Message, Received
 

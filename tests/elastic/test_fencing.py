@@ -13,7 +13,7 @@ from elastic.running import QUICK, check_exact, run_job
 
 import sirtaki.numpy as hvd
 from sirtaki.bindings.errors import ForkedError, HorovodInternalError
-from sirtaki.runner.elastic.arbiter.actions import Kill, Send
+from sirtaki.runner.elastic.arbiter.model import Kill, Send
 from sirtaki.runner.rendezvous.elastic import worker as workers
 from sirtaki.runner.rendezvous.elastic.messages import (
     FROM_WORKERS,

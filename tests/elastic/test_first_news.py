@@ -18,7 +18,7 @@ from sirtaki.bindings.observing.elastic_timeline import ElasticTimeline
 from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.common.elastic import loop
 from sirtaki.common.elastic.loop import ChangeClock
-from sirtaki.runner.elastic.arbiter.actions import Action, Kill, Send
+from sirtaki.runner.elastic.arbiter.model import Action, Kill, Send
 from sirtaki.runner.rendezvous.elastic.messages import Change, Counted, Drain, LeaveAt, Returned, World
 
 

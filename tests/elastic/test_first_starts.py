@@ -9,8 +9,7 @@ from elastic.arbiter_job import Job, finish
 from elastic.running import QUICK as QUICKLY
 from elastic.running import run_source
 
-from sirtaki.runner.elastic.arbiter.actions import Action, Finish, Slot
-from sirtaki.runner.elastic.arbiter.rules import EXIT
+from sirtaki.runner.elastic.arbiter.model import EXIT, Action, Finish, Slot
 
 QUICK = (0.1, 0.1)  # pauses of slots in seconds
 

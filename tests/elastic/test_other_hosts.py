@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sirtaki.runner.elastic.arbiter.actions import Slot
+from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.hosts.frames import Frame, MessageKind
 from sirtaki.runner.hosts.lease import HostLease, lease_clock

@@ -11,7 +11,7 @@ from typing import Any
 from launching import FAILSAFE_SECONDS, wait_until
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.elastic.arbiter.actions import Slot
+from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.processes import Processes
 from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, Returned, pack

@@ -20,9 +20,8 @@ from sirtaki.bindings.config import Config
 from sirtaki.bindings.errors import HorovodInternalError, InitializationError
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.elastic import loop
-from sirtaki.runner.elastic.arbiter.actions import Action, Send, Slot, Start
+from sirtaki.runner.elastic.arbiter.model import Action, Send, Slot, Start, Worker
 from sirtaki.runner.elastic.arbiter.policy import Reachability
-from sirtaki.runner.elastic.arbiter.workers import Worker
 from sirtaki.runner.rendezvous.elastic import process
 from sirtaki.runner.rendezvous.elastic.messages import Counted, End, Enlist
 from sirtaki.runner.rendezvous.elastic.process import WorkerProcess, find_unreachable

@@ -15,7 +15,7 @@ from elastic.running import FAILSAFE_SECONDS, QUICK, run_job
 from elastic.spare_job import check_exact, running
 from launching import is_running, wait_until
 
-from sirtaki.runner.elastic.arbiter.actions import Slot
+from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.arbiter.policy import Slots
 from sirtaki.runner.elastic.spares.job_spares import REPLENISH_SECONDS, SparePool
 from sirtaki.runner.elastic.spares.spare_command import why_no_spare

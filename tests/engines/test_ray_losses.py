@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sirtaki.runner.elastic.arbiter.actions import Slot
+from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.engines.outcomes import RankOutcome
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.report import RETURNED

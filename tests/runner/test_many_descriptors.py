@@ -12,8 +12,8 @@ import pytest
 from launching import wait_until
 
 from sirtaki.runner.elastic import job
-from sirtaki.runner.elastic.arbiter.rules import Rules
-from sirtaki.runner.elastic.arbiter.settings import ElasticSettings
+from sirtaki.runner.elastic.arbiter.model import Rules
+from sirtaki.runner.elastic.settings import ElasticSettings
 from sirtaki.runner.launch import job as launch
 from sirtaki.runner.launch.hosts import Host
 from sirtaki.runner.launch.process import RankProcess

@@ -9,8 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Sequence
 
-from sirtaki.runner.elastic.arbiter.actions import Action, Close, Finish, Open, Say, Send, Slot, Start
-from sirtaki.runner.elastic.arbiter.phase import Phase
+from sirtaki.runner.elastic.arbiter.model import (
+    EXIT,
+    HOST,
+    Action,
+    Close,
+    Finish,
+    Open,
+    Phase,
+    Rules,
+    Say,
+    Send,
+    Slot,
+    Start,
+    Status,
+    Worker,
+    Workers,
+)
 from sirtaki.runner.elastic.arbiter.policy import (
     PlannedChange,
     Reachability,
@@ -19,8 +34,6 @@ from sirtaki.runner.elastic.arbiter.policy import (
     choose_candidates,
     form,
 )
-from sirtaki.runner.elastic.arbiter.rules import EXIT, HOST, Rules
-from sirtaki.runner.elastic.arbiter.workers import Status, Worker, Workers
 from sirtaki.runner.elastic.summary import Account, count_losses
 from sirtaki.runner.rendezvous.elastic.messages import (
     Counted,

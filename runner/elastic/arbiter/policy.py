@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sirtaki.runner.elastic.arbiter.actions import Action, Send, Slot
-from sirtaki.runner.elastic.arbiter.pauses import doubled
-from sirtaki.runner.elastic.arbiter.workers import Status, Worker
+from sirtaki.runner.elastic.arbiter.model import Action, Send, Slot, Status, Worker, doubled
 from sirtaki.runner.rendezvous.elastic.messages import Change, Counted, LeaveAt, World
 
 

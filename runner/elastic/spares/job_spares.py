@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from sirtaki.runner.elastic.arbiter.pauses import doubled
+from sirtaki.runner.elastic.arbiter.model import doubled
 from sirtaki.runner.elastic.spares.host_spares import HostSpares
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.hosts.remote import RemoteHost

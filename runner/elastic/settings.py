@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sirtaki.runner.elastic.arbiter.actions import Slot
-from sirtaki.runner.elastic.arbiter.rules import LOST, RANK, Rules
+from sirtaki.runner.elastic.arbiter.model import LOST, RANK, Rules, Slot
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host
 

@@ -1,4 +1,4 @@
-"""The workers of an elastic job, as the arbiter knows them."""
+"""The arbiter's model: the user's rules, slots, orders to the job, phases and workers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,151 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sirtaki.runner.elastic.arbiter.actions import Action, Kill, Slot
-from sirtaki.runner.rendezvous.elastic.messages import Enlist, Fence, Standing
+from sirtaki.runner.rendezvous.elastic.messages import Enlist, Fence, Message, Standing, World
+
+LOST, EXIT = "lost", "exit"  # the values of --elastic-survive
+RANK, HOST = "rank", "host"  # the values of --elastic-failure-domain
+_MOST_DOUBLINGS = 60  # 2 to this power is beyond any limit, and a float
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The user's rules.
+
+    Attributes:
+        start: the number of workers with which the job starts.
+        minimum, maximum: bounds of the number of ranks.
+        timeout: seconds to wait for enough workers.
+        reset_limit: losses that end the job when one more happens; None for any number.
+        cooldown: the shortest and the longest pause of a slot, in seconds, from its second loss on.
+        survive: the ends of a worker that the job survives: LOST, or EXIT for any.
+        domain: what is given up with a lost worker: RANK for itself, or HOST for all workers of its host.
+        patience: seconds to wait for a member that lives, but does not leave its generation.
+        are_arguments: whether the user gives the rules as arguments of a call, not as options of hvdrun.
+    """
+
+    start: int
+    minimum: int
+    maximum: int
+    timeout: float = 600.0
+    reset_limit: int | None = None
+    cooldown: tuple[float, float] = (1.0, 60.0)
+    survive: str = LOST
+    domain: str = RANK
+    patience: float = 600.0
+    are_arguments: bool = False
+
+    def name_of(self, option: str) -> str:
+        """Returns how the user calls an option, for a message: --reset-limit, or reset_limit in Python."""
+        return option[2:].replace("-", "_") if self.are_arguments else option
+
+
+@dataclass(frozen=True, order=True)
+class Slot:
+    """A place for a worker: a host, and an index on that host, which is the worker's local rank."""
+
+    host: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.index}"
+
+    @classmethod
+    def of(cls, text: str) -> Slot:
+        """Returns the slot that `str` has written."""
+        host, _, index = text.rpartition(":")
+        return cls(host, int(index))
+
+
+def doubled(shortest: float, longest: float, times: int) -> float:
+    """Returns the shortest pause in seconds, doubled `times` times, at most the longest pause."""
+    return min(shortest * 2.0 ** min(times, _MOST_DOUBLINGS), longest)
+
+
+# ---- Orders to the job, which carries them out -------------------------------------------------------
+
+
+class Action:
+    """An order."""
+
+
+@dataclass(frozen=True)
+class Start(Action):
+    """Starts a worker, with a number that no other worker has had, in a free slot."""
+
+    worker: int
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Kill(Action):
+    """Kills a worker; its end is awaited before the next generation begins."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Send(Action):
+    """Sends a message to a worker."""
+
+    worker: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Open(Action):
+    """Opens the rendezvous of a generation, and sends its members their places.
+
+    The places lack the name and the address of the rendezvous, which the opener fills in. The name has to
+    contain the digest of the members, so that nobody else is accepted. They also lack the time that has
+    passed since `first_news`, the moment since when the generation before was to end; None if there was none.
+    """
+
+    generation: int
+    members: tuple[int, ...]  # worker numbers, by rank
+    places: tuple[World, ...]
+    first_news: float | None = None  # time.monotonic()
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Returns the slots of the members, by rank."""
+        return [Slot.of(text) for text in self.places[0].slots]
+
+
+@dataclass(frozen=True)
+class Close(Action):
+    """Closes the rendezvous of the generation that has ended."""
+
+
+@dataclass(frozen=True)
+class Say(Action):
+    """Shows a line to the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Finish(Action):
+    """Ends the job, and all workers that still run, with this exit code.
+
+    `culprit` is the worker whose standard error explains it; None if there is none.
+    """
+
+    code: int
+    text: str = ""
+    culprit: int | None = None
+
+
+# ---- The state of the job -----------------------------------------------------------------------------
+
+
+class Phase(enum.Enum):
+    """The phase of the current generation."""
+
+    FORMING = "forming"  # workers enlist for the next one
+    LINKING = "linking"  # its members link, and receive the state
+    RUNNING = "running"
+    OVER = "over"  # the job has ended
 
 
 class Status(enum.Enum):
