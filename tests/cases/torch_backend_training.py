@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cases import case
 from cases.torch_backend_groups import default_group, same
+from sirtaki.common.exceptions import MismatchError
 
 STEPS = 4
 
@@ -102,6 +104,21 @@ def zero_redundancy_optimizer() -> None:
             optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
             results.append(trained(net, optimizer))
     close(*results)
+
+
+@case(least=2)
+def a_backward_pass_whose_all_reduce_fails() -> None:
+    """DDP's reducer raises the error of the operation, with its text, and the process goes on."""
+    with default_group():
+        net = DistributedDataParallel(nn.Linear(4, 1))
+        net(torch.ones(2, 4)).sum().backward()
+        loss = net(torch.ones(2, 4)).sum()  # DDP exchanges the order of its buckets here
+        if dist.get_rank():
+            with pytest.raises(RuntimeError, match=r"MismatchError: ranks disagree .* has the kind barrier"):
+                loss.backward()
+        else:
+            with pytest.raises(MismatchError):
+                dist.barrier()
 
 
 @case()

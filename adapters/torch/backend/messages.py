@@ -21,7 +21,7 @@ from sirtaki.bindings.errors import DeadlineError, UnsupportedError
 from sirtaki.bindings.waiting import failure_of_context
 from sirtaki.torch.backend.submission import RequestPart, Submission
 from sirtaki.torch.backend.tensors import single, whole, written
-from sirtaki.torch.backend.work import UNLIMITED, GroupWork
+from sirtaki.torch.backend.work import UNLIMITED, GroupWork, fail
 from sirtaki.torch.ops.tensors import refuse_overlap
 
 
@@ -320,13 +320,13 @@ class ReceiveFromAny(Work):
         """Ends with an error: no sender can be found."""
         self._failure = failure
         self._is_decided.set()
-        self._future.set_exception(failure)
+        fail(self._future, failure)
 
     def _complete(self, ended: Any) -> None:
         try:
             self._future.set_result(ended.value())
         except Exception as failure:
-            self._future.set_exception(failure)
+            fail(self._future, failure)
 
     def wait(self, timeout: timedelta = UNLIMITED) -> bool:
         """Waits for the message, at most for `timeout`, or for that of the group. Returns True.

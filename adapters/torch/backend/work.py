@@ -27,6 +27,31 @@ UNLIMITED = timedelta(0)  # c10d's value for a wait without a limit of its own
 Store = Callable[[Context, Batch], None]
 
 
+class _Failed:
+    """The value of a future whose operation has failed."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self.error
+
+
+def fail(future: Any, error: Exception) -> None:
+    """Completes a future with an error, for users in Python and in C++.
+
+    torch's `set_exception` stores the error as the value, which only Python's `wait` raises. The reducer of
+    DDP, in C++, searches a value for tensors by pickling it, and crashes if it has none. Here pickling raises
+    the error.
+    """
+
+    def raise_error(value: _Failed) -> None:
+        raise value.error
+
+    future._set_unwrap_func(raise_error)
+    future.set_result(_Failed(error))
+
+
 class GroupWork(Work):
     """An operation of a process group, on tensors in the memory of the CPU.
 
@@ -130,7 +155,7 @@ class GroupWork(Work):
         if self._failure is None:
             self._future.set_result(self._results)
         else:
-            self._future.set_exception(copy.copy(self._failure))
+            fail(self._future, copy.copy(self._failure))
 
     def _has_ended(self) -> bool:
         return all(self._context.poll(self._batch, index) for index in range(self._batch.count))
