@@ -14,6 +14,7 @@ namespace {
 
 std::atomic<int> splits;       // so far; equal on all ranks, as they all call split
 std::atomic<int> generations;  // of communicators that have ended
+std::atomic<int32_t> whole;    // the process set of a communicator of all ranks; 0: not made yet
 
 uintptr_t address(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
@@ -30,6 +31,7 @@ struct Place {
 // Gathers what each rank of the world has passed.
 CallStatus gather(const std::string& name, const Place& own, std::vector<Place>& all) {
   Transfer transfer(SRT_ALLGATHER, name, {1, 2}, int32().code);
+  transfer.request.process_set = whole;
   transfer.request.input = address(&own);
   transfer.request.output = address(all.data());
   transfer.request.output_bytes = static_cast<int64_t>(all.size() * sizeof(Place));
@@ -55,7 +57,10 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   return made;
 }
 
-void Communicator::end_all() { ++generations; }
+void Communicator::end_all() {
+  ++generations;
+  whole = 0;
+}
 
 CallStatus Communicator::status() const {
   if (generation_ == generations) return made_;
@@ -80,12 +85,11 @@ CallStatus Communicator::find_members(int color, int key) {
   return {};
 }
 
-// The world's own set serves all of its ranks.
+// Uses no set of the world's: a rank that has joined would take part in it with neutral elements.
 CallStatus Communicator::add_process_set() {
   order_.resize(members_.size());
   std::iota(order_.begin(), order_.end(), 0);
   std::sort(order_.begin(), order_.end(), [this](size_t a, size_t b) { return members_[a] < members_[b]; });
-  if (size() == own_topology().size) return {};
   std::vector<int64_t> ranks;
   for (const size_t position : order_) ranks.push_back(members_[position]);
   Transfer add(SRT_ADD_PROCESS_SET, name_ + " from rank " + std::to_string(ranks.front()), ranks, 0);
@@ -93,6 +97,7 @@ CallStatus Communicator::add_process_set() {
   int64_t number = 0;
   CallStatus status = run({std::move(add)}, &number);
   process_set_ = static_cast<int32_t>(number);
+  if (size() == own_topology().size) whole = process_set_;
   return status;
 }
 
