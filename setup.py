@@ -20,7 +20,7 @@ from setuptools.command.build import build
 ROOT = Path(__file__).parent.resolve()
 HEADERS = [ROOT / "core" / "include" / name for name in ("sirtaki.h", "sirtaki_observe.h")]
 FOLDERS = {"sirtaki": "adapters", "sirtaki.bindings": "bindings", "sirtaki.runner": "runner"}
-LIBRARIES = ("libsirtaki.so", "libsirtaki_tensorflow.so", "libsirtaki_xla.so")
+LIBRARIES = ("libsirtaki.so", "libsirtaki_tensorflow.so", "libsirtaki_xla.so", "libsirtaki_mpi.so")
 
 
 def declarations(header: Path) -> str:
@@ -90,7 +90,7 @@ class BuildNative(Command):
 
     def get_source_files(self) -> list[str]:
         found = [path for folder in ("core", "bindings") for path in (ROOT / folder).rglob("*")]
-        suffixes = {".h", ".cc", ".map", ".txt", ".cmake"}
+        suffixes = {".h", ".cc", ".inc", ".map", ".txt", ".cmake"}
         return [str(path.relative_to(ROOT)) for path in found if path.suffix in suffixes]
 
     def get_outputs(self) -> list[str]:

@@ -32,7 +32,10 @@ BELOW = {
 }
 # The native parts of the bindings know the core by its C interface alone.
 INTERFACE = ("sirtaki.h", "sirtaki_observe.h")
-NATIVE_BINDINGS = {"native": {"native"}, "tensorflow": {"native", "tensorflow"}, "xla": {"native", "xla"}}
+NATIVE_BINDINGS = {
+    "native": {"native"},
+    **{name: {"native", name} for name in ("mpi", "tensorflow", "xla")},
+}
 # The same for Python: the packages of sirtaki that each folder may import, besides itself. The runner starts
 # processes; its rendezvous makes them ranks.
 IMPORTS = {

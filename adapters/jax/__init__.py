@@ -10,7 +10,7 @@ from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
 from sirtaki.common.public import loader as _loader
-from sirtaki.jax import profiling
+from sirtaki.jax import own_collectives, profiling  # the first of them imports JAX
 from sirtaki.jax.ops.collectives import *  # noqa: F403
 from sirtaki.jax.ops.collectives import __all__ as _collectives
 from sirtaki.jax.ops.compression import Compression
@@ -36,6 +36,7 @@ _LATER = {
 }
 
 profiling.register()
+enable_collectives = own_collectives.enable_collectives
 
 __all__ = [
     *_shared,
@@ -46,6 +47,7 @@ __all__ = [
     "diloco",
     "divided_state",
     "elastic",
+    "enable_collectives",
     "full_state",
     "local_sgd",
     "mirrored",

@@ -1,6 +1,6 @@
 """A rank of benchmarks/jax_beside_gloo.py: calls a compiled function of the ordered peer.
 
-Usage: python -m workers.jax_beside_gloo SOCKET PORT
+Usage: python -m workers.jax_beside_gloo SOCKET PORT gloo|sirtaki
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import sirtaki.jax as hvd  # isort: skip  # before JAX
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from common.collectives import check, pattern
 from common.serving import CompiledCalls, serve
 from jax.sharding import NamedSharding, PartitionSpec
-
-import sirtaki.jax as hvd
 
 LAYERS, ROWS, RATE = 6, 32, 1e-3  # rows of each rank
 
@@ -41,13 +41,13 @@ class Rank(CompiledCalls):
 
     def versions(self) -> dict[str, str]:
         """Returns the available peers and their versions."""
-        return {"sirtaki": "sirtaki.jax", "gloo": f"jax.distributed of JAX {jax.__version__}"}
+        return {"sirtaki": "sirtaki.jax", "jax": f"jax.distributed of JAX {jax.__version__}"}
 
     def prepare_sum(self, size: int) -> None:
         """Checks each peer's sum of `size` bytes, then prepares the measurement."""
         count = size // 4
         own = pattern(count, hvd.rank())
-        self.calls = {"sirtaki": self._sum_of_sirtaki(own), "gloo": self._sum_of_gloo(own)}
+        self.calls = {"sirtaki": self._sum_of_sirtaki(own), "jax": self._sum_of_jax(own)}
         for call in self.calls.values():
             own_part = np.asarray(call().addressable_data(0)).reshape(-1)
             check("allreduce", own_part, count, hvd.rank(), hvd.size())
@@ -56,7 +56,7 @@ class Rank(CompiledCalls):
         program = jax.jit(partial(hvd.allreduce, op=hvd.Sum), donate_argnums=0)
         return _in_turn(program, jax.device_put(own, jax.local_devices()[0]))
 
-    def _sum_of_gloo(self, own: Any) -> Callable[[], Any]:
+    def _sum_of_jax(self, own: Any) -> Callable[[], Any]:
         sharding = NamedSharding(self._mesh, PartitionSpec("ranks"))
         whole = jax.make_array_from_process_local_data(sharding, own[None])
         mapped = jax.shard_map(
@@ -75,7 +75,7 @@ class Rank(CompiledCalls):
         inputs = np.asarray(jax.random.normal(hvd.rank_key(keys[0]), (ROWS, width)))
         self.calls = {
             "sirtaki": self._step_of_sirtaki(params, inputs),
-            "gloo": self._step_of_gloo(params, inputs),
+            "jax": self._step_of_jax(params, inputs),
         }
         return sum(weights.size for weights in params)
 
@@ -85,7 +85,7 @@ class Rank(CompiledCalls):
         program = jax.jit(lambda p: updated(p, gradient(p, own)), donate_argnums=0)
         return _in_turn(program, jax.device_put(params, jax.local_devices()[0]))
 
-    def _step_of_gloo(self, params: list[Any], inputs: Any) -> Callable[[], Any]:
+    def _step_of_jax(self, params: list[Any], inputs: Any) -> Callable[[], Any]:
         whole = jax.make_array_from_process_local_data(
             NamedSharding(self._mesh, PartitionSpec("ranks")), inputs
         )
@@ -107,9 +107,12 @@ def _in_turn(program: Callable[[Any], Any], state: Any) -> Callable[[], Any]:
 
 
 def main() -> None:
-    path, port = sys.argv[1:]
+    path, port, carrier = sys.argv[1:]
     hvd.init()
-    jax.distributed.initialize(f"127.0.0.1:{port}", hvd.size(), hvd.rank())
+    if carrier == "sirtaki":
+        hvd.enable_collectives(f"127.0.0.1:{port}")
+    else:
+        jax.distributed.initialize(f"127.0.0.1:{port}", hvd.size(), hvd.rank())
     serve(path, hvd.rank(), Rank())
 
 

@@ -14,7 +14,9 @@ from sirtaki.bindings import library
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["libsirtaki.so", "libsirtaki_tensorflow.so", "libsirtaki_xla.so"])
+@pytest.mark.parametrize(
+    "name", ["libsirtaki.so", *(f"libsirtaki_{name}.so" for name in ("mpi", "tensorflow", "xla"))]
+)
 def test_a_library_asks_for_no_more_than_is_stated(name: str) -> None:
     with library.PATH.with_name(name).open("rb") as built:
         found = floor.wanted(built)
