@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cases import case
 from cases.torch_backend_groups import default_group, same
+from sirtaki.common.exceptions import MismatchError
 
 STEPS = 4
 
@@ -65,6 +67,38 @@ def ddp_with_small_buckets() -> None:
 @case()
 def ddp_with_unused_parameters() -> None:
     close(over("sirtaki", find_unused_parameters=True), over("gloo", find_unused_parameters=True))
+
+
+@case(keeps_divisor=[True, False])
+def join(keeps_divisor: bool) -> None:
+    """Ranks with different numbers of batches."""
+    results = []
+    for backend in ("sirtaki", "gloo"):
+        with default_group(backend):
+            net = DistributedDataParallel(model())
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            with net.join(divide_by_initial_world_size=keeps_divisor):
+                for step in range(2 + dist.get_rank()):
+                    optimizer.zero_grad()
+                    net(batch(step)[0]).square().sum().backward()
+                    optimizer.step()
+            results.append([parameter.detach().clone() for parameter in net.parameters()])
+    close(*results)
+
+
+@case(least=2)
+def a_backward_pass_that_fails() -> None:
+    """It raises in C++, on the rank that does not call what the other ranks call."""
+    with default_group():
+        net = DistributedDataParallel(nn.Linear(4, 2))
+        for _ in range(2):  # the second pass has the final buckets
+            net(torch.ones(3, 4)).sum().backward()
+        if dist.get_rank():
+            with pytest.raises(RuntimeError, match="MismatchError: ranks disagree"):
+                net(torch.ones(3, 4)).sum().backward()
+        else:
+            with pytest.raises(MismatchError):
+                dist.barrier()
 
 
 @case()

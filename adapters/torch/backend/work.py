@@ -44,6 +44,7 @@ class GroupWork(Work):
         self._results = list(results)
         self._timeout = timeout
         self._started_at = program_sites()
+        self.sender: int | None = None  # the rank of the group, of a receive
         self._lock = threading.Lock()
         self._is_over = batch.count == 0
         self._failure: Exception | None = None
@@ -95,6 +96,10 @@ class GroupWork(Work):
         self.wait()
         return list(self._results)
 
+    def _source_rank(self) -> int:
+        """Returns the sender of a receive; torch raises RuntimeError for other operations."""
+        return super()._source_rank() if self.sender is None else self.sender
+
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """Returns a future with the value of `result()`."""
         with self._lock:
@@ -130,7 +135,7 @@ class GroupWork(Work):
         if self._failure is None:
             self._future.set_result(self._results)
         else:
-            self._future.set_exception(copy.copy(self._failure))
+            fail(self._future, self._failure)
 
     def _has_ended(self) -> bool:
         return all(self._context.poll(self._batch, index) for index in range(self._batch.count))
@@ -150,6 +155,30 @@ class GroupWork(Work):
 
     def _release(self) -> None:
         self._context.release(self._batch)
+
+
+class FailedResult:
+    """The result of a failed future, for torch's code in C++: reading its tensors raises the error.
+
+    `Future.set_exception` raises in Python only: DDP's reducer takes the exception for the result, looks for
+    tensors in it, as a pickler does, and crashes, because an exception has none.
+    """
+
+    def __init__(self, failure: Exception) -> None:
+        self.failure = failure
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise copy.copy(self.failure)
+
+
+def fail(future: Any, failure: Exception) -> None:
+    """Ends a future with an error, which is raised for callers in Python and in C++."""
+
+    def raise_failure(result: FailedResult) -> None:
+        raise copy.copy(result.failure)
+
+    future._set_unwrap_func(raise_failure)
+    future.set_result(FailedResult(failure))
 
 
 class CoalescedWork(Work):
