@@ -55,7 +55,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Shortens the line of pytest's summary: in CI, pytest would show the traceback of the rank there again."""
+    """Shortens the line of pytest's summary: in CI, pytest would show the rank's traceback there again."""
     report = yield
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None and item.get_closest_marker("ranks") is not None:
