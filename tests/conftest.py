@@ -29,6 +29,7 @@ if _QUICK_TORCH not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
 settings.register_profile("without a deadline", deadline=None)
 settings.load_profile("without a deadline")
 
+pytest_plugins = ["sirtaki.pytest_plugin"]
 RunCase = Callable[[int, str], None]
 latest_world = process_world.latest_world  # a fixture
 # Network namespaces have fixed names: all tests with one of these fixtures run in one process of pytest.

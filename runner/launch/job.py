@@ -118,6 +118,8 @@ class _Launch:
         self._wakeup = wakeup
         self._reaper = reaper
         self._mailbox = Mailbox(wakeup)
+        is_python = runs_python(settings.command)
+        self._analyzer = FailureAnalyzer(settings.start_timeout, is_python, settings.torch_env)
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._display = Display(self._selector, settings.verbose)
         self._capacity: Capacity | None = None  # for the ranks of this host
@@ -144,7 +146,6 @@ class _Launch:
         if settings.service is not None:
             settings.service.note_size(len(placements))
         post_mortem = self._make_post_mortem(len(placements), folder, bool(remotes))
-        self._analyzer = FailureAnalyzer(settings.start_timeout, runs_python(settings.command))
         ranks: dict[int, Rank] = {}
         torch = self._torch_variables(remotes, allocations)
         for allocation in allocations:  # forks, so it must precede the first thread

@@ -79,9 +79,12 @@ class JobFailure:
 class FailureAnalyzer:
     """Collects how ranks end and their reports to the rendezvous, and names the culprit of a failure."""
 
-    def __init__(self, start_timeout: float, runs_python: bool = True) -> None:
+    def __init__(
+        self, start_timeout: float, runs_python: bool = True, uses_torch_variables: bool = False
+    ) -> None:
         self._start_timeout = start_timeout
         self._runs_python = runs_python
+        self._uses_torch_variables = uses_torch_variables
         self._names: dict[int, str] = {}
         self._statuses: dict[int, ExitStatus] = {}  # in the order of the exits
         self._arrived: set[int] = set()  # ranks that have called init
@@ -155,6 +158,11 @@ class FailureAnalyzer:
         ranks = sum(rank < FIRST_SERVER for rank in self._names)
         if ranks == 1 or self._arrived:
             return ""
+        if self._uses_torch_variables:
+            return (
+                f"no rank used sirtaki: these were {ranks} separate runs, or torch.distributed exchanged "
+                "tensors by another backend (with hvdrun --as-gloo, sirtaki stands for gloo)"
+            )
         text = f"no rank called hvd.init(): these were {ranks} separate runs, which exchanged nothing"
         advice = ". To train one model on all of them, call it at the start of the script"
         return text + advice * self._runs_python

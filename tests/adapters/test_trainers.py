@@ -95,6 +95,15 @@ def test_gloo_means_sirtaki(trainer: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
+def test_the_launcher_of_accelerate(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    launch = [Path(sys.executable).with_name("accelerate"), "launch", "--cpu"]
+    output = run(tmp_path, *hvdrun(2, "--as-gloo", *map(str, launch), AS_GLOO, "accelerate", tmp_path))
+    assert output.count('"gloo" means sirtaki') == 1
+    assert len(list(tmp_path.glob("SirtakiGroup.*.pt"))) == 2
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])
 def test_the_example_learns(trainer: str, ranks: int, tmp_path: Path) -> None:

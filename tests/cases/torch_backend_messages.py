@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from cases import case
 from cases.torch_backend_groups import FLOATS, INTEGERS, SHAPES, in_group, same, values
+from sirtaki.common.exceptions import UnsupportedError
 
 
 def rank() -> int:
@@ -40,8 +41,10 @@ def a_ring_of_all_ranks() -> None:
         dist.P2POp(dist.irecv, received, (rank() - 1) % size),
         dist.P2POp(dist.isend, mine, (rank() + 1) % size),
     ]
-    for work in dist.batch_isend_irecv(operations):
+    receive, _ = works = dist.batch_isend_irecv(operations)
+    for work in works:
         work.wait()
+    assert receive._source_rank() == (rank() - 1) % size
     same(received, values((rank() - 1) % size, (1000,), torch.float32))
 
 
@@ -112,3 +115,6 @@ def objects_between_two_ranks() -> None:
 def refusals() -> None:
     with pytest.raises(ValueError, match="rank"):
         dist.send(torch.ones(1), rank())
+    for call in (dist.group.WORLD.split_group, dist.group.WORLD.merge_remote_group):
+        with pytest.raises(UnsupportedError, match="use new_group"):
+            call([0])

@@ -78,7 +78,11 @@ def bitwise(op: str) -> None:
                 expected = combine(expected, values(other, shape, dtype))
             dist.all_reduce(tensor, reduce_op)
             same(tensor, expected)
-    with pytest.raises(UnsupportedError, match="bitwise operations are for integers"):
+            mine, part = values(rank(), (size(), *shape), dtype), torch.empty(shape, dtype=dtype)
+            dist.reduce_scatter_tensor(part, mine, reduce_op)
+            dist.all_reduce(mine, reduce_op)
+            same(part, mine[rank()])
+    with pytest.raises(UnsupportedError, match=f"^{op} cannot .* bitwise operations are for integers"):
         dist.all_reduce(torch.ones(2), reduce_op)
 
 
@@ -197,10 +201,20 @@ def reduce_scatter_in_its_input() -> None:
     output = mine.chunk(size())[rank()]
     dist.reduce_scatter_tensor(output, mine)
     same(output, everyone((size() * 6,), torch.float32).sum(0).chunk(size())[rank()])
-    with pytest.raises(UnsupportedError, match="use all_reduce"):
-        dist.reduce_scatter_tensor(torch.ones(1).int(), torch.ones(size()).int(), ReduceOp.BAND)
     with pytest.raises(ValueError, match="elements instead of"):
         dist.reduce_scatter_tensor(torch.ones(2), torch.ones(size()))
+
+
+@case()
+@in_group
+def reduce_scatter_of_different_sizes() -> None:
+    parts = [values(rank(), (2 * number,), torch.float32) for number in range(size())]
+    output = torch.empty(2 * rank())
+    dist.reduce_scatter(output, parts)
+    same(output, everyone((2 * rank(),), torch.float32).sum(0))
+    if size() > 1:
+        with pytest.raises(ValueError, match="elements instead of"):
+            dist.reduce_scatter(torch.empty(9), parts)
 
 
 @case(least=2)

@@ -69,6 +69,23 @@ def ddp_with_unused_parameters() -> None:
     close(over("sirtaki", find_unused_parameters=True), over("gloo", find_unused_parameters=True))
 
 
+@case(keeps_divisor=[True, False])
+def join(keeps_divisor: bool) -> None:
+    """Ranks with different numbers of batches."""
+    results = []
+    for backend in ("sirtaki", "gloo"):
+        with default_group(backend):
+            net = DistributedDataParallel(model())
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            with net.join(divide_by_initial_world_size=keeps_divisor):
+                for step in range(2 + dist.get_rank()):
+                    optimizer.zero_grad()
+                    net(batch(step)[0]).square().sum().backward()
+                    optimizer.step()
+            results.append([parameter.detach().clone() for parameter in net.parameters()])
+    close(*results)
+
+
 @case()
 def communication_hooks() -> None:
     results = []

@@ -248,6 +248,30 @@ def test_ray_train_begins_again_and_reports_the_exception_of_each_rank(
     assert "numpy/collectives.py" not in str(raised.value)  # sirtaki's own frames say nothing to users
 
 
+def sum_over_the_default_group(config: dict[str, str]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    name = f"{type(dist.group.WORLD).__name__}, {dist.get_backend()}, {int(total)}"
+    Path(config["folder"], f"{dist.get_rank()}").write_text(name)
+
+
+def test_the_trainer_for_torch_takes_sirtaki_for_gloo(ray_cluster: Any, tmp_path: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    as_gloo = {"env_vars": {"SIRTAKI_AS": "gloo"}}
+    TorchTrainer(
+        sum_over_the_default_group,
+        train_loop_config={"folder": str(tmp_path)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(tmp_path / "results"), worker_runtime_env=as_gloo),
+    ).fit()
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["SirtakiGroup, gloo, 2"] * 2
+
+
 def test_the_programs_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     programs = PROGRAM_AND_OUTPUT.findall(PAGE.read_text())
     assert len(programs) == 2

@@ -6,8 +6,11 @@ import re
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
-from process_world import may_read_siblings, run_script
+from process_world import PATIENCE, may_read_siblings, run_script
+
+import sirtaki.numpy as hvd
 
 HEAD = """
 import os, signal, sys, time
@@ -23,29 +26,27 @@ def run(folder: Path, body: str, exit_code: int = 0, **settings: str) -> str:
     return run_script(folder, HEAD + textwrap.dedent(body), exit_code, **settings)
 
 
-@pytest.mark.parametrize("single_copy", ["1", "0"])
-def test_what_moves_arrives(tmp_path: Path, single_copy: str) -> None:
-    output = run(
-        tmp_path,
-        """
-        rows = np.arange(rank * 90_000, (rank + 1) * 90_000).reshape(-1, 3)
-        for again in range(3):
-            gathered = hvd.allgather(rows)
-            assert (gathered.ravel() == np.arange(size * 90_000)).all()
-            array = hvd.broadcast(rows[:9_000], root_rank=again)
-            assert (array.ravel() == np.arange(again * 90_000, again * 90_000 + 27_000)).all()
-            parts = hvd.alltoall(rows)
-            begins = [sender * 90_000 + rank * 30_000 for sender in range(size)]
-            assert (parts.ravel() == np.concatenate([np.arange(b, b + 30_000) for b in begins])).all()
-        rows = [row for row in hvd.stats()["by_backend"] if row["backend"] == "shared memory"]
-        algorithms = {row["algorithm"] for row in rows}
-        print(f"rank {rank}: {sorted(algorithms)}")
-        """,
-        single_copy=single_copy,
-    )
-    expected = "single copy" if single_copy == "1" and may_read_siblings() else ""
-    for rank in range(3):
-        assert f"rank {rank}: ['{expected}']" in output
+@pytest.fixture(params=["1", "0"])
+def single_copy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setenv("SIRTAKI_SINGLE_COPY", request.param)
+    return request.param == "1" and may_read_siblings()
+
+
+@pytest.mark.ranks(3, seconds=PATIENCE)
+def test_what_moves_arrives(single_copy: bool) -> None:
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    rows = np.arange(rank * 90_000, (rank + 1) * 90_000).reshape(-1, 3)
+    for again in range(3):
+        gathered = hvd.allgather(rows)
+        assert (gathered.ravel() == np.arange(size * 90_000)).all()
+        array = hvd.broadcast(rows[:9_000], root_rank=again)
+        assert (array.ravel() == np.arange(again * 90_000, again * 90_000 + 27_000)).all()
+        parts = hvd.alltoall(rows)
+        begins = [sender * 90_000 + rank * 30_000 for sender in range(size)]
+        assert (parts.ravel() == np.concatenate([np.arange(b, b + 30_000) for b in begins])).all()
+    rows_of_memory = [row for row in hvd.stats()["by_backend"] if row["backend"] == "shared memory"]
+    assert {row["algorithm"] for row in rows_of_memory} == {"single copy" if single_copy else ""}
 
 
 def test_a_lost_root_gives_nothing_wrong(tmp_path: Path) -> None:

@@ -277,6 +277,8 @@ def test_separate_runs_of_a_script_are_told_from_a_job(hvdrun: Run, tmp_path: Pa
         "hvdrun: no rank called hvd.init(): these were 2 separate runs, which exchanged nothing. To train"
     )
     assert result.stderr.splitlines()[-1].startswith(notice)
+    notice = hvdrun("-np", "2", "--torch-env", "python", str(script)).stderr.splitlines()[-1]
+    assert "or torch.distributed exchanged tensors by another backend" in notice
     script.write_text("import sirtaki.numpy as hvd; hvd.init()")
     assert "no rank called" not in hvdrun("-np", "2", "python", str(script)).stderr
     assert "no rank called" not in hvdrun("-np", "1", "true").stderr

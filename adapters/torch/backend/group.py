@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from typing import Any
 
 import torch
-from torch.distributed import Work
+from torch.distributed import Reducer, Work
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
@@ -72,6 +74,14 @@ class SirtakiGroup(Reducing, Moving, Messages):
         works, self.collected = self.collected, None
         return CoalescedWork(works or [])
 
+    def split_group(self, *_: Any, **__: Any) -> Any:
+        """Raises UnsupportedError: torch's own method would crash without a backend in C++."""
+        raise UnsupportedError("the process group backend sirtaki splits no groups: use new_group")
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        """Raises UnsupportedError, where torch's own method would return None."""
+        raise UnsupportedError("the process group backend sirtaki merges no groups: use new_group")
+
     def shutdown(self) -> None:
         """Ends the use of the world by the default group."""
         if self.world is not None:
@@ -81,6 +91,26 @@ class SirtakiGroup(Reducing, Moving, Messages):
     def abort(self) -> None:
         """Ends the world: every operation in flight fails, on all ranks."""
         self.context.abort(f"rank {self.context.rank} aborted the process group {self._name!r}")
+
+
+def _keep_works_of_reducers() -> None:
+    """Makes DDP's reducer keep the work of `join` that counts the ranks, until the next one.
+
+    The reducer waits for it in C++, which never ends once nobody in Python holds the work.
+    """
+    reducers: Any = Reducer
+    set_work = reducers._set_forward_pass_work_handle
+    works: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(set_work)
+    def set_and_keep(reducer: Any, work: Work, use_static_world_size: bool) -> None:
+        works[reducer] = work
+        set_work(reducer, work, use_static_world_size)
+
+    reducers._set_forward_pass_work_handle = set_and_keep
+
+
+_keep_works_of_reducers()
 
 
 def create(options: Any, backend_options: Any = None) -> Submission:

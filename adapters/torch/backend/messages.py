@@ -68,7 +68,9 @@ class Messages(Submission):
 
         own, other = self.context.rank, self.members[sender]
         part = RequestPart(core.SEND, target, target.pointer, store, root=other, destination=own)
-        return self.submit(self.names.messages(sender, self.rank(), tag), [part], [tensor])
+        work = self.submit(self.names.messages(sender, self.rank(), tag), [part], [tensor])
+        work.sender = sender
+        return work
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
         """Receives a CPU tensor from whichever rank of the group sends first."""

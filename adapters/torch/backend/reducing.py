@@ -90,8 +90,13 @@ class Reducing(Submission):
         """Reduces a list of tensors over all ranks; rank i receives the reduction of tensor i."""
         output = single(outputs, "the output of reduce_scatter")
         parts = inputs[0] if len(inputs) == 1 else []
-        require_equal(parts, output, self.size(), "the input of reduce_scatter")
-        part = self._scattered(output, joined(parts), opts.reduceOp)
+        sizes = [tensor.numel() for tensor in parts]
+        if len(sizes) == self.size() and len(set(sizes)) > 1:
+            require_elements(parts[self.rank()], output.numel(), output, "the input of reduce_scatter")
+            part = self._kept(output, joined(parts), sum(sizes[: self.rank()]), opts.reduceOp)
+        else:
+            require_equal(parts, output, self.size(), "the input of reduce_scatter")
+            part = self._scattered(output, joined(parts), opts.reduceOp)
         return self.submit(self.names.collectives, [part], [output], opts)
 
     def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = _SUM) -> Work:
@@ -112,11 +117,11 @@ class Reducing(Submission):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # its newer name
 
     def _scattered(self, output: Tensor, source: Tensor, op: Any) -> RequestPart:
-        how = reduction_of(op, source.dtype)
-        if how is None:
-            raise UnsupportedError(f"reduce_scatter cannot combine with {op}: use all_reduce")
         require_elements(source, output.numel() * self.size(), output, "the input of reduce_scatter")
         refuse_overlap(output)
+        how = reduction_of(op, source.dtype)
+        if how is None:
+            return self._kept(output, source, output.numel() * self.rank(), op)
         if not self.order.is_ascending:
             source = self.order.parts_to_set(source, [output.numel()] * self.size())
         view, target = rows(source, self.size()), output.detach()
@@ -127,6 +132,22 @@ class Reducing(Submission):
             written(output, target)
 
         return RequestPart(core.REDUCESCATTER, view, target.data_ptr(), store, how, keep=target)
+
+    def _kept(self, output: Tensor, source: Tensor, begin: int, op: Any) -> RequestPart:
+        """Describes a reduce-scatter of another kind than the core's, by the combination of all elements.
+
+        This rank keeps those from element `begin` on.
+        """
+        combined = source.detach().reshape(-1).clone()
+        part = self._combination(combined, combined, op)
+        combine = part.store
+
+        def store(context: Context, batch: Batch, index: int) -> None:
+            combine(context, batch, index)
+            assign(output, combined[begin : begin + output.numel()])
+
+        part.store = store
+        return part
 
 
 # ---- The reduce operations of torch.distributed, as those of the core ----------------------------------
@@ -145,6 +166,11 @@ _BITWISE: list[tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = [
     (ReduceOp.BOR, torch.bitwise_or),
     (ReduceOp.BXOR, torch.bitwise_xor),
 ]
+
+
+def name_of(op: Any) -> str:
+    """Returns the name of a reduce operation, as "BAND"."""
+    return str(getattr(op, "op", op)).rpartition(".")[2]
 
 
 def _found(table: list[tuple[Any, Any]], op: Any) -> Any:
@@ -185,7 +211,7 @@ def bitwise_of(op: Any, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor
     combine: Callable[[Tensor, Tensor], Tensor] | None = _found(_BITWISE, op)
     if combine is None or dtype.is_floating_point or dtype.is_complex:
         raise UnsupportedError(
-            f"{op} cannot combine elements of dtype {plain_name(dtype)}: bitwise operations are for integers "
-            "and truth values"
+            f"{name_of(op)} cannot combine elements of dtype {plain_name(dtype)}: bitwise operations are for "
+            "integers and truth values"
         )
     return combine

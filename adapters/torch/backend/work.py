@@ -34,7 +34,7 @@ class _Failed:
         self.error = error
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise self.error
+        raise copy.copy(self.error)
 
 
 def fail(future: Any, error: Exception) -> None:
@@ -46,7 +46,7 @@ def fail(future: Any, error: Exception) -> None:
     """
 
     def raise_error(value: _Failed) -> None:
-        raise value.error
+        raise copy.copy(value.error)
 
     future._set_unwrap_func(raise_error)
     future.set_result(_Failed(error))
@@ -69,6 +69,7 @@ class GroupWork(Work):
         self._results = list(results)
         self._timeout = timeout
         self._started_at = program_sites()
+        self.sender: int | None = None  # the rank of the group, of a receive
         self._lock = threading.Lock()
         self._is_over = batch.count == 0
         self._failure: Exception | None = None
@@ -120,6 +121,10 @@ class GroupWork(Work):
         self.wait()
         return list(self._results)
 
+    def _source_rank(self) -> int:
+        """Returns the sender of a receive; torch raises RuntimeError for other operations."""
+        return super()._source_rank() if self.sender is None else self.sender
+
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """Returns a future with the value of `result()`."""
         with self._lock:
@@ -155,7 +160,7 @@ class GroupWork(Work):
         if self._failure is None:
             self._future.set_result(self._results)
         else:
-            fail(self._future, copy.copy(self._failure))
+            fail(self._future, self._failure)
 
     def _has_ended(self) -> bool:
         return all(self._context.poll(self._batch, index) for index in range(self._batch.count))
