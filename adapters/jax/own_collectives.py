@@ -58,7 +58,7 @@ _PROBLEM = _load_jax()
 
 
 def enable_collectives(coordinator_address: str | None = None) -> None:
-    """Makes the CPUs of all ranks one set of devices for JAX, whose own collectives sirtaki then carries.
+    """Gives JAX the CPUs of all ranks as a single set of devices; sirtaki carries JAX's own collectives.
 
     `jax.devices()` has one CPU device of each rank, and programs with sharded arrays, `jax.shard_map`,
     `jax.lax.psum` and so on run over all of them. All ranks must call it, once, after `hvd.init()` and before

@@ -141,7 +141,7 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
 
 @dataclass
 class _Progress:
-    """How far a DataLoader has come. Numbers of samples are those of all ranks.
+    """The progress of a DataLoader. Numbers of samples count all ranks' samples.
 
     Attributes:
         first_epoch: the epoch from which epochs are counted in each world of an elastic job.

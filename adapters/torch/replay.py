@@ -1,4 +1,4 @@
-"""`hvdrun --replay N`: every N steps all ranks compute a batch of one rank twice, and compare the bits.
+"""`hvdrun --replay N`: every N steps all ranks compute a batch of rank 0 twice, and compare the bits.
 
 A processor or a memory that errs now and then shows in no loss, and in no comparison of parameters: all ranks
 apply the same wrong gradient. Replaying a part of the training finds such a machine, as described in "The
@@ -170,7 +170,7 @@ def replay_of(parameters: Iterable[Tensor], scope: CollectiveScope) -> Replay | 
 
 
 def refuse_replay(context: Context) -> None:
-    """Raises ValueError if the job replays, for a job or an optimizer whose steps cannot be repeated."""
+    """Raises ValueError if the job replays; for jobs and optimizers with steps that cannot be repeated."""
     if int(context.setting("replay")):
         raise ValueError(
             "--replay does not go with overlap_forward, deadline, staleness and op=hvd.Adasum, where ranks "

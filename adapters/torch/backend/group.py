@@ -94,7 +94,7 @@ class SirtakiGroup(Reducing, Moving, Messages):
 
 
 def _keep_works_of_reducers() -> None:
-    """Makes DDP's reducer keep the work of `join` that counts the ranks, until the next one.
+    """Makes DDP's reducer keep the work of `join` that counts the ranks, until the next work.
 
     The reducer waits for it in C++, which never ends once nobody in Python holds the work.
     """

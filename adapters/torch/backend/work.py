@@ -28,7 +28,7 @@ Store = Callable[[Context, Batch], None]
 
 
 class _Failed:
-    """The value of a future whose operation has failed."""
+    """The value of a future of an operation that has failed."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

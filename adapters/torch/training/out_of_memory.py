@@ -1,4 +1,4 @@
-"""A batch that does not fit into the memory of one rank: all ranks skip it, and go on."""
+"""A batch that does not fit into the memory of a rank: all ranks skip the batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LATE = (
 
 
 class skip_if_out_of_memory:  # noqa: N801  # used like a function
-    """A context for one step: if a rank runs out of memory in it, no rank uses this batch.
+    """A context for a step: if a rank runs out of memory in it, no rank uses this batch.
 
     All ranks put each whole step inside, from the forward pass to `optimizer.step()`. If torch cannot
     allocate memory in the forward or the backward pass of a rank, that rank warns with the line; then the
