@@ -28,21 +28,26 @@ from cases.torch_models import (
 from cases.torch_passes import expect_two_passes_a_step
 
 
-class Boom(torch.autograd.Function):
-    """A function that raises in the backward pass."""
+class Failing(torch.autograd.Function):
+    """A function with a backward pass that fails."""
 
     @staticmethod
-    def forward(_: Any, tensor: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, fail: Callable[[], object]) -> Tensor:
+        ctx.fail = fail
         return tensor.clone()
 
     @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        raise ArithmeticError("boom")
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.fail()
 
 
-def failing(model: nn.Sequential) -> Callable[[Tensor], Tensor]:
-    """Returns the model with a backward pass that raises when half of the gradients are ready."""
-    return lambda inputs: model[2:](Boom.apply(model[:2](inputs)))
+def boom() -> None:
+    raise ArithmeticError("boom")
+
+
+def failing(model: nn.Sequential, fail: Callable[[], object] = boom) -> Callable[[Tensor], Tensor]:
+    """Returns the model with a backward pass that fails when half of the gradients are ready."""
+    return lambda inputs: model[2:](Failing.apply(model[:2](inputs), fail))
 
 
 def fails_here(model: nn.Sequential, step: int) -> bool:

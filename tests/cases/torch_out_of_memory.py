@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import sirtaki.torch as hvd
 from cases import case
+from cases.torch_failed_passes import failing
 from cases.torch_models import (
     assert_alike,
     assert_same_on_all_ranks,
@@ -28,23 +29,16 @@ STEPS = 4
 FULL = 2  # the step whose batch is skipped
 
 
-class OutOfMemory(torch.autograd.Function):
-    """A function that runs out of memory in the backward pass."""
-
-    @staticmethod
-    def forward(_: Any, tensor: Tensor) -> Tensor:
-        return tensor.clone()
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        return torch.empty(1 << 50)
+def allocate() -> Tensor:
+    """Runs out of memory."""
+    return torch.empty(1 << 50)
 
 
 def fails(phase: str, model: nn.Sequential) -> Any:
     """Returns the model with a pass that runs out of memory: in the forward, or half of the backward pass."""
     if phase == "forward":
-        return lambda inputs: model(inputs) + torch.empty(1 << 50)
-    return lambda inputs: model[2:](OutOfMemory.apply(model[:2](inputs)))
+        return lambda inputs: model(inputs) + allocate()
+    return failing(model, allocate)
 
 
 def step_of(model: nn.Sequential, optimizer: Any, step: int, phase: str, rank: int) -> bool:
@@ -136,7 +130,7 @@ def short_of_memory(optimizer: Any, model: nn.Sequential, steps: int) -> None:
         own_loss(model, 1).backward()
         for _ in range(steps):
             optimizer.step()
-        torch.empty(1 << 50)
+        allocate()
 
 
 @case(least=2)
