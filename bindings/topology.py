@@ -33,6 +33,11 @@ class Topology(RankPlacement):
 
     peers: Sequence[Peer]
 
+    def label(self, rank: int) -> str:
+        """Returns the name of a rank in messages: "rank 1 (pid 4711 on hostA)"."""
+        peer = self.peers[rank]
+        return f"rank {rank} (pid {peer.pid} on {peer.host})"
+
 
 @dataclass(frozen=True)
 class SharedMemory:

@@ -26,22 +26,9 @@ from sirtaki.bindings.errors import (
     UnsupportedError,
 )
 
-__all__ = [
-    "AbortedError",
-    "BatchSkippedError",
-    "DeadlineError",
-    "DeviceError",
-    "ForkedError",
-    "HorovodInternalError",
-]
-__all__ += ["HostsUpdatedInterrupt", "InitializationError", "InternalError", "MismatchError"]
-__all__ += ["NotFiniteError"]
-__all__ += ["NotInitializedError", "OutOfMemoryError", "ParametersDifferError", "PeerFinishedError"]
-__all__ += [
-    "PeerLostError",
-    "ProtocolError",
-    "ResultsDifferError",
-    "ShutDownError",
-    "SystemRefusedError",
-    "UnsupportedError",
-]
+__all__ = ["AbortedError", "BatchSkippedError", "DeadlineError", "DeviceError"]
+__all__ += ["ForkedError", "HorovodInternalError", "HostsUpdatedInterrupt", "InitializationError"]
+__all__ += ["InternalError", "MismatchError", "NotFiniteError", "NotInitializedError"]
+__all__ += ["OutOfMemoryError", "ParametersDifferError", "PeerFinishedError", "PeerLostError"]
+__all__ += ["ProtocolError", "ResultsDifferError", "ShutDownError", "SystemRefusedError"]
+__all__ += ["UnsupportedError"]

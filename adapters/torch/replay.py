@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +60,7 @@ class _Report(NamedTuple):
 class Replay:
     """The replays of an optimizer's model: the outermost module that is called with its parameters."""
 
-    def __init__(self, parameters: Sequence[Tensor], scope: CollectiveScope, interval: int) -> None:
+    def __init__(self, parameters: Iterable[Tensor], scope: CollectiveScope, interval: int) -> None:
         self._parameters = {id(parameter) for parameter in parameters}
         self._scope, self._interval = scope, interval
         self._step = 0
@@ -158,15 +158,14 @@ class Replay:
             raise ResultsDifferError(text)
 
     def _labels(self, ranks: list[int]) -> str:
-        peers = self._scope.context.topology.peers
-        return ", ".join(f"rank {rank} (pid {peers[rank].pid} on {peers[rank].host})" for rank in ranks)
+        return ", ".join(map(self._scope.context.topology.label, ranks))
 
 
 def replay_of(parameters: Iterable[Tensor], scope: CollectiveScope) -> Replay | None:
     """Returns the replays of an optimizer with these parameters; None if the job has none."""
     interval = int(scope.context.setting("replay"))
     is_member = scope.context.rank in scope.ranks
-    return Replay(list(parameters), scope, interval) if interval and is_member else None
+    return Replay(parameters, scope, interval) if interval and is_member else None
 
 
 def refuse_replay(context: Context) -> None:

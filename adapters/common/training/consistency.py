@@ -92,8 +92,7 @@ class Scope:
         return Call(self.name, self.process_set.number(self.context))
 
     def label(self, rank: int) -> str:
-        peer = self.context.topology.peers[rank]
-        return f"rank {rank} (pid {peer.pid} on {peer.host})"
+        return self.context.topology.label(rank)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ def require_all_to_stop(optimizer: Any, exchange: GradientReduction) -> None:
     try:
         allreduce(np.zeros(1, np.uint8), op=Max, name=exchange.first_name, process_set=process_set)
     except MismatchError:
-        peer = context.topology.peers[context.rank]
-        text = _ALONE.format(peer=f"rank {context.rank} (pid {peer.pid} on {peer.host})", steps=steps)
+        text = _ALONE.format(peer=context.topology.label(context.rank), steps=steps)
         context.abort(text)
         raise ValueError(text) from None

@@ -282,10 +282,9 @@ class GradientExchange:
 
 
 def skipped_by(context: Context, rank: int) -> str:
-    peer = context.topology.peers[rank]
     return (
-        f"rank {rank} (pid {peer.pid} on {peer.host}) ran out of memory and skips this batch, so no rank may "
-        "use it: put the whole step, on all ranks, inside `with hvd.skip_if_out_of_memory(optimizer):`"
+        f"{context.topology.label(rank)} ran out of memory and skips this batch, so no rank may use it: put "
+        "the whole step, on all ranks, inside `with hvd.skip_if_out_of_memory(optimizer):`"
     )
 
 
