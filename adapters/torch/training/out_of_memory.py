@@ -35,8 +35,8 @@ class skip_if_out_of_memory:  # noqa: N801  # used like a function
     already update, is raised as ever.
 
     Args:
-        optimizer: an `hvd.DistributedOptimizer` without overlap_forward, deadline, staleness, op=Adasum or a
-            compression that keeps what it leaves out.
+        optimizer: an `hvd.DistributedOptimizer` without overlap_forward, deadline, staleness, op=Adasum,
+            shard, or a compression that keeps what it leaves out.
 
     Attributes:
         skipped: whether the batch was skipped; the same on all ranks.
@@ -66,7 +66,7 @@ class skip_if_out_of_memory:  # noqa: N801  # used like a function
 
     def __enter__(self) -> skip_if_out_of_memory:
         self.skipped = False
-        self._begin = self._optimizer._reducer.progress
+        self._steps = self._optimizer._reducer.progress[0]
         return self
 
     def __exit__(
@@ -75,8 +75,8 @@ class skip_if_out_of_memory:  # noqa: N801  # used like a function
         if not isinstance(error, BatchSkippedError):
             if error is None or not _is_out_of_memory(error):
                 return False
-            reducer, (steps, _) = self._optimizer._reducer, self._begin
-            if reducer.progress != (steps, False):
+            reducer = self._optimizer._reducer
+            if reducer.progress != (self._steps, False):
                 hint(_LATE)
                 return False
             place, text = location_of(trace), str(error).partition("\n")[0]
