@@ -61,11 +61,16 @@ def test_a_failure_names_the_rank_once(in_ci: str, tmp_path: Path, environment: 
     environment["CI"] = in_ci  # pytest then shows whole messages in its summary
     body = """
 @pytest.mark.ranks(2)
-def test_fails():
-    total = sum_of_ranks()
-    if hvd.rank() == 1:
+def test_fails(tmp_path):
+    total, sent = sum_of_ranks(), tmp_path / "sent"
+    if hvd.rank() == 1 and seen(sent):
         assert total == 41
-    hvd.barrier()  # where rank 0 is
+    rest = hvd.allreduce_async(numpy.ones(1), name="rest"); sent.touch(); hvd.synchronize(rest)  # rank 0
+
+def seen(path):
+    while not path.exists():
+        time.sleep(0.01)
+    return True
 """
     exit_code, shown = run_pytest(tmp_path, environment, body)
     assert exit_code == 1, shown
