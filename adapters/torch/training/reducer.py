@@ -14,12 +14,10 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator, suppress
 from typing import Any, ClassVar
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.utils.weak import WeakIdKeyDictionary
 
 from sirtaki.bindings import config
 from sirtaki.bindings import request as core
@@ -33,6 +31,7 @@ from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.gradient_memory import gradient_memory_of
 from sirtaki.torch.training.exchange import GradientExchange
 from sirtaki.torch.training.exchange_options import ExchangeOptions
+from sirtaki.torch.training.other_reducers import Claim
 from sirtaki.torch.training.overlapped.flight import Flight
 from sirtaki.torch.training.parameters import NamedParameter, can_have_gradient, trainable
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
@@ -561,46 +560,6 @@ class PassEnd:
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._raised is not None and not is_finalizing():  # then the names of modules may be None
             self._raised()
-
-
-# ---- Claims: one reducer for each parameter, as two would combine its gradient twice -------------------
-
-
-class Claim:
-    """A reducer's right to exchange the gradients of its parameters, until it is released.
-
-    A second claim by itself is no mistake: a notebook cell that runs again makes a new optimizer while the
-    scheduler of the old one still holds the old one. Two claims in use are a mistake.
-    """
-
-    _by_parameter: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()  # sets of claims
-    _created: ClassVar[int] = 0
-
-    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        self._named = named
-        self._checked = 0  # number of claims at the last check that found no conflict
-        for _, parameter in named:
-            self._by_parameter.setdefault(parameter, WeakSet()).add(self)
-        Claim._created += 1
-
-    def release(self) -> None:
-        """Releases the parameters."""
-        for _, parameter in self._named:
-            self._by_parameter[parameter].discard(self)
-
-    def check_exclusive(self) -> None:
-        """Raises ValueError if another reducer has a claim on any of the parameters."""
-        created = Claim._created
-        if created == self._checked:
-            return
-        for name, parameter in self._named:
-            if len(self._by_parameter[parameter]) > 1:
-                raise ValueError(
-                    f"two DistributedOptimizers exchange the gradient of parameter {name!r}, so it would be "
-                    "combined over the ranks twice: before the next backward pass, delete the optimizer that "
-                    "is not used any more, and what holds it, such as its learning rate scheduler"
-                )
-        self._checked = created
 
 
 # ---- Reduced gradients, which must not be combined again -----------------------------------------------
