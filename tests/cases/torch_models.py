@@ -94,9 +94,11 @@ def distributed(model: nn.Module, optimizer: torch.optim.Optimizer | None = None
     return hvd.DistributedOptimizer(optimizer or sgd(model), model.named_parameters(), **options)
 
 
-def leaving_early(optimizer: Any) -> Any:
-    """Makes the optimizer behave as on a machine with a spare core for the exchange; returns it."""
-    optimizer._reducer._overlap = Overlap(has_spare_core=True)
+def leaving_early(optimizer: Any, is_early: bool = True) -> Any:
+    """Makes the optimizer submit gradients as on a machine with a spare core, or without; returns it."""
+    optimizer._reducer._overlap = Overlap(
+        has_spare_core=is_early, wish=lambda: "auto" if is_early else "late"
+    )
     return optimizer
 
 

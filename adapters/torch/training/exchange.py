@@ -79,6 +79,7 @@ class GradientExchange:
         self._lazy = {index for index, parameter in enumerate(self._parameters) if _may_be_lazy(parameter)}
         self._in_place: list[Tensor] = []
         self._results: list[_Result] = []
+        self.is_continued = False  # whether another round of the same passes follows the last one
         for index, parameter in enumerate(self._parameters):
             if exchange_options.compression is NoneCompressor and parameter.is_contiguous():
                 self._describe(index, parameter)
@@ -147,6 +148,10 @@ class GradientExchange:
         """Makes `finish` raise BatchSkippedError on all ranks, for this rank lacks memory."""
         self._checks.mark(len(self._parameters), self._context.rank + 1)
 
+    def announce_round(self) -> None:
+        """Makes all ranks continue with another round: this rank's pass goes on after the present one."""
+        self._checks.mark(len(self._parameters) + 1, 1)
+
     def finish(self) -> None:
         """Ends the round: waits for every submitted gradient, and puts the results in place.
 
@@ -166,7 +171,7 @@ class GradientExchange:
     def _finish(self) -> None:
         try:
             self._requests.wait()
-            *marks, skipping = self._checks.finish() or (0,)
+            *marks, skipping, self.is_continued = self._checks.finish() or (0, 0)
             if skipping:
                 raise BatchSkippedError(skipped_by(self._context, skipping - 1))
             if any(marks) and self._sparse.learn(marks) and self._sparse not in self.stages:

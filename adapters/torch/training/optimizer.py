@@ -472,7 +472,7 @@ class ReducerSettings:
             checks_data=self.checks_data,
             first_check=first,
             loss_scale=self.loss_scale,
-            marks=len(found) + 1,  # for the exchange: dimensions of sparse gradients, and a rank that skips
+            marks=len(found) + 2,  # dimensions of sparse gradients, a rank that skips, one that continues
         )
         reducer = GradientReducer(replace(self.exchange_options, how=reduced), found, checks, self.passes)
         reducer.no_sync = self.no_sync

@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from sirtaki.bindings import config
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.errors import BatchSkippedError, HorovodInternalError
+from sirtaki.bindings.errors import BatchSkippedError, HorovodInternalError, UnsupportedError
 from sirtaki.bindings.library import usable_cores
 from sirtaki.common.training.round_checks import RoundChecks, RoundPosition
 from sirtaki.common.training.shares import Share
@@ -38,6 +38,11 @@ from sirtaki.torch.training.sharded.gradient import ShardedGradient
 from sirtaki.torch.training.wrapping import Wrapped
 
 _NEVER = 1 << 62
+_NESTED_LATER = (
+    "on another rank, a nested backward pass (re-entrant checkpointing) has begun after gradients of the "
+    "same pass had left, and with overlap_forward this rank has already stepped with them: use "
+    "checkpoint(..., use_reentrant=False), or leave out overlap_forward"
+)
 _NONE = -1
 
 
@@ -302,7 +307,10 @@ class GradientReducer:
         if this_pass not in self._passes:
             self._scope.check_world()
             self._claim.check_exclusive()
-            self.finish_open_round()
+            if self._passes:
+                self._interrupt_round()
+            else:
+                self.finish_open_round()
             self._has_stepped = False
             self._passes.add(this_pass)
             queue_callback(PassEnd(self._pass_ended, self._guard))
@@ -355,7 +363,7 @@ class GradientReducer:
         """
         self._has_nested = True
         self._may_submit_early = False
-        self.finish_open_round()
+        self._interrupt_round()
 
         def resume(_: Any) -> None:
             for handle in handles:
@@ -378,6 +386,16 @@ class GradientReducer:
         self._submit_all()
         self._finish()
 
+    def _interrupt_round(self) -> None:
+        """Ends a round, if one is open, before the gradients of the same pass grow again.
+
+        All ranks then make another round: whether gradients leave early differs from rank to rank.
+        """
+        if self._exchange.is_open:
+            self._exchange.announce_round()
+            self._submit_all()
+            self._complete()
+
     def _submit_all(self) -> None:
         self._submit_fired()
         absent: list[int] = []
@@ -395,6 +413,14 @@ class GradientReducer:
         self._submitted.update(fired)
 
     def _finish(self) -> None:
+        self._complete()
+        while self._exchange.is_continued:
+            if self._has_stepped:
+                raise UnsupportedError(_NESTED_LATER)
+            self._submit_all()
+            self._complete()
+
+    def _complete(self) -> None:
         submitted, self._submitted = self._submitted, set()
         try:
             self._exchange.finish()
