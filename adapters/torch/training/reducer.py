@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator, suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -83,7 +84,7 @@ class GradientReducer:
         self._may_grow = (
             exchange_options.how.op == core.AVERAGE
         )  # a second pass on top of a reduced gradient does no harm
-        self._fired: dict[int, None] = {}  # in order, not submitted yet
+        self._fired = FiredParameters(named, self._note)
         self._submitted: set[int] = set()  # in this round
         self._reduced = ReducedGradients(named)  # those that must not grow any more
         self._pass = -1  # the latest pass, possibly nested, that fired
@@ -94,7 +95,7 @@ class GradientReducer:
         self._bytes_until_submit = _NEVER  # bytes until gradients are submitted early
         self._may_submit_early = False  # once a whole pass without nested ones has been seen, and it pays off
         self._overlap = overlap_of(exchange_options, named)
-        self._has_nested = False
+        self._has_nested: bool | None = None  # None: no pass has ended yet
         self._is_reduced = False  # a round has ended since the last step
         self._guards: list[Any] = []  # hooks that keep the next pass from changing gradients in flight
         prefix = f"{exchange_options.scope.name}."
@@ -159,8 +160,9 @@ class GradientReducer:
             self.finish_open_round()
         is_due = self._fired or self._is_open
         if not is_due and not self._is_reduced:
-            self._fired = dict.fromkeys(self._reduced.take_new())
-            self.weighting.multiply(self._fired)
+            new = self._reduced.take_new()
+            self.weighting.multiply(new)
+            self._fired.add(new)
             is_due = True
         if is_due:
             self._end_round()
@@ -180,7 +182,7 @@ class GradientReducer:
         """
         added = [index for index in self.take_over(earlier) if self._reduced.lacks(index)]
         self.weighting.multiply(added)
-        self._fired = dict.fromkeys(added)
+        self._fired.add(added)
         self._end_round()
 
     def step_ahead(self, optimizer: Wrapped) -> list[list[Tensor]] | None:
@@ -229,7 +231,7 @@ class GradientReducer:
             self._end_round()
         if was_left_open:
             self._is_reduced = False
-        self._fired.clear()
+        self._fired.take()
         self._reduced.clear()
         self._exchange.drop_earlier()
         self._checks.report()
@@ -241,7 +243,7 @@ class GradientReducer:
 
     def skip_round(self) -> None:
         """Takes part in the exchange that is due in this step, so that no rank uses its gradients."""
-        self._fired.clear()
+        self._fired.take()
         self._exchange.skip()
         with suppress(BatchSkippedError):
             self._end_round()
@@ -276,7 +278,7 @@ class GradientReducer:
     # ---- During a pass ---------------------------------------------------------------------------------
 
     def _watch(self, index: int, parameter: Tensor) -> Any:
-        size, gpu = parameter.numel() * parameter.element_size(), device.ordinal(parameter)
+        gpu = device.ordinal(parameter)
         memory = self._memory if self._memory is not None and self._memory.moves_early(index) else None
 
         def fired(_: Tensor) -> None:
@@ -286,14 +288,21 @@ class GradientReducer:
                 self._change_stream(device.current_stream(gpu))
             if memory is not None and memory.move((index,)):
                 self._reduced.forget(index)
-            self._fired[index] = None
-            self._bytes_until_submit -= size
-            if self._bytes_until_submit <= 0:
-                self._submit_fired()
-                self._bytes_until_submit = self._overlap.early_bytes
+            self._note(index)
 
+        is_plain = gpu == core.CPU and memory is None
         with trainable(parameter):
-            return parameter.register_post_accumulate_grad_hook(fired)
+            return parameter.register_post_accumulate_grad_hook(self._fired.hook if is_plain else fired)
+
+    def _note(self, index: int) -> None:
+        """Records that a pass has made a gradient; submits gradients if there are enough of them."""
+        if current_pass() != self._pass:
+            self._begin_pass(current_pass())
+        self._fired.add((index,))
+        self._bytes_until_submit -= self._named[index].parameter.nbytes
+        if self._bytes_until_submit <= 0:
+            self._submit_fired()
+            self._bytes_until_submit = self._overlap.early_bytes
 
     def _protect(self, parameter: Tensor) -> Any:
         """Ends a round that was left open before the gradient grows, which is in flight; returns the node."""
@@ -319,6 +328,8 @@ class GradientReducer:
         self._overlap.begin()
         leaves_early = self._may_submit_early and not self._skips_exchange()
         self._bytes_until_submit = self._overlap.early_bytes if leaves_early else _NEVER
+        if not leaves_early and self._has_nested is False:  # nothing to do before the pass ends
+            self._fired.collect()
 
     def _change_stream(self, stream: int) -> None:
         """Handles a gradient that is computed in another stream than the last gradient.
@@ -331,6 +342,7 @@ class GradientReducer:
         self._stream = stream
 
     def _pass_ended(self) -> None:
+        self._fired.settle()
         node = current_node()
         if node is not None:
             self._handle_nested_end(node)
@@ -338,6 +350,7 @@ class GradientReducer:
             self._passes.clear()
             self._pass = -1
             self._overlap.end()
+            self._has_nested = bool(self._has_nested)
             self._may_submit_early = self._overlap.is_worth_it and not self._has_nested
             if self._skips_exchange():
                 self._passes_done += 1
@@ -405,7 +418,7 @@ class GradientReducer:
         self._submitted.update(absent)
 
     def _submit_fired(self) -> None:
-        fired, self._fired = list(self._fired), {}
+        fired = self._fired.take()
         self._check_growth(fired)
         if self._memory is not None:
             self._memory.move(fired)
@@ -586,6 +599,52 @@ class PassEnd:
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._raised is not None and not is_finalizing():  # then the names of modules may be None
             self._raised()
+
+
+# ---- The gradients of passes ---------------------------------------------------------------------------
+
+
+class FiredParameters:
+    """The parameters that have fired and are not submitted yet, in the order of their gradients.
+
+    Attributes:
+        hook: the hook of all parameters, after their gradients have grown. It is a single object that calls
+            a Python function or, between `collect` and `settle`, a function in C: four hundred small
+            gradients then cost 0.35 ms and not 0.8 ms.
+    """
+
+    def __init__(self, named: Sequence[NamedParameter], fired: Callable[[int], None]) -> None:
+        """Creates it. `fired` is called with the index of a parameter that has fired, and calls `add`."""
+        self._indices = {id(entry.parameter): index for index, entry in enumerate(named)}
+        self._call_fired: Callable[[Tensor], None] = lambda tensor: fired(self._indices[id(tensor)])
+        self._found: dict[int, None] = {}
+        self._collected: list[Tensor] = []
+        self.hook: Any = partial(self._call_fired)
+
+    def __bool__(self) -> bool:
+        return bool(self._found or self._collected)
+
+    def add(self, indices: Iterable[int]) -> None:
+        self._found.update(dict.fromkeys(indices))
+
+    def collect(self) -> None:
+        """Makes the hook collect the parameters."""
+        self._set_target(self._collected.append)
+
+    def settle(self) -> None:
+        """Adds the parameters that have been collected, and makes the hook call `fired` again."""
+        self._set_target(self._call_fired)
+        self.add(map(self._indices.__getitem__, map(id, self._collected)))
+        self._collected.clear()
+
+    def take(self) -> list[int]:
+        """Returns the indices of the parameters that have fired, and forgets them."""
+        self.settle()
+        taken, self._found = list(self._found), {}
+        return taken
+
+    def _set_target(self, function: Callable[[Tensor], None]) -> None:
+        self.hook.__setstate__((function, (), {}, None))  # a partial object's function cannot be assigned
 
 
 # ---- Reduced gradients, which must not be combined again -----------------------------------------------
