@@ -171,7 +171,8 @@ class GradientExchange:
     def _finish(self) -> None:
         try:
             self._requests.wait()
-            *marks, skipping, self.is_continued = self._checks.finish() or (0, 0)
+            *marks, skipping, continuing = self._checks.finish() or (0, 0)
+            self.is_continued = bool(continuing)
             if skipping:
                 raise BatchSkippedError(skipped_by(self._context, skipping - 1))
             if any(marks) and self._sparse.learn(marks) and self._sparse not in self.stages:
