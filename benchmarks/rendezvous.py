@@ -26,12 +26,12 @@ from common.options import KIB, Option, number
 from common.report import Target, at_most, show_rows
 from common.simulated_start import describe
 
-from sirtaki.runner.rendezvous.connection.address import unix_address
-from sirtaki.runner.rendezvous.job import Identity, Job
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server import connection_server
-from sirtaki.runner.rendezvous.server.rendezvous_collector import RendezvousCollector
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.connection.address import unix_address
+from sirtaki.bindings.bootstrap.job import Identity, Job
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server import connection_server
+from sirtaki.bindings.bootstrap.server.rendezvous_collector import RendezvousCollector
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 HOSTS = [2, 4, 8]
 SECONDS = 120.0

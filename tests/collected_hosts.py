@@ -10,11 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.job import Identity, Job
-from sirtaki.runner.rendezvous.messages import RankEvent
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_collector import RendezvousCollector
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.job import Identity, Job
+from sirtaki.bindings.bootstrap.messages import RankEvent
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server.rendezvous_collector import RendezvousCollector
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 6, b"k" * 32, "1.0")
 EACH = 2  # ranks of a host

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
-from sirtaki.runner.rendezvous.connection.wire import receive_exactly, send_all
-from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, Role
+from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
+from sirtaki.bindings.bootstrap.connection.wire import receive_exactly, send_all
+from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, Role
 
 
 def run_handshake(

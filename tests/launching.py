@@ -21,9 +21,9 @@ FAILSAFE_SECONDS = 180.0
 RANK_SCRIPT = """
 import os, signal, sys, time
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.rendezvous.job import RendezvousError, Identity, Job
-from sirtaki.runner.rendezvous.connection.key import read_key
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.job import RendezvousError, Identity, Job
+from sirtaki.bindings.bootstrap.connection.key import read_key
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 
 rank, size = int(os.environ["SIRTAKI_RANK"]), int(os.environ["SIRTAKI_SIZE"])
 

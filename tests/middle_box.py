@@ -9,7 +9,7 @@ import threading
 
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.connection.address import split_address
+from sirtaki.bindings.bootstrap.connection.address import split_address
 
 UP, DOWN = 0, 1  # from who has connected, and to it
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: an end without a goodbye of TCP

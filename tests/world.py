@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sirtaki.bindings import default_context
+from sirtaki.bindings.bootstrap.connection.encryption import Certificate, TlsConnection
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib
 from sirtaki.bindings.topology import Peer, SharedMemory, Topology
-from sirtaki.runner.rendezvous.connection.encryption import Certificate, TlsConnection
 
 TRANSPORTS = ("shm", "socket")
 ENCRYPTED = "encrypted"  # each rank on a host of its own, with TLS in between

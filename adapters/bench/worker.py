@@ -19,6 +19,8 @@ import sirtaki.numpy as hvd
 from sirtaki.bench.implementations import Bound, Call, Implementation, implement
 from sirtaki.bench.patterns import Array, Patterns
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, local_addresses
+from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.common import basics
 from sirtaki.common.observing import stats
 from sirtaki.runner.bench.messages import (
@@ -39,8 +41,6 @@ from sirtaki.runner.bench.samples import block_calls, quantile, timed
 from sirtaki.runner.bench.sizes import ITEMSIZES, counts
 from sirtaki.runner.doctor.facts import Speed
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure
-from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, local_addresses
-from sirtaki.runner.rendezvous.job import RendezvousError
 
 _BYTES_PER_BLOCK = 32 << 20
 _LEAST_CALLS, _MOST_CALLS = 4, 64

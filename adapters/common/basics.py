@@ -81,7 +81,7 @@ def init(
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets is {process_sets!r}; it takes a list of process sets, or "dynamic"')
-    from sirtaki.runner.rendezvous import (
+    from sirtaki.bindings.bootstrap import (
         lifecycle,  # imported late: a third of the time to import sirtaki.torch
     )
 
@@ -125,7 +125,7 @@ def shutdown() -> None:
     Does nothing in a process that is not initialised.
     """
     if is_initialized():
-        from sirtaki.runner.rendezvous import lifecycle
+        from sirtaki.bindings.bootstrap import lifecycle
 
         lifecycle.stop()
 

@@ -14,7 +14,7 @@ from sirtaki.bindings.default_context import find
 from sirtaki.bindings.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from sirtaki.runner.rendezvous.providers.key_value_store import KeyValueStore
+    from sirtaki.bindings.bootstrap.providers.key_value_store import KeyValueStore
 
 
 class SharedWorld:
@@ -35,7 +35,7 @@ class SharedWorld:
             UnsupportedError: the ranks of the job may change.
             DeadlineError, InitializationError: the ranks could not form a world.
         """
-        from sirtaki.runner.rendezvous import lifecycle  # imported late, as in `init`
+        from sirtaki.bindings.bootstrap import lifecycle  # imported late, as in `init`
 
         if lifecycle.WORKER in os.environ:
             raise UnsupportedError(
@@ -55,7 +55,7 @@ class SharedWorld:
 
     def leave(self) -> None:
         """Ends the use; ends the world if it has no other user. A second call does nothing."""
-        from sirtaki.runner.rendezvous import lifecycle
+        from sirtaki.bindings.bootstrap import lifecycle
 
         if self._is_own and find() is self.context:
             lifecycle.leave_for_group()
@@ -64,14 +64,14 @@ class SharedWorld:
 
 def own_addresses() -> list[str]:
     """Returns the addresses at which ranks of other hosts may reach this process."""
-    from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, local_addresses
+    from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, local_addresses
 
     return local_addresses(chosen_interfaces())
 
 
 def _enter(store: KeyValueStore, rank: int, size: int) -> Context:
-    from sirtaki.runner.rendezvous import lifecycle
-    from sirtaki.runner.rendezvous.providers import environment, key_value_store
+    from sirtaki.bindings.bootstrap import lifecycle
+    from sirtaki.bindings.bootstrap.providers import environment, key_value_store
 
     is_launched = "SIRTAKI_RENDEZVOUS" in os.environ
 

@@ -14,7 +14,7 @@ from sirtaki.common.ops.objects import view_of_bytes
 from sirtaki.common.ops.reduction import Call, Reduction, describe
 
 if TYPE_CHECKING:
-    from sirtaki.runner.rendezvous.termination import StopRequests
+    from sirtaki.bindings.bootstrap.termination import StopRequests
 
 __all__ = ["should_stop"]
 
@@ -63,14 +63,14 @@ def should_stop() -> bool:
 @cache
 def _requests() -> StopRequests:
     """Returns the requests to stop that this process has received as signals."""
-    from sirtaki.runner.rendezvous.termination import StopRequests  # imported late, as by hvd.init()
+    from sirtaki.bindings.bootstrap.termination import StopRequests  # imported late, as by hvd.init()
 
     return StopRequests()
 
 
 def _listen(context: Context, requests: StopRequests) -> None:
-    from sirtaki.runner.rendezvous import lifecycle
-    from sirtaki.runner.rendezvous.termination import ASK_TO_STOP
+    from sirtaki.bindings.bootstrap import lifecycle
+    from sirtaki.bindings.bootstrap.termination import ASK_TO_STOP
 
     if context.survivors is not None:  # SIGTERM is the elastic job's, and its next world goes on listening
         requests.listen([signal.SIGUSR1])

@@ -12,6 +12,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from sirtaki.bindings import default_context
+from sirtaki.bindings.bootstrap import lifecycle
+from sirtaki.bindings.bootstrap.job import RendezvousError, RendezvousTimeout
+from sirtaki.bindings.bootstrap.table_variables import END
+from sirtaki.bindings.bootstrap.tables import TableNews, count_servers, enter_table
 from sirtaki.bindings.context import SHUTDOWN_MS, Context
 from sirtaki.bindings.errors import (
     DeadlineError,
@@ -23,10 +27,6 @@ from sirtaki.bindings.errors import (
 )
 from sirtaki.bindings.observing import user_code
 from sirtaki.common.ops.objects import broadcast_object
-from sirtaki.runner.rendezvous import lifecycle
-from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
-from sirtaki.runner.rendezvous.table_variables import END
-from sirtaki.runner.rendezvous.tables import TableNews, count_servers, enter_table
 
 # Serves the table of a world. Calls the function at the end, with the table's failure, from any thread.
 Serve = Callable[[Context, Callable[[BaseException | None], None]], None]

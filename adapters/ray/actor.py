@@ -6,11 +6,11 @@ import os
 import socket
 from typing import Any
 
+from sirtaki.bindings.bootstrap.elastic import process as elastic
+from sirtaki.bindings.bootstrap.elastic.process import Assignment
 from sirtaki.ray import process
 from sirtaki.runner.engines.outcomes import RankOutcome, call_on_rank, end_world
 from sirtaki.runner.engines.places import EngineJob
-from sirtaki.runner.rendezvous.elastic import process as elastic
-from sirtaki.runner.rendezvous.elastic.process import Assignment
 
 
 class RankActor:

@@ -22,6 +22,9 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.key import KEY_BYTES
+from sirtaki.bindings.bootstrap.elastic.process import Assignment, workers_job
+from sirtaki.bindings.bootstrap.job import Job
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.settings import ExecutorSettings, Shape
@@ -32,9 +35,6 @@ from sirtaki.runner.engines.outcomes import RankOutcome, results_of
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.launch.environment import encrypts
 from sirtaki.runner.launch.hosts import is_own_host
-from sirtaki.runner.rendezvous.connection.key import KEY_BYTES
-from sirtaki.runner.rendezvous.elastic.process import Assignment, workers_job
-from sirtaki.runner.rendezvous.job import Job
 
 _POLL_SECONDS = 1.0  # between two looks at the reservations
 _LAST_MESSAGE_SECONDS = 5.0  # for the last message of a worker, which comes by another connection

@@ -12,6 +12,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util import remove_placement_group
 
+from sirtaki.bindings.bootstrap.connection.interfaces import VARIABLE as INTERFACES
+from sirtaki.bindings.bootstrap.providers.world import DEFAULT_START_TIMEOUT
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.elastic import ActorJob, Work
 from sirtaki.ray.settings import ExecutorSettings, Shape, rules_of, shape_of
@@ -26,8 +28,6 @@ from sirtaki.runner.function.arguments import (
 )
 from sirtaki.runner.function.call import pickle_call
 from sirtaki.runner.function.errors import RunError
-from sirtaki.runner.rendezvous.connection.interfaces import VARIABLE as INTERFACES
-from sirtaki.runner.rendezvous.providers.world import DEFAULT_START_TIMEOUT
 
 _NOT_STARTED = "this executor has no actors: call start() before"
 

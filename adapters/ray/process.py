@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sirtaki.bindings.bootstrap import lifecycle
+from sirtaki.bindings.bootstrap.identity import host_identity
+from sirtaki.bindings.bootstrap.providers import world
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.engines.places import EngineJob
-from sirtaki.runner.rendezvous import lifecycle
-from sirtaki.runner.rendezvous.identity import host_identity
-from sirtaki.runner.rendezvous.providers import world
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 
 @dataclass

@@ -13,11 +13,11 @@ except ImportError as missing:
         f"SirtakiConfig needs Ray Train, which cannot be imported ({missing}): pip install 'sirtaki[ray]'"
     ) from None
 
+from sirtaki.bindings.bootstrap import lifecycle
+from sirtaki.bindings.bootstrap.providers.world import DEFAULT_START_TIMEOUT
 from sirtaki.ray import process
 from sirtaki.runner.engines.outcomes import end_world
 from sirtaki.runner.engines.places import EngineJob
-from sirtaki.runner.rendezvous import lifecycle
-from sirtaki.runner.rendezvous.providers.world import DEFAULT_START_TIMEOUT
 
 
 @dataclass

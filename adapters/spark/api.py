@@ -15,15 +15,15 @@ from typing import Any
 from pyspark import BarrierTaskContext, InheritableThread
 from pyspark.accumulators import AccumulatorParam
 
+from sirtaki.bindings.bootstrap import lifecycle
+from sirtaki.bindings.bootstrap.connection.interfaces import VARIABLE as INTERFACES
+from sirtaki.bindings.bootstrap.identity import host_identity
+from sirtaki.bindings.bootstrap.providers import world
 from sirtaki.runner.engines.outcomes import RankOutcome, call_on_rank, results_of, with_variables
 from sirtaki.runner.engines.places import EngineJob, ranks_by_host
 from sirtaki.runner.function.arguments import checked_call, checked_variables, refuse_inside_a_rank
 from sirtaki.runner.function.call import pickle_call
 from sirtaki.runner.function.errors import RunError
-from sirtaki.runner.rendezvous import lifecycle
-from sirtaki.runner.rendezvous.connection.interfaces import VARIABLE as INTERFACES
-from sirtaki.runner.rendezvous.identity import host_identity
-from sirtaki.runner.rendezvous.providers import world
 
 _START_SECONDS = "600"
 _START_VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"

@@ -18,7 +18,7 @@ from typing import Any
 from common import native, simulated
 from common.options import MIB
 from common.simulated_start import Place, StartCosts, describe, measure_costs, simulate_start, timed
-from sirtaki.runner.rendezvous.elastic import messages
+from sirtaki.bindings.bootstrap.elastic import messages
 
 PACKED = 16  # messages by which the cost of one is measured
 

@@ -23,15 +23,15 @@ from typing import Any
 
 from common import native
 from common.options import MIB
+from sirtaki.bindings.bootstrap import identity, messages
+from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
+from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection
+from sirtaki.bindings.bootstrap.connection.wire import frame_header
+from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, Role
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.library import knobs
-from sirtaki.runner.rendezvous import identity, messages
-from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
-from sirtaki.runner.rendezvous.connection.handshake_connection import HandshakeConnection
-from sirtaki.runner.rendezvous.connection.wire import frame_header
-from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, Role
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 ROUND_TRIPS = 2.5  # of a connection: TCP's, and those of the handshake
 DESCRIPTORS_OF_A_RANK = 3  # doorbells and process, which each rank of the host receives

@@ -15,9 +15,9 @@ from typing import Any
 from common.serving import serve
 
 import sirtaki.numpy as hvd
+from sirtaki.bindings.bootstrap import memory, world_builder
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.context import Context
-from sirtaki.runner.rendezvous import memory, world_builder
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 # The parts of init(): the owner of a function, and its name there.
 PHASES: dict[str, tuple[Any, str]] = {

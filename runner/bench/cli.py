@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any, NamedTuple
 
+from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.runner.bench.collective_report import CollectiveReport
 from sirtaki.runner.bench.columns import Column, heads, line, peer_columns
 from sirtaki.runner.bench.messages import (
@@ -55,7 +56,6 @@ from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whol
 from sirtaki.runner.launch.allocation import find_allocation
 from sirtaki.runner.launch.cores import usable_cores
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.rendezvous.connection.wire import printable
 from sirtaki.runner.supervise.terminal_status import terminal_status
 
 _USAGE = "sirtaki bench [OPERATION] -np N [-H HOST:SLOTS,… | --hostfile FILE] [options]"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.runner.bench.messages import BenchWorld, Plan
-from sirtaki.runner.rendezvous.connection.wire import printable
 
 SCHEMA = 1
 _BUSY = 0.5  # of the cores: other programs that run beside a measurement

@@ -6,12 +6,12 @@ import os
 import shlex
 from collections.abc import Iterator
 
+from sirtaki.bindings.bootstrap.job import join_names, name_of
 from sirtaki.runner.hosts.host_connection import with_slot_counts
 from sirtaki.runner.launch.cores import count_gpus
 from sirtaki.runner.launch.environment import exported
 from sirtaki.runner.launch.hosts import allocate, is_own_host, name_range, needed, servers_of
 from sirtaki.runner.launch.job import Settings
-from sirtaki.runner.rendezvous.job import join_names, name_of
 
 
 def show(settings: Settings) -> int:

@@ -107,9 +107,9 @@ def _settings(
     hosts, notices = _hosts(options)
     command, warning = _command(options, options.size or len(hosts))
 
+    from sirtaki.bindings.bootstrap.job import DEBUGGED
     from sirtaki.runner.launch.job import Settings
     from sirtaki.runner.observe.job_timeline import JobTimeline
-    from sirtaki.runner.rendezvous.job import DEBUGGED
 
     timeline = _timeline_of(options)
     interfaces = [name.strip() for text in options.network_interfaces for name in text.split(",")]

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.runner.hosts.coding import LINES
 from sirtaki.runner.hosts.ssh import AGENT_WORDS, explain_agent
 from sirtaki.runner.launch.allocation import IN_SLURM
 from sirtaki.runner.launch.environment import exported
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.rendezvous.connection.wire import printable
 
 _LOGIN = ("HOME", "USER", "LOGNAME", "SHELL")  # the same on all nodes, and not set by srun
 # Variables that srun reads as options; they would change the form of the agent's output, or confine ranks.

@@ -12,8 +12,8 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from sirtaki.bindings.bootstrap.job import join_names
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.rendezvous.job import join_names
 from sirtaki.runner.top.jobs import INTERVAL_SECONDS
 from sirtaki.runner.top.rows import RankRow, missing_ranks, progress_of, rows_of
 from sirtaki.runner.top.snapshot import RankSample, Snapshot

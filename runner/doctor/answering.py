@@ -15,11 +15,11 @@ from dataclasses import asdict
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, local_addresses
+from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, shortened
 from sirtaki.runner.doctor.gathering import Choice, gather
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
-from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, local_addresses
-from sirtaki.runner.rendezvous.job import RendezvousError
 
 MARK = "sirtaki-doctor: "
 _MAX_QUESTION = 64 * 1024

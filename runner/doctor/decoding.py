@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from sirtaki.runner.rendezvous.connection.wire import printable
+from sirtaki.bindings.bootstrap.connection.wire import printable
 
 MAX_TEXT, MAX_ENTRIES = 1000, 256
 MAX_ADDRESSES = 64  # of a listener

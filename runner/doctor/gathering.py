@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, local_addresses
+from sirtaki.bindings.bootstrap.identity import host_identity
+from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.runner.doctor import machine
 from sirtaki.runner.doctor.decoding import line
 from sirtaki.runner.doctor.facts import (
@@ -26,9 +29,6 @@ from sirtaki.runner.doctor.facts import (
     Ssh,
 )
 from sirtaki.runner.doctor.trials import TRIAL_SECONDS, find_framework, try_adapter, try_framework
-from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces, local_addresses
-from sirtaki.runner.rendezvous.identity import host_identity
-from sirtaki.runner.rendezvous.job import RendezvousError
 
 # ---- Gatherers of facts about this host's names, addresses, interfaces and ssh -------------------------
 

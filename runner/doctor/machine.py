@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from sirtaki.bindings.bootstrap.connection.key import read_key
+from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.runner.doctor.decoding import redacted
 from sirtaki.runner.doctor.facts import (
     Cores,
@@ -24,8 +26,6 @@ from sirtaki.runner.doctor.facts import (
 from sirtaki.runner.doctor.trials import find_gpu_libraries, try_core, try_memory
 from sirtaki.runner.launch.capacity import read_memory
 from sirtaki.runner.launch.cores import count_gpus, usable_cores
-from sirtaki.runner.rendezvous.connection.key import read_key
-from sirtaki.runner.rendezvous.job import RendezvousError
 
 _PREFIXES = ("SIRTAKI_", "HOROVOD_", "NCCL_", "OMP_", "MKL_", "OPENBLAS_", "SLURM_NTASKS", "KERAS_BACKEND")
 _ROOT = Path("/")

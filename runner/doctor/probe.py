@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from sirtaki.bindings.bootstrap.connection.interfaces import is_own_address, unmapped_address
 from sirtaki.runner.doctor.facts import Attempt, Speed
-from sirtaki.runner.rendezvous.connection.interfaces import is_own_address, unmapped_address
 
 TOKEN_BYTES = 32
 _PROOF_BYTES, _ADDRESS_BYTES = 32, 64

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.runner.doctor.cluster_rules import card_speed
 from sirtaki.runner.doctor.decoding import redact, redact_all
 from sirtaki.runner.doctor.facts import HostFacts, LinkFacts
 from sirtaki.runner.doctor.findings import LEVELS, NOTE, PROBLEM, WARNING, Finding, Picture
-from sirtaki.runner.rendezvous.connection.wire import printable
 
 SCHEMA = 1
 _COLOURS = {PROBLEM: "bold red", WARNING: "yellow", NOTE: "cyan"}

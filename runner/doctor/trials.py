@@ -99,8 +99,8 @@ def try_core() -> tuple[str, str]:
 def try_memory() -> str:
     """Creates memory as ranks share it; returns why that fails, "" if it works."""
     try:
+        from sirtaki.bindings.bootstrap.memory import create_memory
         from sirtaki.bindings.config import Config
-        from sirtaki.runner.rendezvous.memory import create_memory
 
         descriptor, refusal = create_memory(Config({}), 2)
     except (ImportError, OSError) as error:

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.runner.cli.command import module_words
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.settings import slots_of
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import OWN_HOST, Host, merge_own, parse_hosts
-from sirtaki.runner.rendezvous.connection.wire import printable
 
 _PAUSE_SECONDS = 1.0  # between two runs
 _LIMIT_SECONDS = 10.0  # for one run

@@ -10,6 +10,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sirtaki.bindings.bootstrap.elastic.messages import End, Message
+from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.runner.elastic.arbiter.arbiter import Arbiter
 from sirtaki.runner.elastic.arbiter.model import (
     Action,
@@ -25,8 +27,6 @@ from sirtaki.runner.elastic.arbiter.model import (
     Start,
 )
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.rendezvous.elastic.messages import End, Message
-from sirtaki.runner.rendezvous.job import RendezvousError
 
 _END_SECONDS = 30.0  # for a worker that was told to end, and may have files to write
 

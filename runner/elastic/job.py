@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
+from sirtaki.bindings.bootstrap.job import Job
 from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.runner.cli.command import runs_python
 from sirtaki.runner.elastic.arbiter.model import Finish, Phase, Slot, Status
@@ -38,8 +40,6 @@ from sirtaki.runner.launch.job import OUTPUT_FILES, Settings, with_reaper
 from sirtaki.runner.launch.job_folder import JobFolder
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.observe.endpoints import metrics_question, start_endpoints
-from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
-from sirtaki.runner.rendezvous.job import Job
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, describe_threads, signal_name
 from sirtaki.runner.supervise.finished_peers import finished_peers

@@ -15,16 +15,16 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from sirtaki.bindings.bootstrap.connection.address import unix_address
+from sirtaki.bindings.bootstrap.elastic.messages import FROM_WORKERS, Message, pack, unpack
+from sirtaki.bindings.bootstrap.elastic.process import WORKERS
+from sirtaki.bindings.bootstrap.job import Job, RendezvousError, name_of
+from sirtaki.bindings.bootstrap.messages import RankEvent
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.elastic.arbiter.model import Open, Slot
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import is_own_host
 from sirtaki.runner.launch.job import addresses_for_others, check_reachable, network_address
-from sirtaki.runner.rendezvous.connection.address import unix_address
-from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, Message, pack, unpack
-from sirtaki.runner.rendezvous.elastic.process import WORKERS
-from sirtaki.runner.rendezvous.job import Job, RendezvousError, name_of
-from sirtaki.runner.rendezvous.messages import RankEvent
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.supervise.failure_analysis import first_line
 
 _ANSWER_SECONDS = 0.1  # the longest pause of the caller's orders for the connections
@@ -68,7 +68,7 @@ class Post:
         """
         if not self._address_for_others:
             if self._job.encrypt:
-                from sirtaki.runner.rendezvous.connection.encryption import own_certificate  # opens the core
+                from sirtaki.bindings.bootstrap.connection.encryption import own_certificate  # opens the core
 
                 own_certificate()
             address = self._listen(network_address())

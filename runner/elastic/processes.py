@@ -10,6 +10,10 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sirtaki.bindings.bootstrap.elastic.loaded_modules import SPARES
+from sirtaki.bindings.bootstrap.elastic.process import ARBITER
+from sirtaki.bindings.bootstrap.job import Job, RendezvousError
+from sirtaki.bindings.bootstrap.lifecycle import WORKER
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.driver import CannotStart
@@ -30,10 +34,6 @@ from sirtaki.runner.launch.job_folder import JobFolder
 from sirtaki.runner.launch.process import Rank, RankProcess
 from sirtaki.runner.launch.rank_start import REPORTS, describe_start_failure
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES
-from sirtaki.runner.rendezvous.elastic.process import ARBITER
-from sirtaki.runner.rendezvous.job import Job, RendezvousError
-from sirtaki.runner.rendezvous.lifecycle import WORKER
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 from sirtaki.runner.supervise.signals import WakeupPipe

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sirtaki.bindings import default_context
+from sirtaki.bindings.bootstrap import lifecycle
 from sirtaki.bindings.observing import user_code
 from sirtaki.runner.function.call import FunctionCall, show_sources
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.pickling import import_cloudpickle
 from sirtaki.runner.function.report import RETURNED, exit_code, raise_reported, report_of
-from sirtaki.runner.rendezvous import lifecycle
 
 
 @dataclass(frozen=True)

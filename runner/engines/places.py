@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces
+from sirtaki.bindings.bootstrap.connection.key import KEY_BYTES
+from sirtaki.bindings.bootstrap.job import Job
+from sirtaki.bindings.bootstrap.lifecycle import encrypted, print_rejections
+from sirtaki.bindings.bootstrap.providers.world import World, single_rank_world
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.launch.environment import encrypts
-from sirtaki.runner.rendezvous.connection.interfaces import chosen_interfaces
-from sirtaki.runner.rendezvous.connection.key import KEY_BYTES
-from sirtaki.runner.rendezvous.job import Job
-from sirtaki.runner.rendezvous.lifecycle import encrypted, print_rejections
-from sirtaki.runner.rendezvous.providers.world import World, single_rank_world
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sirtaki.runner.rendezvous.connection.wire import printable
-from sirtaki.runner.rendezvous.job import RendezvousError
-from sirtaki.runner.rendezvous.messages import CALL_LIMIT
+from sirtaki.bindings.bootstrap.connection.wire import printable
+from sirtaki.bindings.bootstrap.job import RendezvousError
+from sirtaki.bindings.bootstrap.messages import CALL_LIMIT
 
 # Requests of a rank: JSON about itself; where to read on in the call; JSON about its outcome; a piece of the
 # pickled result or exception; the end of it. Another OUTCOME replaces one that has not ended.

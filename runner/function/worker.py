@@ -13,15 +13,15 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from sirtaki.bindings.bootstrap.job import CALLS, Identity, Job, RendezvousError
+from sirtaki.bindings.bootstrap.providers import find_world
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.function.call import FunctionCall, python_version, settle
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.pickling import import_cloudpickle
 from sirtaki.runner.function.report import RETURNED, exit_code, report_of
 from sirtaki.runner.function.service import END, HELLO, OFFSET, OUTCOME, PIECE, PIECE_BYTES, READ
 from sirtaki.runner.launch.environment import encrypts
-from sirtaki.runner.rendezvous.job import CALLS, Identity, Job, RendezvousError
-from sirtaki.runner.rendezvous.providers import find_world
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 _INTERRUPTED = 130  # a shell's exit code for a program that was interrupted
 
@@ -97,7 +97,7 @@ def _fail(launcher: LauncherConnection, error: BaseException) -> None:
 
 
 def _abort(error: BaseException) -> None:
-    from sirtaki.runner.rendezvous import lifecycle
+    from sirtaki.bindings.bootstrap import lifecycle
 
     lifecycle.abort(error)
 
@@ -189,13 +189,13 @@ def _find_launcher() -> tuple[str, Job, int, float]:
     world = find_world()
     address, job, number = world.address, world.job, world.rank
     if "SIRTAKI_ARBITER" in os.environ:
-        from sirtaki.runner.rendezvous.elastic.process import ARBITER, WORKERS
-        from sirtaki.runner.rendezvous.lifecycle import WORKER
+        from sirtaki.bindings.bootstrap.elastic.process import ARBITER, WORKERS
+        from sirtaki.bindings.bootstrap.lifecycle import WORKER
 
         address, number = os.environ[ARBITER], int(os.environ[WORKER])
         job = replace(job, id=f"{job.id}.workers", size=WORKERS)
     if encrypts(os.environ):
-        from sirtaki.runner.rendezvous.lifecycle import encrypted
+        from sirtaki.bindings.bootstrap.lifecycle import encrypted
 
         job = encrypted(job)
     return address, job, number, world.start_timeout

@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.address import unix_address
+from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
+from sirtaki.bindings.bootstrap.job import Job, RendezvousError
 from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.hosts.channel import Channel
@@ -56,16 +59,13 @@ from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.launch.torch_variables import ReservedPort, offer_of_agent
 from sirtaki.runner.observe.endpoints import Endpoints
 from sirtaki.runner.observe.timeline_files import elastic_parts, rank_file
-from sirtaki.runner.rendezvous.connection.address import unix_address
-from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
-from sirtaki.runner.rendezvous.job import Job, RendezvousError
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 from sirtaki.runner.supervise.signals import WakeupPipe
 
 if TYPE_CHECKING:
+    from sirtaki.bindings.bootstrap.server.rendezvous_collector import RendezvousCollector
     from sirtaki.runner.elastic.spares.host_spares import HostSpares
     from sirtaki.runner.elastic.spares.spare_process import SpareProcess
-    from sirtaki.runner.rendezvous.server.rendezvous_collector import RendezvousCollector
 
 ALIVE_SECONDS = 10.0  # between two ALIVE frames
 _COLLECT_SECONDS = 0.02  # no event announces that a rank has written its report
@@ -472,7 +472,7 @@ class AgentJob:
         count = len(self._placements)
         if self.comes_and_goes or count < 2:
             return None
-        from sirtaki.runner.rendezvous.server.rendezvous_collector import RendezvousCollector
+        from sirtaki.bindings.bootstrap.server.rendezvous_collector import RendezvousCollector
 
         allow_descriptors(_PER_RANK * count)
         encrypt = encrypts({**self._base, **additions})

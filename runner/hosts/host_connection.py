@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
 from sirtaki.runner.hosts.agent_launcher import AgentLauncher
 from sirtaki.runner.hosts.host_attempts import HostAttempts
 from sirtaki.runner.hosts.remote import RemoteHost
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host, is_own_host
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.progress import Progress
 from sirtaki.runner.supervise.signals import WakeupPipe, stop_this_process

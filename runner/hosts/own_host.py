@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
+from sirtaki.bindings.bootstrap.connection.interfaces import is_own_address
 from sirtaki.runner.launch.hosts import Host, is_this_host, merge_own
-from sirtaki.runner.rendezvous.connection.interfaces import is_own_address
 
 _LOOK_UPS = 16  # at a time: each may wait for a name server for seconds
 

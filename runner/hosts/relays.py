@@ -12,12 +12,12 @@ import selectors
 import shutil
 from collections.abc import Callable, Sequence
 
+from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
 from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
 from sirtaki.runner.hosts.outgoing import Outgoing
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.process import Process
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
 
 _READ_BYTES = 64 * 1024
 _MAX_FINAL_READS = 16  # more reads than a full pipe needs

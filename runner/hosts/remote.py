@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.wire import one_line
 from sirtaki.bindings.observing.ownership import held_folder
 from sirtaki.runner.cli.command import NOT_EXECUTABLE
 from sirtaki.runner.hosts.agent_launcher import AgentLauncher
@@ -37,7 +38,6 @@ from sirtaki.runner.launch.torch_variables import MasterOffer
 from sirtaki.runner.observe.job_timeline import JobTimeline
 from sirtaki.runner.observe.remote_states import RemoteStates
 from sirtaki.runner.observe.timeline_files import TimelinePart
-from sirtaki.runner.rendezvous.connection.wire import one_line
 from sirtaki.runner.supervise.display import STDERR, STDOUT, Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 from sirtaki.runner.supervise.post_mortem import PostMortem

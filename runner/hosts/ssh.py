@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.runner.cli.command import module_words
-from sirtaki.runner.rendezvous.connection.wire import printable
 
 AGENT = "sirtaki.runner.hosts.agent"
 AGENT_WORDS = module_words(AGENT)  # without modules of the home folder, where ssh begins

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sirtaki.bindings.bootstrap.connection.node_list import node_names
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host, merge_hosts
-from sirtaki.runner.rendezvous.connection.node_list import node_names
 
 IN_SLURM = "SLURM_JOB_ID"
 _SPECIAL_STEPS = 0xFFFFFFF0  # from here on: the batch script, an interactive shell and others (slurm.h)

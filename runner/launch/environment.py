@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from sirtaki.bindings.bootstrap.job import FIRST_SERVER
+from sirtaki.bindings.bootstrap.table_variables import SERVER
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.launch.torch_variables import variables_of_rank, without_torchruns
-from sirtaki.runner.rendezvous.job import FIRST_SERVER
-from sirtaki.runner.rendezvous.table_variables import SERVER
 
 AS_HOROVOD = "SIRTAKI_AS_HOROVOD"
 # The folder whose package `horovod` stands for sirtaki, on the host of the ranks (adapters/as_horovod).

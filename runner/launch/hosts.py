@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from sirtaki.bindings.bootstrap.job import FIRST_SERVER
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.rendezvous.job import FIRST_SERVER
 
 # A name or an address, optionally with a user before it, that ssh cannot mistake for an option.
 _NAME = r"(?:[\w.+-]+@)?(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[\w][\w.-]*))"

@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.address import unix_address
+from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
+from sirtaki.bindings.bootstrap.job import FIRST_SERVER, Job, RendezvousError, name_of
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cli.command import runs_python
@@ -43,10 +47,6 @@ from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.launch.torch_variables import ReservedPort, offer_of_own_host, variables_of_hosts
 from sirtaki.runner.observe.endpoints import Endpoints, metrics_question, start_endpoints
 from sirtaki.runner.observe.job_timeline import JobTimeline
-from sirtaki.runner.rendezvous.connection.address import unix_address
-from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
-from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, RendezvousError, name_of
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import FailureAnalyzer
 from sirtaki.runner.supervise.post_mortem import PostMortem
@@ -238,7 +238,7 @@ class _Launch:
         settings = self._settings
         try:
             if several_hosts and job.encrypt:
-                from sirtaki.runner.rendezvous.connection.encryption import own_certificate  # opens the core
+                from sirtaki.bindings.bootstrap.connection.encryption import own_certificate  # opens the core
 
                 own_certificate()
             server = RendezvousServer(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sirtaki.bindings.bootstrap.job import name_of
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cli.command import NOT_EXECUTABLE, module_words
 from sirtaki.runner.launch.capacity import Capacity
@@ -15,7 +16,6 @@ from sirtaki.runner.launch.environment import RankEnvironment
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.process import RankProcess
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.rendezvous.job import name_of
 
 SERVER_COMMAND = [sys.executable, *module_words("sirtaki.torch.training.stale.serving")]
 REPORTS = "SIRTAKI_DUMP_DIRECTORY"

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from sirtaki.bindings.bootstrap.job import FIRST_SERVER, Job, join_names, name_of
+from sirtaki.bindings.bootstrap.messages import NUMBER, RankEvent
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.table_variables import END, SERVERS, SIZE, TABLES, job_of_tables
 from sirtaki.runner.launch.hosts import HostAllocation, servers_of
 from sirtaki.runner.launch.process import Rank
-from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job, join_names, name_of
-from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.table_variables import END, SERVERS, SIZE, TABLES, job_of_tables
 
 _END_SECONDS = 60.0  # for a server to end when the ranks have: it may still import its modules
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sirtaki.bindings.bootstrap.connection.wire import one_line
 from sirtaki.bindings.observing.watch_marks import ANSWER
-from sirtaki.runner.rendezvous.connection.wire import one_line
 
 Check = Callable[[Any], Any]  # returns the checked value; raises ValueError if it has another shape
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from sirtaki.bindings.bootstrap.connection.wire import printable
+from sirtaki.bindings.bootstrap.job import name_of
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.rendezvous.connection.wire import printable
-from sirtaki.runner.rendezvous.job import name_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of, name_ranks
-from sirtaki.runner.rendezvous.messages import RankEvent
+from sirtaki.bindings.bootstrap.job import FIRST_SERVER, name_of, name_ranks
+from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.runner.supervise.finished_peers import finished_peers
 
 # For a rank that hvdrun and another rank have lost although its process kept running.

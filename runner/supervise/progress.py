@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from sirtaki.runner.rendezvous.job import join_names
+from sirtaki.bindings.bootstrap.job import join_names
 
 FIRST_REFRESH_SECONDS = 1.0  # a shorter wait needs no line
 FIRST_REPEAT_SECONDS = 5.0

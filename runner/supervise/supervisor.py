@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sirtaki.bindings.bootstrap.job import FIRST_SERVER, name_of, name_ranks
+from sirtaki.bindings.bootstrap.messages import RankEvent, describe
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.termination import ASK_TO_STOP, STOPPED
 from sirtaki.runner.launch.capacity import Capacity
 from sirtaki.runner.launch.process import Rank
-from sirtaki.runner.rendezvous.job import FIRST_SERVER, name_of, name_ranks
-from sirtaki.runner.rendezvous.messages import RankEvent, describe
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.termination import ASK_TO_STOP, STOPPED
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer, JobFailure
 from sirtaki.runner.supervise.main_loop import KILL_SECONDS, MainLoop
 from sirtaki.runner.supervise.post_mortem import PostMortem

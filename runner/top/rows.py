@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sirtaki.runner.rendezvous.job import join_names
+from sirtaki.bindings.bootstrap.job import join_names
 from sirtaki.runner.top.snapshot import Place, RankSample, Snapshot
 
 SILENT_SECONDS = 5.0  # after which a rank that writes once a second counts as silent

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.runner.hosts.frames import LIMITS, MessageKind
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.observe.timeline import clock_offset, shifted
 from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds
-from sirtaki.runner.rendezvous.connection.wire import printable
 from sirtaki.runner.supervise.post_mortem import MALFORMED, describe, place_of
 from sirtaki.runner.trace.doings import Slices
 from sirtaki.runner.trace.formats import ranks_text

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sirtaki.bindings.bootstrap.elastic.messages import Enlist, Message, Received, World
 from sirtaki.runner.elastic.arbiter.arbiter import Arbiter
 from sirtaki.runner.elastic.arbiter.model import Action, Finish, Open, Phase, Rules, Say, Slot
-from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, Received, World
 
 
 class Job:

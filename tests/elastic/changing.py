@@ -86,10 +86,10 @@ def _work(
     module: str, names: Sequence[str], plan: Sequence[str], worker: str, addresses: Sequence[str]
 ) -> None:
     import sirtaki.numpy as hvd
+    from sirtaki.bindings.bootstrap import lifecycle
     from sirtaki.bindings.default_context import current
     from sirtaki.bindings.survivors import Survivors
     from sirtaki.common.elastic.state import GenerationStart
-    from sirtaki.runner.rendezvous import lifecycle
 
     survivors = Survivors()
     hvd.init()

@@ -1,6 +1,6 @@
 """A worker of a simulated elastic job: the life of a process, from its start through generations to its end.
 
-It follows runner/rendezvous/elastic/worker.py and adapters/common/elastic/loop.py. Its training is a number
+It follows bindings/bootstrap/elastic/worker.py and adapters/common/elastic/loop.py. Its training is a number
 of steps; each has one exchange among all members, and a check: `commit()`, or `check_host_updates()`.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sirtaki.runner.elastic.arbiter.model import Slot
-from sirtaki.runner.rendezvous.elastic.messages import (
+from sirtaki.bindings.bootstrap.elastic.messages import (
     Change,
     Counted,
     Drain,
@@ -25,6 +24,7 @@ from sirtaki.runner.rendezvous.elastic.messages import (
     Returned,
     World,
 )
+from sirtaki.runner.elastic.arbiter.model import Slot
 
 if TYPE_CHECKING:
     from elastic.simulation import Simulation

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from elastic.simulated_worker import At, SimulatedWorker
 
+from sirtaki.bindings.bootstrap.elastic.messages import End, Message
 from sirtaki.runner.elastic.arbiter.arbiter import Arbiter
 from sirtaki.runner.elastic.arbiter.model import (
     EXIT,
@@ -25,7 +26,6 @@ from sirtaki.runner.elastic.arbiter.model import (
     Start,
     Status,
 )
-from sirtaki.runner.rendezvous.elastic.messages import End, Message
 
 EXCHANGE_SECONDS = 60.0  # an exchange's limit, after which a rank that is late is blamed
 _MOST_EVENTS = 100_000

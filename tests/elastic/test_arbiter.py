@@ -7,9 +7,7 @@ import os
 from elastic.arbiter_job import Job, finish, opened, place
 from elastic.simulation import Simulation
 
-from sirtaki.runner.elastic.arbiter.model import Action, Close, Finish, Kill, Open, Send, Slot, Start
-from sirtaki.runner.elastic.arbiter.policy import Slots
-from sirtaki.runner.rendezvous.elastic.messages import (
+from sirtaki.bindings.bootstrap.elastic.messages import (
     Change,
     Counted,
     Drain,
@@ -18,6 +16,8 @@ from sirtaki.runner.rendezvous.elastic.messages import (
     Over,
     Returned,
 )
+from sirtaki.runner.elastic.arbiter.model import Action, Close, Finish, Kill, Open, Send, Slot, Start
+from sirtaki.runner.elastic.arbiter.policy import Slots
 
 JOBS = int(os.environ.get("SIRTAKI_ELASTIC_JOBS", "3000"))
 FIRST = int(os.environ.get("SIRTAKI_ELASTIC_SEED", "0"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from elastic.arbiter_job import Job, finish, opened
 
+from sirtaki.bindings.bootstrap.elastic.messages import Over
 from sirtaki.runner.elastic.arbiter.model import EXIT, Close, Finish, Send
-from sirtaki.runner.rendezvous.elastic.messages import Over
 
 
 def test_an_early_exit_ends_the_job_if_others_wait() -> None:

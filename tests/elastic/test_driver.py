@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from sirtaki.bindings.bootstrap.elastic.messages import End, Enlist, Message, Received
 from sirtaki.runner.elastic.arbiter.model import Finish, Open, Rules, Slot
 from sirtaki.runner.elastic.driver import CannotStart, Driver, WorkerEnd
-from sirtaki.runner.rendezvous.elastic.messages import End, Enlist, Message, Received
 
 SLOTS = [Slot("localhost", 0), Slot("localhost", 1)]
 

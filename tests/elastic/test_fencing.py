@@ -12,10 +12,8 @@ from elastic.arbiter_job import Job as ArbitersJob
 from elastic.running import QUICK, check_exact, run_job
 
 import sirtaki.numpy as hvd
-from sirtaki.bindings.errors import ForkedError, HorovodInternalError
-from sirtaki.runner.elastic.arbiter.model import Kill, Send
-from sirtaki.runner.rendezvous.elastic import worker as workers
-from sirtaki.runner.rendezvous.elastic.messages import (
+from sirtaki.bindings.bootstrap.elastic import worker as workers
+from sirtaki.bindings.bootstrap.elastic.messages import (
     FROM_WORKERS,
     Counted,
     Drain,
@@ -26,9 +24,11 @@ from sirtaki.runner.rendezvous.elastic.messages import (
     pack,
     unpack,
 )
-from sirtaki.runner.rendezvous.job import Identity, Job
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.job import Identity, Job
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.errors import ForkedError, HorovodInternalError
+from sirtaki.runner.elastic.arbiter.model import Kill, Send
 
 Answer = Callable[[Fence], Standing | None]
 

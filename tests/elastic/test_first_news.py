@@ -14,12 +14,12 @@ from elastic.arbiter_job import Job, opened
 from elastic.running import FAILSAFE_SECONDS, QUICK, run_job
 from timelines import check_trace, slices_named
 
+from sirtaki.bindings.bootstrap.elastic.messages import Change, Counted, Drain, LeaveAt, Returned, World
 from sirtaki.bindings.observing.elastic_timeline import ElasticTimeline
 from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.common.elastic import loop
 from sirtaki.common.elastic.loop import ChangeClock
 from sirtaki.runner.elastic.arbiter.model import Action, Kill, Send
-from sirtaki.runner.rendezvous.elastic.messages import Change, Counted, Drain, LeaveAt, Returned, World
 
 
 def first_news(orders: list[Action]) -> float | None:

@@ -14,6 +14,8 @@ import pytest
 from launching import is_running, wait_until
 from open_files import open_files
 
+from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
+from sirtaki.bindings.bootstrap.elastic.spare import SPARE
 from sirtaki.runner.elastic.spares.host_spares import HostSpares
 from sirtaki.runner.elastic.spares.job_spares import JobSpares
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess
@@ -22,8 +24,6 @@ from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
 from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
-from sirtaki.runner.rendezvous.elastic.spare import SPARE
 
 LANE = -2
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sirtaki.runner.rendezvous.elastic import messages
-from sirtaki.runner.rendezvous.elastic.messages import FROM_WORKERS, TO_WORKERS, Enlist, World, pack, unpack
-from sirtaki.runner.rendezvous.job import RendezvousError
+from sirtaki.bindings.bootstrap.elastic import messages
+from sirtaki.bindings.bootstrap.elastic.messages import FROM_WORKERS, TO_WORKERS, Enlist, World, pack, unpack
+from sirtaki.bindings.bootstrap.job import RendezvousError
 
 EXAMPLES = [
     Enlist(3, "lost", 17, True, 2, "peer_lost", "rank 2 is gone", True, [2, 4]),

@@ -10,12 +10,12 @@ from pathlib import Path
 from launching import FAILSAFE_SECONDS, wait_until
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.elastic.messages import Enlist, Message, World, pack
+from sirtaki.bindings.bootstrap.elastic.process import workers_job
+from sirtaki.bindings.bootstrap.elastic.worker import ElasticWorker
+from sirtaki.bindings.bootstrap.job import Identity, Job
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, World, pack
-from sirtaki.runner.rendezvous.elastic.process import workers_job
-from sirtaki.runner.rendezvous.elastic.worker import ElasticWorker
-from sirtaki.runner.rendezvous.job import Identity, Job
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 
 def test_workers_are_answered_at_once_and_their_messages_are_kept(tmp_path: Path) -> None:

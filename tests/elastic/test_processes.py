@@ -11,13 +11,13 @@ from typing import Any
 from launching import FAILSAFE_SECONDS, wait_until
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.elastic.messages import Enlist, Message, Returned, pack
+from sirtaki.bindings.bootstrap.elastic.process import workers_job
+from sirtaki.bindings.bootstrap.job import Identity, Job
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.processes import Processes
-from sirtaki.runner.rendezvous.elastic.messages import Enlist, Message, Returned, pack
-from sirtaki.runner.rendezvous.elastic.process import workers_job
-from sirtaki.runner.rendezvous.job import Identity, Job
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 
 WORKER = 7

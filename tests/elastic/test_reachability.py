@@ -16,19 +16,19 @@ from elastic.arbiter_job import place as arbiters_place
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sirtaki.bindings.bootstrap.elastic import process
+from sirtaki.bindings.bootstrap.elastic.messages import Counted, End, Enlist
+from sirtaki.bindings.bootstrap.elastic.process import WorkerProcess, find_unreachable
+from sirtaki.bindings.bootstrap.identity import Offer, RankDescription
+from sirtaki.bindings.bootstrap.job import Job as JobOfRanks
+from sirtaki.bindings.bootstrap.providers import World
+from sirtaki.bindings.bootstrap.world_builder import WorldBuilder
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.errors import HorovodInternalError, InitializationError
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.elastic import loop
 from sirtaki.runner.elastic.arbiter.model import Action, Send, Slot, Start, Worker
 from sirtaki.runner.elastic.arbiter.policy import Reachability
-from sirtaki.runner.rendezvous.elastic import process
-from sirtaki.runner.rendezvous.elastic.messages import Counted, End, Enlist
-from sirtaki.runner.rendezvous.elastic.process import WorkerProcess, find_unreachable
-from sirtaki.runner.rendezvous.identity import Offer, RankDescription
-from sirtaki.runner.rendezvous.job import Job as JobOfRanks
-from sirtaki.runner.rendezvous.providers import World
-from sirtaki.runner.rendezvous.world_builder import WorldBuilder
 
 # ---- The hosts that stay ---------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from sirtaki.bindings.bootstrap.elastic import spare
+from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.runner.elastic.spares.job_spares import SparePool
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.rendezvous.elastic import spare
-from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
 
 FAILSAFE_SECONDS = 60.0
 # Says how Python runs it; its own class passes through pickle, and its function through a new process.

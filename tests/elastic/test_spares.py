@@ -15,11 +15,11 @@ from elastic.running import FAILSAFE_SECONDS, QUICK, run_job
 from elastic.spare_job import check_exact, running
 from launching import is_running, wait_until
 
+from sirtaki.bindings.bootstrap.elastic import loaded_modules, spare
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.arbiter.policy import Slots
 from sirtaki.runner.elastic.spares.job_spares import REPLENISH_SECONDS, SparePool
 from sirtaki.runner.elastic.spares.spare_command import why_no_spare
-from sirtaki.runner.rendezvous.elastic import loaded_modules, spare
 
 TWO = ("-np", "2", "--min-np", "1", "--verbose", "--spares", "1", *QUICK)
 MODES = pytest.mark.parametrize("mode", [(), ("--spares-run-script",)])

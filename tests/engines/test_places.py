@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import sirtaki
+from sirtaki.bindings.bootstrap.providers import find_world
+from sirtaki.bindings.bootstrap.providers.world import assign
 from sirtaki.runner.engines.outcomes import RankOutcome, results_of, with_variables
 from sirtaki.runner.engines.places import EngineJob, ranks_by_host
 from sirtaki.runner.function.report import RETURNED, report_of
-from sirtaki.runner.rendezvous.providers import find_world
-from sirtaki.runner.rendezvous.providers.world import assign
 
 
 def failed(rank: int, error: Exception, is_caused_elsewhere: bool = False) -> RankOutcome:

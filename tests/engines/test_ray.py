@@ -86,7 +86,7 @@ def test_the_parameters_are_those_of_horovod() -> None:
 
 def test_calls_of_every_kind(executor: Any, ray_cluster: Any) -> None:
     def look() -> tuple[str | None, bool, int]:
-        from sirtaki.runner.rendezvous.providers.world import find_assigned
+        from sirtaki.bindings.bootstrap.providers.world import find_assigned
 
         world = find_assigned({})
         assert world is not None

@@ -78,7 +78,7 @@ def test_a_process_that_is_used_again_keeps_nothing_of_an_earlier_job() -> None:
 
 def test_no_process_of_the_job_has_its_key_in_the_environment() -> None:
     def work() -> tuple[int, bool]:
-        from sirtaki.runner.rendezvous.providers.world import find_assigned
+        from sirtaki.bindings.bootstrap.providers.world import find_assigned
 
         hvd.init()
         world = find_assigned({})

@@ -106,7 +106,7 @@ if os.environ["SIRTAKI_RANK"] == "1":
 """
 NO_OPENSSL_ON_ONE = """
 if os.environ["SIRTAKI_RANK"] == "1":
-    from sirtaki.runner.rendezvous.connection import encryption
+    from sirtaki.bindings.bootstrap.connection import encryption
     encryption._library = "libssl-of-nobody.so"
 """
 

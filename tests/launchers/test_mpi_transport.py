@@ -14,7 +14,7 @@ TWO_HOSTS = """
 import hashlib, sys
 import numpy as np
 from mpi4py import MPI
-from sirtaki.runner.rendezvous import identity
+from sirtaki.bindings.bootstrap import identity
 world = MPI.COMM_WORLD
 identity.host_identity = lambda: f"host {world.rank * 2 // world.size}"
 import sirtaki.numpy as hvd
@@ -109,7 +109,7 @@ except hvd.HorovodInternalError as error:
     print(error, flush=True)
     world.send(None, 2)
 except ValueError as error:
-    from sirtaki.runner.rendezvous import lifecycle
+    from sirtaki.bindings.bootstrap import lifecycle
     lifecycle.abort(error)
     for other in (0, 1, 3):
         world.recv(source=other)
@@ -180,7 +180,7 @@ hvd.shutdown()
 @pytest.mark.usefixtures("over_mpi")
 def test_ranks_agree_on_a_tag_after_one_has_missed_a_world(tmp_path: Path) -> None:
     text = """
-from sirtaki.runner.rendezvous import mpi_links
+from sirtaki.bindings.bootstrap import mpi_links
 hvd.init()
 if world.rank == 1:
     world.Get_attr(mpi_links._keyval()).worlds += 1
@@ -199,7 +199,7 @@ def test_a_communicator_that_one_rank_has_not_duplicated(
 ) -> None:
     text = """
 import os
-from sirtaki.runner.rendezvous import mpi_links
+from sirtaki.bindings.bootstrap import mpi_links
 link = mpi_links.link
 def fails(*_):
     raise OSError("on purpose")

@@ -18,7 +18,7 @@ from native import Build, BuildError
 BUILD = Path(os.environ.get("CORE_TESTS", ROOT / "build" / "core"))
 SEED = 1
 # Folders whose tests need no framework: a trial takes a few seconds.
-SAMPLED = ("adapters/common", "adapters/numpy", "bindings", "runner/rendezvous", "runner")
+SAMPLED = ("adapters/common", "adapters/numpy", "bindings", "bindings/bootstrap", "runner")
 QUICK = ("tests/core/", "tests/inproc", "tests/runner/test_", "tests/rendezvous")
 MUTANTS = load()
 

@@ -93,7 +93,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 BROKEN_LINKS = """
 import errno, os, signal, sys, time
 import sirtaki.numpy as hvd
-from sirtaki.runner.rendezvous import memory
+from sirtaki.bindings.bootstrap import memory
 
 def fail(*arguments):
     time.sleep(0.3)

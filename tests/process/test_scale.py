@@ -87,7 +87,7 @@ def test_many_ranks_start_and_all_name_the_one_that_is_killed(tmp_path: Path) ->
 # Ranks without descriptors of processes, which a system may refuse: only the lowest rank notices the end of
 # another one by itself, and its abort names the lost rank to all others.
 UNWATCHED = """
-from sirtaki.runner.rendezvous import memory
+from sirtaki.bindings.bootstrap import memory
 
 memory.open_process = lambda: -1
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

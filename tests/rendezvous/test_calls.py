@@ -11,10 +11,10 @@ import pytest
 from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
-from sirtaki.runner.rendezvous.connection.address import split_address
-from sirtaki.runner.rendezvous.connection.wire import pack_frame, receive_frame, send_frame
-from sirtaki.runner.rendezvous.job import CALLS, Identity, Job, LinkKind, RendezvousError, Role
-from sirtaki.runner.rendezvous.messages import (
+from sirtaki.bindings.bootstrap.connection.address import split_address
+from sirtaki.bindings.bootstrap.connection.wire import pack_frame, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.job import CALLS, Identity, Job, LinkKind, RendezvousError, Role
+from sirtaki.bindings.bootstrap.messages import (
     CALL,
     CALL_LIMIT,
     GATHERED,
@@ -24,10 +24,10 @@ from sirtaki.runner.rendezvous.messages import (
     RankEvent,
     pack_report,
 )
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server import connection_server
-from sirtaki.runner.rendezvous.server.connection_server import ConnectionServer, ServedConnection
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server import connection_server
+from sirtaki.bindings.bootstrap.server.connection_server import ConnectionServer, ServedConnection
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 MEBIBYTE = CALL_LIMIT - 64

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
-from sirtaki.runner.rendezvous.connection.address import split_address
-from sirtaki.runner.rendezvous.connection.wire import pack_frame, receive_frame
-from sirtaki.runner.rendezvous.job import CALLS, COLLECTOR_RANK, Identity, Job, LinkKind, Role
-from sirtaki.runner.rendezvous.messages import (
+from sirtaki.bindings.bootstrap.connection.address import split_address
+from sirtaki.bindings.bootstrap.connection.wire import pack_frame, receive_frame
+from sirtaki.bindings.bootstrap.job import CALLS, COLLECTOR_RANK, Identity, Job, LinkKind, Role
+from sirtaki.bindings.bootstrap.messages import (
     ARRIVED,
     CALL_LIMIT,
     COLLECTED_LIMIT,
@@ -45,8 +45,8 @@ from sirtaki.runner.rendezvous.messages import (
     unpack_delivery,
     unpack_welcome,
 )
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
 TOKEN = b"a" * 16

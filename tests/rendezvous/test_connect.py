@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.connection.connect import connect
-from sirtaki.runner.rendezvous.connection.handshake import HANDSHAKE_SECONDS, HandshakeSteps
-from sirtaki.runner.rendezvous.job import HandshakeError, Identity, RendezvousError, RendezvousTimeout
+from sirtaki.bindings.bootstrap.connection.connect import connect
+from sirtaki.bindings.bootstrap.connection.handshake import HANDSHAKE_SECONDS, HandshakeSteps
+from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, RendezvousError, RendezvousTimeout
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
+from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
 
 UNLIMITED = resource.RLIM_INFINITY
 

@@ -9,7 +9,7 @@ import pytest
 from collected_hosts import JOB, CollectedHosts
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.messages import RankEvent
+from sirtaki.bindings.bootstrap.messages import RankEvent
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from collected_hosts import JOB, Start, collector_of
 from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
-from sirtaki.runner.rendezvous.connection.wire import pack_frame, receive_frame, send_frame
-from sirtaki.runner.rendezvous.job import CALLS, Identity, LinkKind, RendezvousError, Role
-from sirtaki.runner.rendezvous.messages import (
+from sirtaki.bindings.bootstrap.connection.wire import pack_frame, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.job import CALLS, Identity, LinkKind, RendezvousError, Role
+from sirtaki.bindings.bootstrap.messages import (
     CALL,
     CALL_LIMIT,
     GATHERED,
@@ -24,9 +24,9 @@ from sirtaki.runner.rendezvous.messages import (
     RankEvent,
     pack_report,
 )
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server import connection_server, rendezvous_collector
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server import connection_server, rendezvous_collector
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 FLOOD = pack_frame(MESSAGE + bytes(1000))
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.connection.key import read_key, write_key
-from sirtaki.runner.rendezvous.job import (
+from sirtaki.bindings.bootstrap.connection.key import read_key, write_key
+from sirtaki.bindings.bootstrap.job import (
     HandshakeError,
     Identity,
     Job,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sirtaki.runner.rendezvous.identity import (
+from sirtaki.bindings.bootstrap.identity import (
     RankDescription,
     agree,
     describe_process,

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS, wait_until
 from middle_box import DOWN, UP, MiddleBox
 
-from sirtaki.runner.rendezvous.job import CALLS, Identity, RendezvousError
-from sirtaki.runner.rendezvous.messages import GATHERED, PAYLOAD_LIMIT, RankEvent
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server import collector_sessions, rendezvous_collector
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.job import CALLS, Identity, RendezvousError
+from sirtaki.bindings.bootstrap.messages import GATHERED, PAYLOAD_LIMIT, RankEvent
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server import collector_sessions, rendezvous_collector
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 Start = Callable[..., tuple[CollectedHosts, MiddleBox]]
 

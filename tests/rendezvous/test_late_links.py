@@ -16,12 +16,12 @@ import pytest
 from launching import FAILSAFE_SECONDS, wait_until
 from open_files import open_files, opened_since
 
+from sirtaki.bindings.bootstrap import world_builder
+from sirtaki.bindings.bootstrap.connection.connect import connect
+from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError
+from sirtaki.bindings.bootstrap.peer_listener import Handshakes, PeerListener
+from sirtaki.bindings.bootstrap.world_builder import LateLinks, Neighbourhood, PeerEndpoint, choose
 from sirtaki.bindings.context import Context
-from sirtaki.runner.rendezvous import world_builder
-from sirtaki.runner.rendezvous.connection.connect import connect
-from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
-from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
-from sirtaki.runner.rendezvous.world_builder import LateLinks, Neighbourhood, PeerEndpoint, choose
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
 

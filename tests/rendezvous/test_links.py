@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.connection.address import listen_at
-from sirtaki.runner.rendezvous.connection.connect import connect
-from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
-from sirtaki.runner.rendezvous.peer_listener import Handshakes, PeerListener
-from sirtaki.runner.rendezvous.world_builder import Connections, PeerEndpoint, choose, close_all, connect_all
+from sirtaki.bindings.bootstrap.connection.address import listen_at
+from sirtaki.bindings.bootstrap.connection.connect import connect
+from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError
+from sirtaki.bindings.bootstrap.peer_listener import Handshakes, PeerListener
+from sirtaki.bindings.bootstrap.world_builder import Connections, PeerEndpoint, choose, close_all, connect_all
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
 
@@ -38,7 +38,7 @@ def first_rank(is_listening: bool) -> Iterator[tuple[str, socket.socket]]:
 def test_a_rank_is_accepted_while_another_one_is_awaited(
     is_listening: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sirtaki.runner.rendezvous.connection.connect.HANDSHAKE_SECONDS", FAILSAFE_SECONDS)
+    monkeypatch.setattr("sirtaki.bindings.bootstrap.connection.connect.HANDSHAKE_SECONDS", FAILSAFE_SECONDS)
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(2))
         address, first = stack.enter_context(first_rank(is_listening))

@@ -15,12 +15,12 @@ import pytest
 from launching import FAILSAFE_SECONDS
 from open_files import open_files, opened_since
 
+from sirtaki.bindings.bootstrap import memory
+from sirtaki.bindings.bootstrap.job import RendezvousError, RendezvousTimeout
+from sirtaki.bindings.bootstrap.memory import MemoryLinks
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.topology import SharedMemory
-from sirtaki.runner.rendezvous import memory
-from sirtaki.runner.rendezvous.job import RendezvousError, RendezvousTimeout
-from sirtaki.runner.rendezvous.memory import MemoryLinks
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 RANKS = [3, 4, 8, 9, 11]  # of one host
 

@@ -16,15 +16,15 @@ from dataclasses import replace
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.connection.address import is_abstract, is_loopback, split_address, unix_path
-from sirtaki.runner.rendezvous.connection.connect import connect
-from sirtaki.runner.rendezvous.connection.encryption import Connection
-from sirtaki.runner.rendezvous.connection.handshake import CHOSEN, handshake_steps
-from sirtaki.runner.rendezvous.connection.handshake_connection import HandshakeConnection, is_trusted_user
-from sirtaki.runner.rendezvous.connection.interfaces import local_addresses
-from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
-from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
-from sirtaki.runner.rendezvous.world_builder import choose
+from sirtaki.bindings.bootstrap.connection.address import is_abstract, is_loopback, split_address, unix_path
+from sirtaki.bindings.bootstrap.connection.connect import connect
+from sirtaki.bindings.bootstrap.connection.encryption import Connection
+from sirtaki.bindings.bootstrap.connection.handshake import CHOSEN, handshake_steps
+from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection, is_trusted_user
+from sirtaki.bindings.bootstrap.connection.interfaces import local_addresses
+from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
+from sirtaki.bindings.bootstrap.peer_listener import Handshakes, LinkKey, PeerListener
+from sirtaki.bindings.bootstrap.world_builder import choose
 
 JOB = Job("job", 4, b"k" * 32, "1.0")
 

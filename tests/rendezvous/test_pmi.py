@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.runner.rendezvous.job import RendezvousError
-from sirtaki.runner.rendezvous.providers import World, find_world, pmi
+from sirtaki.bindings.bootstrap.job import RendezvousError
+from sirtaki.bindings.bootstrap.providers import World, find_world, pmi
 
 ROUND = """
 import os, sys
@@ -91,7 +91,7 @@ class Launcher:
 @pytest.fixture(autouse=True)
 def fresh_wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets each test have a wire of its own, without mpi4py, and without a goodbye at the end of pytest."""
-    monkeypatch.setattr("sirtaki.runner.rendezvous.providers.pmi.atexit.register", lambda function: function)
+    monkeypatch.setattr("sirtaki.bindings.bootstrap.providers.pmi.atexit.register", lambda function: function)
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     pmi._wire_of.cache_clear()
     yield

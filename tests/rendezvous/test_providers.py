@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.runner.rendezvous.connection.key import read_key, write_key
-from sirtaki.runner.rendezvous.job import RendezvousError
-from sirtaki.runner.rendezvous.providers import World, find_world
-from sirtaki.runner.rendezvous.providers.slurm import first_node, port_of
+from sirtaki.bindings.bootstrap.connection.key import read_key, write_key
+from sirtaki.bindings.bootstrap.job import RendezvousError
+from sirtaki.bindings.bootstrap.providers import World, find_world
+from sirtaki.bindings.bootstrap.providers.slurm import first_node, port_of
 
 KEY = "5a" * 32
 

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
-from sirtaki.runner.rendezvous import rendezvous_client
-from sirtaki.runner.rendezvous.connection.address import unix_path
-from sirtaki.runner.rendezvous.connection.wire import pack_frame, receive_frame, send_frame
-from sirtaki.runner.rendezvous.job import (
+from sirtaki.bindings.bootstrap import rendezvous_client
+from sirtaki.bindings.bootstrap.connection.address import unix_path
+from sirtaki.bindings.bootstrap.connection.wire import pack_frame, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.job import (
     CALLS,
     Identity,
     LinkKind,
@@ -28,7 +28,7 @@ from sirtaki.runner.rendezvous.job import (
     RendezvousTimeout,
     Role,
 )
-from sirtaki.runner.rendezvous.messages import (
+from sirtaki.bindings.bootstrap.messages import (
     CALL_LIMIT,
     GATHERED,
     PAYLOAD_LIMIT,
@@ -36,9 +36,9 @@ from sirtaki.runner.rendezvous.messages import (
     RankEvent,
     pack_failure,
 )
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server import rendezvous_collector
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server import rendezvous_collector
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 
 def test_every_rank_gets_all_payloads_in_order_of_rank(start: Start) -> None:

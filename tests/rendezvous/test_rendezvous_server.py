@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.connection.address import split_address
-from sirtaki.runner.rendezvous.connection.wire import pack_frame, receive_frame
-from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
-from sirtaki.runner.rendezvous.messages import (
+from sirtaki.bindings.bootstrap.connection.address import split_address
+from sirtaki.bindings.bootstrap.connection.wire import pack_frame, receive_frame
+from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
+from sirtaki.bindings.bootstrap.messages import (
     GATHER,
     GATHERED,
     NUMBER,
@@ -28,8 +28,8 @@ from sirtaki.runner.rendezvous.messages import (
     RankEvent,
     pack_failure,
 )
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
 
@@ -327,7 +327,7 @@ def test_silent_and_slow_strangers_do_not_hold_up_the_ranks(start: Callable[...,
 def test_who_never_proves_himself_is_turned_away(
     start: Callable[..., Rendezvous], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sirtaki.runner.rendezvous.connection.unauthenticated.HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr("sirtaki.bindings.bootstrap.connection.unauthenticated.HANDSHAKE_SECONDS", 0.1)
     rendezvous = start()
     with connect(rendezvous) as stranger:
         stranger.settimeout(FAILSAFE_SECONDS)

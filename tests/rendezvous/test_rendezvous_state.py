@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sirtaki.runner.rendezvous.job import RendezvousError, name_ranks
-from sirtaki.runner.rendezvous.server.rendezvous_state import Answer, RendezvousState
+from sirtaki.bindings.bootstrap.job import RendezvousError, name_ranks
+from sirtaki.bindings.bootstrap.server.rendezvous_state import Answer, RendezvousState
 
 SIZE = 4
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sirtaki.runner.rendezvous.connection.wire import pack_frame
-from sirtaki.runner.rendezvous.job import RendezvousError
-from sirtaki.runner.rendezvous.messages import COUNT
-from sirtaki.runner.rendezvous.server.resumable import CONFIRM_BYTES, ResumableFrames
+from sirtaki.bindings.bootstrap.connection.wire import pack_frame
+from sirtaki.bindings.bootstrap.job import RendezvousError
+from sirtaki.bindings.bootstrap.messages import COUNT
+from sirtaki.bindings.bootstrap.server.resumable import CONFIRM_BYTES, ResumableFrames
 
 
 def test_frames_are_kept_until_they_are_confirmed() -> None:

@@ -13,8 +13,8 @@ import pytest
 from agent_conversation import Conversation, agents, ask, values
 from launching import is_running, wait_until
 
+from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.runner.hosts.frames import Frame, MessageKind
-from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
 
 LANE = -2
 

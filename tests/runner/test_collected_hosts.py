@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.connection.interfaces import local_addresses
+from sirtaki.bindings.bootstrap.connection.interfaces import local_addresses
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[[str], str]
@@ -22,7 +22,7 @@ Hosts = Callable[..., Path]
 SLOW = """
 import sys, threading
 from sirtaki.runner.cli.hvdrun import main
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 have_ended, waits = threading.Event(), []
 close, drain, note = RendezvousServer.close, RendezvousServer.drain, RendezvousServer._note_report
@@ -52,7 +52,7 @@ sys.exit(main())
 SILENT = """
 import sys
 from sirtaki.runner.cli.hvdrun import main
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 RendezvousServer.drain = lambda server, seconds, then, lost: print("asked", flush=True)
 sys.exit(main())

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sirtaki.bindings.bootstrap.connection.interfaces import local_addresses
 from sirtaki.runner.doctor import gathering, machine, probe, session, trials
 from sirtaki.runner.doctor.answering import MARK
 from sirtaki.runner.doctor.cli import _pairs
@@ -32,7 +33,6 @@ from sirtaki.runner.doctor.machine import gather_cores
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
 from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
 from sirtaki.runner.hosts.ssh import StartFailure
-from sirtaki.runner.rendezvous.connection.interfaces import local_addresses
 
 NOTHING = Choice((), Trial.NONE)
 NAMES = st.sampled_from([*HostFacts.__dataclass_fields__])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sirtaki.runner.rendezvous.messages import RankEvent
+from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer
 
 SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11

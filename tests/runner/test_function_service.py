@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError, RendezvousTimeout
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.function.service import (
     END,
     HELLO,
@@ -24,8 +26,6 @@ from sirtaki.runner.function.service import (
     read_summary,
 )
 from sirtaki.runner.function.worker import LauncherConnection, LauncherGone
-from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError, RendezvousTimeout
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 
 ABOUT = json.dumps({"host": "hostA", "pid": 7, "python": "CPython 3.12"}).encode()
 RETURNED = OUTCOME + b'{"kind": "returned"}'

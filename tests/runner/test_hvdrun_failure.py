@@ -95,7 +95,7 @@ def test_a_rank_that_never_calls_init_is_named(hvdrun: Run, rank_script: Script)
     script = rank_script("if rank == 1: time.sleep(300)\ninit()")
     result = hvdrun("-np", "2", "--start-timeout", "0.5", "python", script)
     assert result.returncode == 1
-    assert "[0] sirtaki.runner.rendezvous.job.RendezvousTimeout: 1 of 2 ranks are here" in result.stderr
+    assert "[0] sirtaki.bindings.bootstrap.job.RendezvousTimeout: 1 of 2 ranks are here" in result.stderr
     last = result.stderr.splitlines()[-1]
     assert re.fullmatch(
         r"hvdrun: rank 1 \(pid \d+\) has not called hvd.init\(\); another rank has waited for 0.5 s.*", last

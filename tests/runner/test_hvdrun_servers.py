@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from sirtaki.bindings.bootstrap.job import FIRST_SERVER, Job
+from sirtaki.bindings.bootstrap.messages import NUMBER, RankEvent
 from sirtaki.runner.launch.hosts import Host, allocate, servers_of
 from sirtaki.runner.launch.servers import Servers
-from sirtaki.runner.rendezvous.job import FIRST_SERVER, Job
-from sirtaki.runner.rendezvous.messages import NUMBER, RankEvent
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

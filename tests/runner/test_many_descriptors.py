@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 from launching import wait_until
 
+from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
 from sirtaki.runner.elastic import job
 from sirtaki.runner.elastic.arbiter.model import Rules
 from sirtaki.runner.elastic.settings import ElasticSettings
@@ -18,7 +19,6 @@ from sirtaki.runner.launch import job as launch
 from sirtaki.runner.launch.hosts import Host
 from sirtaki.runner.launch.process import RankProcess
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.rendezvous.connection.descriptor_limit import allow_descriptors
 
 
 def test_a_rank_is_started_with_descriptors_that_select_does_not_take() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sirtaki.runner.rendezvous.job import join_names
+from sirtaki.bindings.bootstrap.job import join_names
 from sirtaki.runner.supervise import progress
 from sirtaki.runner.supervise.progress import FIRST_REFRESH_SECONDS, FIRST_REPEAT_SECONDS, Progress
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from sirtaki.bindings.bootstrap.connection import interfaces
 from sirtaki.runner.cli.options import parse
 from sirtaki.runner.launch import torch_variables
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.torch_variables import MasterOffer, ReservedPort, offer_of_agent, offer_of_own_host
-from sirtaki.runner.rendezvous.connection import interfaces
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Hosts = Callable[..., Path]

@@ -16,18 +16,18 @@ import pytest
 from launching import FAILSAFE_SECONDS
 from world import encrypt
 
-from sirtaki.runner.rendezvous.connection import encryption
-from sirtaki.runner.rendezvous.connection.address import split_address
-from sirtaki.runner.rendezvous.connection.connect import connect
-from sirtaki.runner.rendezvous.connection.encryption import Certificate, Connection, TlsConnection
-from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
-from sirtaki.runner.rendezvous.connection.wire import receive_frame, send_frame
-from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
-from sirtaki.runner.rendezvous.messages import RankEvent
-from sirtaki.runner.rendezvous.peer_listener import Handshakes, LinkKey, PeerListener
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.world_builder import choose
+from sirtaki.bindings.bootstrap.connection import encryption
+from sirtaki.bindings.bootstrap.connection.address import split_address
+from sirtaki.bindings.bootstrap.connection.connect import connect
+from sirtaki.bindings.bootstrap.connection.encryption import Certificate, Connection, TlsConnection
+from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
+from sirtaki.bindings.bootstrap.connection.wire import receive_frame, send_frame
+from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
+from sirtaki.bindings.bootstrap.messages import RankEvent
+from sirtaki.bindings.bootstrap.peer_listener import Handshakes, LinkKey, PeerListener
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.world_builder import choose
 
 JOB = Job("job", 2, b"k" * 32, "1.0", encrypt=True)
 PLAIN = replace(JOB, encrypt=False)

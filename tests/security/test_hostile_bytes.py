@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.connection.address import split_address
-from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
-from sirtaki.runner.rendezvous.connection.wire import pack_frame, printable, take_frame
-from sirtaki.runner.rendezvous.identity import (
+from sirtaki.bindings.bootstrap.connection.address import split_address
+from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
+from sirtaki.bindings.bootstrap.connection.wire import pack_frame, printable, take_frame
+from sirtaki.bindings.bootstrap.identity import (
     Offer,
     RankDescription,
     disagreement,
@@ -28,8 +28,8 @@ from sirtaki.runner.rendezvous.identity import (
     unpack_offer,
     unpack_settings,
 )
-from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
-from sirtaki.runner.rendezvous.messages import (
+from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
+from sirtaki.bindings.bootstrap.messages import (
     GATHER,
     GATHERED,
     JOIN,
@@ -41,9 +41,9 @@ from sirtaki.runner.rendezvous.messages import (
     unpack_payloads,
     unpack_report,
 )
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
-from sirtaki.runner.rendezvous.server.rendezvous_state import Answer, RendezvousState
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.server.rendezvous_state import Answer, RendezvousState
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 TRUE_MEMBER = RankDescription("boot/1", "hostA", 70, "unix:@sirtaki-70", 64 * "a")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from sirtaki.bindings.bootstrap.connection.key import read_key, write_key
+from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path, write_list
 from sirtaki.bindings.observing.ownership import held_folder
 from sirtaki.bindings.observing.watch_marks import FOLDER, FOR_NOW, watch_for_now
 from sirtaki.runner.launch import job_folder
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.job_folder import JobFolder
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.rendezvous.connection.key import read_key, write_key
-from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path, write_list
 from sirtaki.runner.top.jobs import find_job
 
 

@@ -11,12 +11,12 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from launching import FAILSAFE_SECONDS, HVDRUN
 
+from sirtaki.bindings.bootstrap.identity import describe_process, topology_of
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import ffi, lib
 from sirtaki.bindings.observing.elastic_timeline import ElasticTimeline
 from sirtaki.bindings.topology import SharedMemory
-from sirtaki.runner.rendezvous.identity import describe_process, topology_of
 
 LIBRARY = Path(sys.modules["sirtaki.bindings"].__file__ or "").with_name("libsirtaki.so")
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from sirtaki.runner.rendezvous.connection.address import require_key
-from sirtaki.runner.rendezvous.connection.key import write_key
-from sirtaki.runner.rendezvous.job import Identity, Job, RendezvousError
-from sirtaki.runner.rendezvous.peer_listener import PeerListener
-from sirtaki.runner.rendezvous.providers import find_world, key_value_store
-from sirtaki.runner.rendezvous.providers.world import World
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.connection.address import require_key
+from sirtaki.bindings.bootstrap.connection.key import write_key
+from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError
+from sirtaki.bindings.bootstrap.peer_listener import PeerListener
+from sirtaki.bindings.bootstrap.providers import find_world, key_value_store
+from sirtaki.bindings.bootstrap.providers.world import World
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 
 OURS = "unix:@sirtaki-of-rank-0"
 FOREIGN = ["192.0.2.2:39797", "127.0.0.1:39797", f"{OURS},192.0.2.2:39797", "unix:/tmp/of-another-user", ""]
@@ -92,7 +92,7 @@ def meet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
 
 
 def _host() -> str:
-    from sirtaki.runner.rendezvous.identity import describe_process
+    from sirtaki.bindings.bootstrap.identity import describe_process
 
     return describe_process("", {}).host
 

@@ -21,16 +21,16 @@ import pytest
 from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.rendezvous.connection import unauthenticated
-from sirtaki.runner.rendezvous.connection.address import listen_at, require_key, split_address
-from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
-from sirtaki.runner.rendezvous.connection.handshake_connection import HandshakeConnection
-from sirtaki.runner.rendezvous.connection.unauthenticated import RejectionLog
-from sirtaki.runner.rendezvous.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
-from sirtaki.runner.rendezvous.messages import RankEvent
-from sirtaki.runner.rendezvous.peer_listener import PeerListener
-from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
-from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
+from sirtaki.bindings.bootstrap.connection import unauthenticated
+from sirtaki.bindings.bootstrap.connection.address import listen_at, require_key, split_address
+from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
+from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection
+from sirtaki.bindings.bootstrap.connection.unauthenticated import RejectionLog
+from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
+from sirtaki.bindings.bootstrap.messages import RankEvent
+from sirtaki.bindings.bootstrap.peer_listener import PeerListener
+from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
+from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 NO_KEY = replace(JOB, key=b"")
@@ -206,7 +206,7 @@ def test_who_is_no_rank_is_told_of_with_his_address(job: Rendezvous, hello: byte
 
 
 def test_half_a_hello_and_then_silence(job: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sirtaki.runner.rendezvous.connection.unauthenticated.HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr("sirtaki.bindings.bootstrap.connection.unauthenticated.HANDSHAKE_SECONDS", 0.2)
     with job.visit() as slow:
         slow.sendall(hello_of(JOB)[:40])
         assert job.works()

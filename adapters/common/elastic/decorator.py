@@ -36,7 +36,7 @@ def run(
 
     @functools.wraps(func)
     def wrapper(state: _State, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        from sirtaki.runner.rendezvous.elastic import process  # imported late: few programs need it
+        from sirtaki.bindings.bootstrap.elastic import process  # imported late: few programs need it
 
         if not isinstance(state, State):
             raise ValueError(
@@ -57,8 +57,8 @@ def run(
                 "@hvd.elastic.run decorates"
             )
         found.has_run = True
+        from sirtaki.bindings.bootstrap.elastic.worker import WorkerEnded
         from sirtaki.common.elastic import loop
-        from sirtaki.runner.rendezvous.elastic.worker import WorkerEnded
 
         try:
             return loop.train(found, state, lambda: func(state, *args, **kwargs))

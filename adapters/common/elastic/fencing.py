@@ -20,8 +20,8 @@ def fence() -> None:
         ForkedError: this process was forked from a rank, and cannot ask for it (a HorovodInternalError).
         NotInitializedError: init() has not been called.
     """
-    from sirtaki.runner.rendezvous import lifecycle
-    from sirtaki.runner.rendezvous.elastic import process  # imported late: few programs need it
+    from sirtaki.bindings.bootstrap import lifecycle
+    from sirtaki.bindings.bootstrap.elastic import process  # imported late: few programs need it
 
     found = process.find()
     if found is None:

@@ -15,6 +15,12 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from sirtaki.bindings import default_context
+from sirtaki.bindings.bootstrap import lifecycle
+from sirtaki.bindings.bootstrap.elastic.loaded_modules import SPARES, write_list
+from sirtaki.bindings.bootstrap.elastic.messages import Enlist, World
+from sirtaki.bindings.bootstrap.elastic.process import WorkerProcess
+from sirtaki.bindings.bootstrap.elastic.provisional import closed
+from sirtaki.bindings.bootstrap.elastic.worker import ElasticWorker
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from sirtaki.bindings.observing import observe
@@ -23,12 +29,6 @@ from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.common.elastic.state import GenerationStart, State
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.process_sets import ProcessSet, add_to_world, global_process_set
-from sirtaki.runner.rendezvous import lifecycle
-from sirtaki.runner.rendezvous.elastic.loaded_modules import SPARES, write_list
-from sirtaki.runner.rendezvous.elastic.messages import Enlist, World
-from sirtaki.runner.rendezvous.elastic.process import WorkerProcess
-from sirtaki.runner.rendezvous.elastic.provisional import closed
-from sirtaki.runner.rendezvous.elastic.worker import ElasticWorker
 
 _Result = TypeVar("_Result")
 

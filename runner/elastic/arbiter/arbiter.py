@@ -9,6 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Sequence
 
+from sirtaki.bindings.bootstrap.elastic.messages import (
+    Counted,
+    Drain,
+    End,
+    Enlist,
+    Fence,
+    LeaveAt,
+    Message,
+    Over,
+    Received,
+    Returned,
+)
 from sirtaki.runner.elastic.arbiter.model import (
     EXIT,
     HOST,
@@ -35,18 +47,6 @@ from sirtaki.runner.elastic.arbiter.policy import (
     form,
 )
 from sirtaki.runner.elastic.summary import Account, count_losses
-from sirtaki.runner.rendezvous.elastic.messages import (
-    Counted,
-    Drain,
-    End,
-    Enlist,
-    Fence,
-    LeaveAt,
-    Message,
-    Over,
-    Received,
-    Returned,
-)
 
 _MAX_RESTARTS = 10  # from checkpoints, so that a training that kills all its ranks ends at last
 

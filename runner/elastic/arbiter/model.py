@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sirtaki.runner.rendezvous.elastic.messages import Enlist, Fence, Message, Standing, World
+from sirtaki.bindings.bootstrap.elastic.messages import Enlist, Fence, Message, Standing, World
 
 LOST, EXIT = "lost", "exit"  # the values of --elastic-survive
 RANK, HOST = "rank", "host"  # the values of --elastic-failure-domain

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from sirtaki.bindings.bootstrap.elastic.messages import Change, Counted, LeaveAt, World
 from sirtaki.runner.elastic.arbiter.model import Action, Send, Slot, Status, Worker, doubled
-from sirtaki.runner.rendezvous.elastic.messages import Change, Counted, LeaveAt, World
 
 
 @dataclass(frozen=True)

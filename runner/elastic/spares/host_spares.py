@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.rendezvous.elastic.loaded_modules import list_path
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, signal_name
 
 _LIST_SECONDS = 0.5  # between looks for the list of modules, which a rank writes after its first commit

@@ -64,7 +64,7 @@ def fail_if_planned(place: str, step: int) -> None:
 
 def fail_during_recoveries(state: Any) -> None:
     """Makes the worker fail while it links, or while it receives the state, in its N-th generation."""
-    from sirtaki.runner.rendezvous.world_builder import WorldBuilder
+    from sirtaki.bindings.bootstrap.world_builder import WorldBuilder
 
     counts = {"link": 0, "receive": 0}
 
@@ -82,7 +82,7 @@ def fail_during_recoveries(state: Any) -> None:
 
 def record_calls(state: Any) -> None:
     """Records when this worker asks for a place, and when it returns to the last commit."""
-    from sirtaki.runner.rendezvous.elastic.worker import ElasticWorker
+    from sirtaki.bindings.bootstrap.elastic.worker import ElasticWorker
 
     def recorded(name: str, function: Any) -> Any:
         def call(*arguments: Any) -> Any:

@@ -1,0 +1,174 @@
+"""Addresses of listeners, as text: "unix:/path", "unix:@name" (an abstract Unix socket), "host:port" or
+"[IPv6 address]:port".
+
+Several addresses of the same listener are separated by commas; a client tries all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+
+from sirtaki.bindings.bootstrap.connection.interfaces import is_own_address, local_addresses, unmapped_address
+from sirtaki.bindings.bootstrap.connection.key import KEY_ADVICE
+from sirtaki.bindings.bootstrap.job import Job, RendezvousError
+
+_UNIX = "unix:"
+_PATH_LIMIT = 100  # bytes; the system allows 107 (unix(7)), and ranks reject longer names from each other
+_BACKLOG = 512
+
+
+def split_addresses(addresses: str) -> list[str]:
+    """Splits "a:1,b:2" and checks each; raises ValueError for an invalid address, or for none."""
+    found = [address.strip() for address in addresses.split(",") if address.strip()]
+    for address in found or [addresses]:
+        if not is_unix(address):
+            split_address(address)
+    return found
+
+
+def is_unix(address: str) -> bool:
+    return address.startswith(_UNIX)
+
+
+def is_abstract(address: str) -> bool:
+    """Returns whether an address is a Unix socket without a file."""
+    return address.startswith(f"{_UNIX}@")
+
+
+def unix_address(name: str, folder: str = "") -> str:
+    """Returns a Unix socket address: a file in `folder`, which only its user may open, so no other user can
+    reach it.
+
+    Without a folder, or if the path is too long for an address, it is an abstract socket, to which any local
+    process can connect.
+    """
+    path = os.path.join(folder, name)
+    fits = path.isascii() and path.isprintable() and "," not in path and len(path) <= _PATH_LIMIT - len(_UNIX)
+    return f"{_UNIX}{path}" if folder and fits else f"{_UNIX}@{name}"
+
+
+def unix_path(address: str) -> str:
+    """Returns the name of a Unix socket in the form that the socket functions take."""
+    name = address[len(_UNIX) :]
+    return "\0" + name[1:] if name.startswith("@") else name
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits "host:port" or "[IPv6 address]:port"; raises ValueError for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"an address is written host:port, for example 127.0.0.1:29500, not {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a numerical address reaches this machine only."""
+    return ipaddress.ip_address(host.split("%")[0]).is_loopback
+
+
+def require_key(connection: socket.socket, job: Job) -> None:
+    """Rejects a TCP connection that the job's key cannot authenticate.
+
+    Without a key a connection must not leave this machine. A key from a store may be known to whoever can
+    reach the store, so the job uses Unix sockets only: the system says whose process is at their other end.
+
+    Raises RendezvousError in these cases.
+    """
+    if connection.family == socket.AF_UNIX or (job.key and not job.through_store):
+        return
+    other = unmapped_address(str(connection.getpeername()[0]))
+    if job.through_store:
+        raise RendezvousError(
+            f"the ranks of this job connect over Unix sockets only, not to {other}: its key passed through a "
+            f"store that others may read and write. For TCP, {KEY_ADVICE}"
+        )
+    if not is_loopback(other):
+        raise RendezvousError(f"{other} is another machine, so the ranks need a common key: {KEY_ADVICE}")
+
+
+def listen_at(address: str, key: bytes) -> socket.socket:
+    """Returns a listening socket at `address`; port 0 lets the operating system choose, "*" means all
+    addresses.
+
+    A host name may resolve differently on this machine than on others: to a loopback address (as "127.0.1.1"
+    does on Debian), or to an address that this machine does not have. If there is a key, the socket then
+    listens on all addresses.
+
+    Raises RendezvousError if the address cannot be used, or if it is not loopback and there is no key.
+    """
+    if is_unix(address):
+        return _listen(address, socket.AF_UNIX, unix_path(address))
+    host, port = split_address(address)
+    family, sockaddr = _resolve("0.0.0.0" if host == "*" else host, port)
+    if not key and not is_loopback(sockaddr[0]):
+        raise RendezvousError(
+            f"{address} can be reached from other machines, so the ranks need a common key: {KEY_ADVICE}"
+        )
+    is_name = host not in (sockaddr[0], "localhost", "*")
+    if host == "*" or (is_name and key and not _is_reachable(family, sockaddr[0])):
+        return listen_everywhere(port)
+    return _listen(address, family, sockaddr)
+
+
+def listen_everywhere(port: int = 0) -> socket.socket:
+    """Returns a listening socket on all addresses of this machine, IPv4 and IPv6 where both exist."""
+    with contextlib.suppress(RendezvousError):
+        return _listen(f"[::]:{port}", socket.AF_INET6, ("::", port))
+    return _listen(f"0.0.0.0:{port}", socket.AF_INET, ("0.0.0.0", port))
+
+
+def addresses_of(listening: socket.socket, interfaces: Sequence[str] = ()) -> list[str]:
+    """Returns the addresses at which clients reach a listening socket.
+
+    A socket that listens on all addresses has those of the named `interfaces`, or of all interfaces if none
+    are named.
+    """
+    name = listening.getsockname()
+    if listening.family == socket.AF_UNIX:
+        return [_UNIX + (name if isinstance(name, str) else "@" + bytes(name).decode().removeprefix("\0"))]
+    host, port = name[0], name[1]
+    if not ipaddress.ip_address(host).is_unspecified:
+        return [join_address(host, port)]
+    found = local_addresses(interfaces)
+    if listening.family == socket.AF_INET:
+        found = [address for address in found if ":" not in address]
+    return [join_address(address, port) for address in found] or [join_address("127.0.0.1", port)]
+
+
+def resolve_all(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
+    """Resolves a host name to a list of (family, place). Raises socket.gaierror."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, (str(sockaddr[0]), int(sockaddr[1]))) for family, _, _, _, sockaddr in found]
+
+
+def unknown_host_error(host: str, error: socket.gaierror) -> RendezvousError:
+    return RendezvousError(f"there is no host {host!r}: {error.strerror}")
+
+
+def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
+    try:
+        return resolve_all(host, port)[0]
+    except socket.gaierror as error:
+        raise unknown_host_error(host, error) from None
+
+
+def _is_reachable(family: int, host: str) -> bool:
+    """Returns whether a numerical address belongs to this machine and is usable from other machines."""
+    return not is_loopback(host) and is_own_address(family, (host, 0))
+
+
+def _listen(address: str, family: int, sockaddr: str | tuple[str, int]) -> socket.socket:
+    is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server(sockaddr, family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
+        raise RendezvousError(f"cannot listen at {address}: {reason}") from None

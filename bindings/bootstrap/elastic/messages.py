@@ -1,0 +1,206 @@
+"""The messages between a worker and hvdrun's arbiter, on the worker's connection to the rendezvous.
+
+docs/design/elastic_protocol.md says when each is sent. Each names the generation that it is about.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_type_hints
+
+from sirtaki.bindings.bootstrap.connection.wire import printable
+from sirtaki.bindings.bootstrap.job import RendezvousError
+
+_TEXT_LIMIT = 4000  # characters
+
+
+class Message:
+    """A message; its class is its kind. Fields are numbers, texts, truth values, or lists of these."""
+
+
+@dataclass(frozen=True)
+class Enlist(Message):
+    """A worker is ready for the next generation.
+
+    Attributes:
+        generation: the one that it has left; 0 if it is new.
+        reason: "new"; "changed": it has left at the agreed commit; "lost": its world has failed.
+        commit: the number of its last commit; -1 if it is new.
+        can_restore: whether it can return to that commit by itself.
+        culprit: the rank that its context blames, in the generation that it has left; -1 for none.
+        kind: the kind of the failure, a name of the core's table of statuses.
+        text: the failure.
+        has_checkpoints: whether new workers could start from a checkpoint if all are lost.
+        unreachable: ranks on other hosts that it had to connect to and could not reach, one for each host.
+    """
+
+    generation: int
+    reason: str
+    commit: int = -1
+    can_restore: bool = False
+    culprit: int = -1
+    kind: str = ""
+    text: str = ""
+    has_checkpoints: bool = False
+    unreachable: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Received(Message):
+    """A worker has linked, and has the state of the generation's commit."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Counted(Message):
+    """Answers `Change`: the number of checks that the worker has started.
+
+    The worker waits in its next check.
+    """
+
+    generation: int
+    question: int
+    checks: int
+
+
+@dataclass(frozen=True)
+class Returned(Message):
+    """The training function has returned on a worker."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Drain(Message):
+    """A worker was asked to end (SIGTERM): it takes part until the next change."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Fence(Message):
+    """A worker asks whether it still is a rank of the job. `question` numbers its questions."""
+
+    generation: int
+    question: int
+
+
+@dataclass(frozen=True)
+class World(Message):
+    """A worker is a member of a generation.
+
+    Attributes:
+        generation: its number.
+        rank: of the receiver.
+        slots: the slot of each member, by rank, as "host:index".
+        workers: the number of each member, by rank.
+        initial: the number of ranks of the first generation.
+        job, address: the generation's rendezvous; the job's id has the digest of the members in it.
+        commit: the commit with which the generation begins.
+        current: the ranks that can restore that commit by themselves. Rank 0 is one of them.
+        joined: the number of ranks that are new.
+        text: what has changed, for people.
+        elapsed: microseconds from the first news that has ended the generation before to this message; 0 if
+            there was no such news.
+    """
+
+    generation: int
+    rank: int
+    slots: list[str]
+    workers: list[int]
+    initial: int
+    job: str
+    address: str
+    commit: int
+    current: list[int]
+    joined: int
+    text: str
+    elapsed: int
+
+
+@dataclass(frozen=True)
+class Change(Message):
+    """The members are about to change: they are to say how many checks they have counted.
+
+    `question` numbers the changes of a generation that the arbiter has asked for.
+    """
+
+    generation: int
+    question: int
+
+
+@dataclass(frozen=True)
+class LeaveAt(Message):
+    """All members leave at this check; 0: none leaves, the change is off."""
+
+    generation: int
+    check: int
+
+
+@dataclass(frozen=True)
+class Over(Message):
+    """A generation has ended: its members enlist again."""
+
+    generation: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Standing(Message):
+    """Answers `Fence`: whether the worker is still a rank, or has returned as a rank."""
+
+    generation: int
+    question: int
+    is_rank: bool
+
+
+@dataclass(frozen=True)
+class End(Message):
+    """A worker ends, with this exit code."""
+
+    code: int
+    text: str
+
+
+FROM_WORKERS = (Enlist, Received, Counted, Returned, Drain, Fence)
+TO_WORKERS = (World, Change, LeaveAt, Over, Standing, End)
+
+
+def pack(message: Message) -> bytes:
+    """Returns a message as it is sent; long texts are cut."""
+    values: dict[str, Any] = dict(vars(message))  # no copies of lists, as asdict() makes of each member
+    if "text" in values:
+        values["text"] = values["text"][:_TEXT_LIMIT]
+    return json.dumps({"message": type(message).__name__, **values}).encode()
+
+
+def unpack(payload: bytes, kinds: tuple[type[Message], ...]) -> Message:
+    """Parses a message from an authenticated peer; `kinds` are the accepted classes.
+
+    Raises RendezvousError if it is malformed.
+    """
+    try:
+        values = json.loads(payload)
+        name_of_kind = values.pop("message")
+        kind = next(kind for kind in kinds if kind.__name__ == name_of_kind)
+        types = get_type_hints(kind)
+        names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+        if values.keys() != names:
+            raise ValueError
+        return kind(**{name: _checked(values, name, types[name]) for name in names})
+    except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
+        raise RendezvousError("the rendezvous does not understand this message") from None
+
+
+def _checked(values: Mapping[str, Any], name: str, wanted: Any) -> Any:
+    value = values[name]
+    if wanted in (list[int], list[str]):
+        item = int if wanted == list[int] else str
+        if type(value) is not list or any(type(element) is not item for element in value):
+            raise ValueError
+    elif type(value) is not wanted:
+        raise ValueError
+    return printable(value, _TEXT_LIMIT) if wanted is str else value

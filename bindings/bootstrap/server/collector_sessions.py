@@ -1,0 +1,124 @@
+"""The server's view of the collectors of a job's hosts: their ranks, across successive connections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sirtaki.bindings.bootstrap import messages
+from sirtaki.bindings.bootstrap.connection.wire import frame_header, pack_frame
+from sirtaki.bindings.bootstrap.job import RendezvousError
+from sirtaki.bindings.bootstrap.messages import COUNT, NUMBER
+from sirtaki.bindings.bootstrap.server.participant import Participant
+from sirtaki.bindings.bootstrap.server.resumable import ResumableFrames
+
+if TYPE_CHECKING:
+    from sirtaki.bindings.bootstrap.server.connection_server import ServedConnection
+
+# Longest time, in seconds, for which a broken connection may be replaced. The collector gives up before: it
+# notices the end within 80 s, if nothing is sent, and then tries for 60 s.
+KEPT_SECONDS = 150.0
+_SERVER = 0  # the owner of all frames of the server
+_UNKNOWN = "the rendezvous does not understand this message"
+
+
+@dataclass(eq=False)
+class CollectorSession:
+    """One collector, and the ranks behind it by its numbers for them. Outlives its connection."""
+
+    token: bytes
+    served: ServedConnection | None  # its connection, while there is one
+    ranks: dict[int, Participant] = field(default_factory=dict)
+    frames: ResumableFrames = field(default_factory=ResumableFrames)
+    deadline: float | None = None  # when it ends, if it has no connection until then
+    is_drained: bool = False  # whether all that its ranks have sent has arrived, and they have gone
+
+    def send(self, *parts: bytes) -> None:
+        """Queues a message given in parts; large parts are not copied."""
+        parts = (frame_header(sum(map(len, parts))), *parts)
+        self.frames.keep(_SERVER, *parts)
+        if self.served is not None:
+            for part in parts:
+                self.served.outgoing += part
+
+    def confirm(self, count: int) -> None:
+        """Forgets what the collector has received. Raises RendezvousError if it cannot have received it."""
+        for _ in self.frames.confirm(count):
+            pass
+
+
+class CollectorSessions:
+    """All collectors of a job of `size` ranks."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._by_token: dict[bytes, CollectorSession] = {}
+        self._by_connection: dict[ServedConnection, CollectorSession] = {}
+
+    def of(self, connection: ServedConnection) -> CollectorSession | None:
+        return self._by_connection.get(connection)
+
+    def open(
+        self, connection: ServedConnection, message: bytes, server_session: bytes
+    ) -> ServedConnection | None:
+        """Handles the first message on a collector's connection, and queues the answer.
+
+        Returns the connection that this one replaces, which is to be closed. Raises RendezvousError.
+        """
+        kind, body = message[:1], message[1:]
+        if kind == messages.JOIN and len(body) == NUMBER.size + messages.TOKEN_BYTES:
+            self._join(connection, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
+            connection.outgoing += pack_frame(messages.pack_welcome(server_session))
+            return None
+        if kind == messages.RESUME:
+            return self._resume(connection, *messages.unpack_resumption(body))
+        raise RendezvousError(_UNKNOWN)
+
+    def _join(self, connection: ServedConnection, size: int, token: bytes) -> None:
+        if size != self._size or token in self._by_token:
+            raise RendezvousError(_UNKNOWN)
+        session = CollectorSession(token, connection)
+        self._by_token[token] = self._by_connection[connection] = session
+
+    def _resume(self, connection: ServedConnection, token: bytes, received: int) -> ServedConnection | None:
+        session = self._by_token.get(token)
+        if session is None:
+            raise RendezvousError(
+                "its connection was interrupted for too long, or belonged to another rendezvous"
+            )
+        session.confirm(received)
+        replaced = session.served
+        if replaced is not None:  # this side has not noticed its end
+            del self._by_connection[replaced]
+        self._by_connection[connection] = session
+        session.served, session.deadline = connection, None
+        connection.outgoing += pack_frame(messages.RESUMED + COUNT.pack(session.frames.received))
+        for part in session.frames.unconfirmed():
+            connection.outgoing += part
+        return replaced
+
+    def lose(self, connection: ServedConnection, now: float) -> None:
+        """Records the loss of a connection; the collector may resume on a new connection for KEPT_SECONDS."""
+        if (session := self._by_connection.pop(connection, None)) is not None:
+            session.served, session.deadline = None, now + KEPT_SECONDS
+
+    def end(self, session: CollectorSession) -> None:
+        """Ends a session, which cannot be continued."""
+        self._by_token.pop(session.token, None)
+        if session.served is not None:
+            self._by_connection.pop(session.served, None)
+
+    def overdue(self, now: float) -> list[CollectorSession]:
+        """Returns the sessions that have had no connection for too long."""
+        return [
+            session
+            for session in self._by_token.values()
+            if session.deadline is not None and session.deadline <= now
+        ]
+
+    def next_deadline(self) -> float | None:
+        deadlines = [session.deadline for session in self._by_token.values() if session.deadline is not None]
+        return min(deadlines, default=None)
+
+    def all(self) -> list[CollectorSession]:
+        return list(self._by_token.values())
