@@ -149,7 +149,7 @@ class GradientExchange:
         self._checks.mark(len(self._parameters), self._context.rank + 1)
 
     def announce_round(self) -> None:
-        """Makes all ranks continue with another round: this rank's pass goes on after the present one."""
+        """Makes all ranks continue with another round after the present round: this rank's pass goes on."""
         self._checks.mark(len(self._parameters) + 1, 1)
 
     def finish(self) -> None:

@@ -400,7 +400,7 @@ class GradientReducer:
         self._finish()
 
     def _interrupt_round(self) -> None:
-        """Ends a round, if one is open, before the gradients of the same pass grow again.
+        """Ends an open round before the gradients of the same pass grow again.
 
         All ranks then make another round: whether gradients leave early differs from rank to rank.
         """
