@@ -29,6 +29,7 @@ class Gpu {
  private:
   explicit Gpu(std::unique_ptr<GpuDevice> device);
   Status create_streams();
+  bool is_idle();  // whether `launches` has no work
 
   std::shared_ptr<const GpuDevice> device_;
   EventPool events_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include "base/clock.h"
@@ -41,14 +42,17 @@ Status MemoryPool::take(size_t bytes, MemoryBlock& out) {
   const MutexLock lock(mutex_);
   const size_t capacity = capacity_for(bytes);
   collect();
-  if (take_free(bytes, capacity, out)) return Status::ok();
+  if (take_free(bytes, 2 * capacity, out)) return Status::ok();
   const GpuDevice::Scope scope(&device_);
   SIRTAKI_TRY(scope.status());
   uint8_t* data = nullptr;
   CudaResult result = allocate(capacity, data);
   if (result == cuda_out_of_memory) {
-    free_all();
-    result = allocate(capacity, data);
+    if (take_free(bytes, std::numeric_limits<size_t>::max(), out)) return Status::ok();
+    if (may_free_()) {
+      free_all();
+      result = allocate(capacity, data);
+    }
   }
   const char* what =
       place_ == MemoryKind::device ? "allocating memory on the GPU" : "allocating pinned memory on the host";
@@ -57,9 +61,10 @@ Status MemoryPool::take(size_t bytes, MemoryBlock& out) {
   return Status::ok();
 }
 
-bool MemoryPool::take_free(size_t bytes, size_t capacity, MemoryBlock& out) {
+// Takes the smallest free block that is large enough, of at most `most` bytes.
+bool MemoryPool::take_free(size_t bytes, size_t most, MemoryBlock& out) {
   const auto found = free_.lower_bound(bytes);
-  if (found == free_.end() || found->first > 2 * capacity) return false;
+  if (found == free_.end() || found->first > most) return false;
   out = MemoryBlock(*this, found->second, found->first);
   free_.erase(found);
   return true;

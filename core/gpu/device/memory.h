@@ -2,6 +2,7 @@
 // an allocation may wait for all work on the GPU.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -48,7 +49,9 @@ class MemoryPool {
  public:
   enum class MemoryKind { device, host };
 
-  MemoryPool(const GpuDevice& device, MemoryKind place) : device_(device), place_(place) {}
+  // `may_free` returns whether the GPU has no work of this rank that waits for other ranks: a free waits for all work.
+  MemoryPool(const GpuDevice& device, MemoryKind place, std::function<bool()> may_free)
+      : device_(device), place_(place), may_free_(std::move(may_free)) {}
   ~MemoryPool();
 
   // Takes a block of at least this many bytes, aligned to 256. The pool must outlive the block.
@@ -63,13 +66,14 @@ class MemoryPool {
   };
 
   void put_back(uint8_t* data, size_t capacity, GpuEventPtr after);
-  bool take_free(size_t bytes, size_t capacity, MemoryBlock& out) REQUIRES(mutex_);
+  bool take_free(size_t bytes, size_t most, MemoryBlock& out) REQUIRES(mutex_);
   void collect() REQUIRES(mutex_);
   void free_all() REQUIRES(mutex_);
   CudaResult allocate(size_t bytes, uint8_t*& data);
 
   const GpuDevice& device_;
   const MemoryKind place_;
+  const std::function<bool()> may_free_;
   Mutex mutex_;
   std::multimap<size_t, uint8_t*> free_ GUARDED_BY(mutex_);  // by capacity
   std::vector<Waiting> waiting_ GUARDED_BY(mutex_);

@@ -110,6 +110,37 @@ TEST(a_gpu_that_cannot_be_made_current_is_not_used) {
   CHECK_EQUAL(fake.calls("cuCtxPopCurrent_v2"), 1);  // after the one that was pushed
 }
 
+TEST(memory_is_reserved_before_the_program_takes_all_of_it) {
+  Fake fake;
+  const GpuLibraries libraries(Fake::config());
+  std::unique_ptr<Gpu> gpu;
+  CHECK(Gpu::open(libraries, 0, gpu).is_ok());
+  fake.set("memory", 1);  // no more is left
+  MemoryBlock first, second;
+  CHECK(gpu->memory().take(1 << 20, first).is_ok());
+  CHECK_EQUAL(gpu->memory().take(1 << 20, second).code(), SRT_OUT_OF_MEMORY);
+}
+
+// A free waits for all work on the GPU, also for kernels that wait for a rank which is lost.
+TEST(memory_is_freed_only_while_the_gpu_waits_for_no_rank) {
+  Fake fake;
+  const GpuLibraries libraries(Fake::config());
+  std::unique_ptr<Gpu> gpu;
+  CHECK(Gpu::open(libraries, 0, gpu).is_ok());
+  fake.set("memory", 1);
+  const GpuDevice::Scope scope(&gpu->device());
+  OnGpu data(fake, 0, floats(100, 1)), copy(fake, 0, floats(100, 1));
+  fake.hold(gpu->launches(), 1);
+  CHECK(gpu->copy(copy.bytes().data(), data.bytes().data(), 400, gpu->launches()).is_ok());
+  MemoryBlock block;
+  CHECK_EQUAL(gpu->memory().take(64 << 20, block).code(), SRT_OUT_OF_MEMORY);
+  CHECK_EQUAL(fake.calls("cuMemFree_v2"), 0);
+  fake.hold(gpu->launches(), 0);
+  for (const Nanoseconds deadline = now() + patience; fake.calls("cuMemFree_v2") == 0 && now() < deadline;)
+    CHECK_EQUAL(gpu->memory().take(64 << 20, block).code(), SRT_OUT_OF_MEMORY);
+  CHECK_EQUAL(fake.calls("cuMemFree_v2"), 1);
+}
+
 TEST(an_error_names_rank_tensor_and_the_library_s_words) {
   Fake fake;
   const std::vector<Status> endings = endings_with(fake, "auto", "ncclAllReduce", 1, 3);
