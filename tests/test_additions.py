@@ -13,6 +13,7 @@ ADDITIONS = {
         r"(?i)reduce_?-?scatter",
         37,
     ),  # with an algorithm of its own between hosts, in NCCL and for JAX's own
+    "a reduce op": (r"SRT_PRODUCT|ReduceOp::product|core\.PRODUCT", 11),
     "a dtype that reduces": (r"float8_?e4m3fnuz\b|Float8E4M3fnuz", 5),
     "a wire format": (r"Fp8Code|SRT_WIRE_FP8", 3),
     "a setting": (r"\bcontrol_fan_out\b", 2),  # its row and its use

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,6 +26,7 @@ enum class ReduceOp : uint8_t {
   adasum = SRT_ADASUM
 };
 constexpr ReduceOp last_reduce_op = ReduceOp::adasum;
+constexpr size_t reduce_op_count = static_cast<size_t>(last_reduce_op) + 1;
 const char* reduce_op_name(ReduceOp op);
 
 // Returns whether a kind can reduce with this op: Adasum combines whole tensors.

@@ -26,15 +26,16 @@ Min = 3
 Max = 4
 Product = 5
 
-_REDUCE_OPS = {
-    Average: core.AVERAGE,
-    Sum: core.SUM,
-    Adasum: core.ADASUM,
-    Min: core.MIN,
-    Max: core.MAX,
-    Product: core.PRODUCT,
+# By Horovod's number: the public name, and the core's code.
+_OPS = {
+    Average: ("Average", core.AVERAGE),
+    Sum: ("Sum", core.SUM),
+    Adasum: ("Adasum", core.ADASUM),
+    Min: ("Min", core.MIN),
+    Max: ("Max", core.MAX),
+    Product: ("Product", core.PRODUCT),
 }
-
+OP_NAMES = {code: name for name, code in _OPS.values()}
 
 _NAMES_BEFORE_WRAP = 1024  # so that the names of one step recur in the next ones, and are cached
 
@@ -108,13 +109,13 @@ def op_of_average(average: bool, op: int | None, stacklevel: int = 3) -> int:
 def _reduction(op: int | None, prescale: float, postscale: float) -> Reduction:
     if op is None:
         op = Average
-    code = None if isinstance(op, bool | float | str) else _REDUCE_OPS.get(op)
-    if code is None:
+    known = None if isinstance(op, bool | float | str) else _OPS.get(op)
+    if known is None:
+        *names, last = (f"hvd.{name}" for name in OP_NAMES.values())
         raise ValueError(
-            f"op is {op!r}, but it has to be one of hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max and "
-            f"hvd.Product{_suggested_op(op)}"
+            f"op is {op!r}, but it has to be one of {', '.join(names)} and {last}{_suggested_op(op)}"
         )
-    return Reduction(code, prescale, postscale)
+    return Reduction(known[1], prescale, postscale)
 
 
 def gradient_reduction(op: int, predivide: float) -> Reduction:
@@ -146,7 +147,7 @@ def _check_average(average: Any) -> None:
 
 def _suggested_op(value: Any) -> str:
     """Returns the correct spelling for an op that was given as a text."""
-    known = {name.lower(): name for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product")}
+    known = {name.lower(): name for name in OP_NAMES.values()}
     known |= {"mean": "Average", "avg": "Average", "add": "Sum", "prod": "Product"}
     suggestion = known.get(value.lower()) if isinstance(value, str) else None
     return f": say op=hvd.{suggestion}" if suggestion else ""

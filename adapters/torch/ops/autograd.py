@@ -27,7 +27,7 @@ from sirtaki.common.ops import requests
 from sirtaki.common.ops.collectives import ArrayCollectives
 from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.process_sets import ProcessSet
-from sirtaki.common.ops.reduction import Reduction
+from sirtaki.common.ops.reduction import OP_NAMES, Reduction
 from sirtaki.common.ops.requests import COUNTED_ALLTOALL, CollectiveOptions
 from sirtaki.common.training.shares import refuse_derivative
 from sirtaki.torch.ops import tensors as adapter
@@ -190,8 +190,9 @@ class _Reducing(Collective):
     def slope(self, tensor: Tensor) -> Tensor:
         """Returns the result's derivative by this rank's elements, for a minimum, maximum or product."""
         op, scope = self.how.op, self.scope
-        if op == core.ADASUM or self.how.prescale != 1.0 or self.how.postscale != 1.0:
-            what = "op=Adasum" if op == core.ADASUM else "op=Min, Max or Product and factors"
+        has_slope = op in (core.MIN, core.MAX, core.PRODUCT)
+        if not has_slope or self.how.prescale != 1.0 or self.how.postscale != 1.0:
+            what = "op=Min, Max or Product and factors" if has_slope else f"op={OP_NAMES[op]}"
             raise UnsupportedError(
                 f"a reduction with {what} has no derivative here; use op=Sum or op=Average, pass "
                 "tensor.detach(), or multiply by the factors yourself"

@@ -33,8 +33,8 @@ using FillKernel = void (*)(void* destination, size_t elements);
 using FiniteKernel = bool (*)(const void* source, size_t elements);
 
 struct DTypeKernels {
-  ReduceKernel reduce[5] = {};  // by ReduceOp, up to product; average is sum; nullptr: not supported
-  FillKernel fill[5] = {};
+  ReduceKernel reduce[reduce_op_count] = {};  // by ReduceOp; average is sum; nullptr: not supported, or Adasum
+  FillKernel fill[reduce_op_count] = {};
   ScaleKernel scale = nullptr;
   void (*to_double)(double* destination, const void* source, size_t elements) = nullptr;    // floating dtypes only
   void (*from_double)(void* destination, const double* source, size_t elements) = nullptr;  // rounds once, or twice

@@ -40,7 +40,8 @@ bool choose_operator(const Transfer& transfer, bool takes_factors, NcclReduction
     case ReduceOp::max: out.op = nccl_max; return factor == 1.0;
     case ReduceOp::product: out.op = nccl_product; return factor == 1.0;
     case ReduceOp::adasum: return false;
-    default: break;
+    case ReduceOp::sum:
+    case ReduceOp::average: break;
   }
   if (factor == 1.0 && (divisor == 1 || divisor == static_cast<int64_t>(transfer.members.size()))) {
     out.op = divisor == 1 ? nccl_sum : nccl_average;
