@@ -17,7 +17,7 @@ from .pages import path_of
 pytest.importorskip("torch")
 
 BLOCK = re.compile(r"^```(python|diff|sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# What differs from run to run.
+# Numbers that differ from run to run.
 CHANGING = re.compile(r"(?<=pid )\d+|(?<=process )\d+|(?<=loss )[\d.]+|(?<=epoch )\d\d|(?<=commit )\d+")
 RANK_1 = re.compile(r"rank 1 of 2 is process (\d+)")
 
