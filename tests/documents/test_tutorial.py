@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -42,14 +43,18 @@ def run(command: str, folder: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     assert process.stdout is not None
+    limit = threading.Timer(PATIENCE, os.killpg, (process.pid, signal.SIGTERM))
+    limit.start()
     printed = ""
     for line in process.stdout:
         printed += line
         if "--min-np" in command and "epoch 2:" in line:
             (rank_1,) = RANK_1.findall(printed)
             os.kill(int(rank_1), signal.SIGKILL)
+    limit.cancel()
     assert process.wait(PATIENCE) == 0, printed
     return printed
 
