@@ -21,6 +21,9 @@ from mkdocs.structure.pages import Page
 from sirtaki.bindings.library import Knob, knobs
 from sirtaki.runner.cli.knobs import add_knobs
 from sirtaki.runner.cli.options import USAGE, hvdrun_parser
+from sirtaki.runner.doctor.rules import RULES
+from sirtaki.runner.doctor.rules import table as table_of_findings
+from sirtaki.runner.trace.rules import TRACE_RULES
 
 ROOT = Path(__file__).parents[1]
 DOCS, REPOSITORY = "docs/", "repository/"
@@ -116,6 +119,17 @@ Each setting is an environment variable, also with Horovod's prefix `HOROVOD_`, 
 hvdrun](hvdrun.md#core-settings-the-same-on-all-ranks). Settings with a star must have the same value on all
 ranks of a job.
 """
+FINDINGS_PAGE = f"""# Findings of sirtaki doctor and sirtaki trace
+
+A *problem* keeps jobs from running or was their end (exit code 1); a *warning* makes them slow or is likely
+to be a mistake; a *note* explains something. Words in capitals stand for values.
+
+## sirtaki doctor
+
+{table_of_findings(RULES)}
+## sirtaki trace report
+
+{table_of_findings(TRACE_RULES)}"""
 
 
 def generated_pages(configuration: str) -> Iterator[tuple[str, str]]:
@@ -123,6 +137,7 @@ def generated_pages(configuration: str) -> Iterator[tuple[str, str]]:
     yield "reference/hvdrun.md", hvdrun_page()
     rows = [(variable_of(knob), values_of(knob), plain(knob.help)) for knob in knobs()]
     yield "reference/settings.md", SETTINGS_PAGE + table(("variable", "values (default)", "meaning"), rows)
+    yield "reference/findings.md", FINDINGS_PAGE
     for name in re.findall(r"reference/api/([\w.]+)\.md", configuration):
         module = "sirtaki" if name == "sirtaki" else f"sirtaki.{name}"
         yield f"reference/api/{name}.md", f"# {module}\n\n::: {module}\n"

@@ -391,7 +391,7 @@ RULES: tuple[Rule, ...] = (*HOST_RULES, *CLUSTER_RULES)
 _FAILURES = {**SSH_FAILURES, **SESSION_FAILURES}
 
 
-def table(rules: Iterable[Rule[Any]] = RULES) -> str:
+def table(rules: Iterable[Rule[Any]]) -> str:
     """Returns rules as a table in Markdown."""
     lines = ["| finding | level | what | remedy |", "|---|---|---|---|"]
     for rule in rules:

@@ -34,6 +34,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("backward_passes_per_step", "reference/api/torch/#sirtaki.torch.DistributedOptimizer"),
         ("-np", "reference/hvdrun/#options"),
         ("SIRTAKI_FUSION_THRESHOLD", "reference/settings/"),
+        ("core-broken", "reference/findings/#sirtaki-doctor"),
+        ("late-rank", "reference/findings/#sirtaki-trace-report"),
         ("PeerLostError", "reference/api/common.exceptions/#sirtaki.common.exceptions.PeerLostError"),
         ("make test-locks", "repository/CONTRIBUTING/#build-and-test"),
         ("kind: Job", "repository/examples/kubernetes/indexed-job.yaml/"),

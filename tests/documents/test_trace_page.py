@@ -1,4 +1,4 @@
-"""The page about traces: the report of its program names the rank that pauses, and its table is complete."""
+"""The page about traces: the report of its program names the rank that pauses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from sirtaki.runner.cli import commands
-from sirtaki.runner.doctor.rules import table
-from sirtaki.runner.trace.rules import TRACE_RULES
 
-from .pages import output_of, path_of, programs_of
+from .pages import output_of, programs_of
 
 
 def test_the_report_names_the_rank_that_pauses(
@@ -28,7 +26,3 @@ def test_the_report_names_the_rank_that_pauses(
     assert any(one["what"].startswith("the others wait for rank 1 in ") for one in found["findings"])
     steps = {one["step"] for one in found["ranks"][1]["late_steps"]}
     assert steps & {10, 20, 30, 40}
-
-
-def test_the_table_of_findings_is_complete() -> None:
-    assert path_of("findings.md").read_text().endswith(f"\n\n## sirtaki trace report\n\n{table(TRACE_RULES)}")

@@ -1,0 +1,30 @@
+"""The code of the page about PyTorch runs, learns, and resumes after an interruption."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_world import PATIENCE, hvdrun
+
+pytest.importorskip("torch")
+
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "pytorch.md"
+RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
+
+
+def test_the_code_learns_and_resumes(tmp_path: Path) -> None:
+    command = hvdrun(3, sys.executable, "-W", "error::UserWarning", RUN_BLOCKS, PAGE)
+
+    def run() -> str:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count(f"ran {PAGE.read_text().count('```python')} blocks") == 3
+        return done.stdout
+
+    first = run()
+    assert first.count("% of 200 right") == 3  # one rank prints, once per epoch; 3 ranks have 67, 67 and 66
+    assert "epoch 3: 9" in first
+    assert "right" not in run()  # the checkpoint records that training is complete
