@@ -8,7 +8,7 @@ namespace {
 // Kept for the small tensors that an operation gathers. A framework's own pool holds nearly all memory later on, of
 // which the driver gives none away. The small tensors of ResNet-50 and BERT-large need 1 to 2 MB.
 constexpr size_t reserved_bytes = 8 << 20;
-constexpr Nanoseconds longest_look = milliseconds(2);  // an event in an idle stream fires within microseconds
+constexpr Nanoseconds longest_look = milliseconds(500);  // an event in an idle stream fires as soon as a core is free
 
 }  // namespace
 
