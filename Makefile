@@ -8,6 +8,7 @@
 # make fuzz            the core's decoders with libFuzzer, for FUZZ_SECONDS (60) in all; it needs clang
 # make test-locks      each source of the core alone: its includes, and its locks by clang's analysis; it needs clang
 # make lint            style and types
+# make compare         measures sirtaki beside each peer that is installed, and writes build/compare/comparison.md
 # make docs            builds the documentation site in build/site
 # make wheel           builds dist/sirtaki-*.whl, and says how old a system it can be installed on
 # make test-wheel      installs it where there is no compiler, and sums over two ranks
@@ -44,7 +45,7 @@ NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
 TIERS := test test-full test-exhaustive
-.PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint docs wheel test-wheel clean check cross
+.PHONY: help demo $(TIERS) test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint compare docs wheel test-wheel clean check cross
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -156,6 +157,9 @@ lint: $(STAMPS)/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p sirtaki
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+
+compare: $(STAMPS)/test-full
+	$(BIN)/python benchmarks/compare.py
 
 # Material for MkDocs announces its successor at each build.
 docs: $(STAMPS)/docs

@@ -11,13 +11,14 @@ against `loop alone`.
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from typing import Any
 
 from common.harness import Benchmark, Results
 from common.jobs import Job, free_ports, hvdrun
 from common.measure import difference, median
 from common.options import rounds
-from common.report import Target, at_most, optional, show_table
+from common.report import Table, Target, at_most, optional
 
 MODELS = {"6 × Dense(1024), batch 16": (6, 1024), "100 × Dense(64), batch 16": (100, 64)}
 RANKS = 2
@@ -29,7 +30,7 @@ def measure(options: Namespace) -> Results:
     """Runs everything. Times in milliseconds per step."""
     ports = ",".join(map(str, free_ports(RANKS)))
     settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
-    with Job(hvdrun(RANKS), RANKS, "workers.keras_step", ports, settings=settings) as job:
+    with Job(hvdrun(RANKS), RANKS, "workers.keras_step:KerasRank", ports, settings=settings) as job:
         versions = job.ask("versions")[0]
         models = [measure_model(job, model, options.rounds) for model in MODELS]
         failure = job.ask("fit_with_strategy")[0]
@@ -46,18 +47,18 @@ def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
     return {"model": model, **facts, "deviation": deviation, "times": times, "costs": costs}
 
 
-def show(results: Results) -> None:
+def tables(results: Results) -> Iterator[Table | str]:
     rows: list[list[str]] = []
     for model in results["models"]:
         rows.append([])
         for who, times in model["times"].items():
             cost = optional(model["costs"].get(who), ".2f")
-            rows.append([model["model"] if who == "fit alone" else "", who, f"{median(times):.2f}", cost])
+            rows.append([model["model"], who, f"{median(times):.2f}", cost])
         title = f"{model['parameters'] / 1e6:.1f} M parameters in {model['tensors']} tensors"
         rows.append([title, "", "", ""])
     head = ["model", "step", "median ms", "what the exchange adds, ms (95 %)"]
-    show_table(f"A step of Keras on TensorFlow, {RANKS} ranks", head, rows[1:], text_columns=2)
-    print(f"model.fit with MultiWorkerMirroredStrategy: {results['fit_with_strategy']}")
+    yield Table(f"A step of Keras on TensorFlow, {RANKS} ranks", head, rows[1:], text_columns=2)
+    yield f"model.fit with MultiWorkerMirroredStrategy: {results['fit_with_strategy']}"
 
 
 def judge(results: Results) -> list[Target]:
@@ -68,7 +69,7 @@ def judge(results: Results) -> list[Target]:
     return targets
 
 
-BENCHMARK = Benchmark(__doc__, [rounds(9, "blocks of each")], measure, show, judge)
+BENCHMARK = Benchmark(__doc__, [rounds(9, "blocks of each")], measure, tables, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

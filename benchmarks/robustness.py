@@ -18,18 +18,17 @@ from typing import Any
 
 from common.disturbances import DISTURBANCES, Disturbance, NotPossible
 from common.harness import Benchmark, Results
-from common.latency import Row
 from common.options import KIB, MIB, Option, choice, rounds, sizes
-from common.peer_jobs import peer_jobs
-from common.report import Target, at_most, optional, readable, show_table
+from common.peer_jobs import BOUND, CORE, peer_jobs
+from common.report import Row, Table, Target, at_most, optional, readable
 
 ALLREDUCE_SIZES = [KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
 MOVES = ("broadcast", "allgather", "alltoall", "sendrecv")
 KINDS = {"all-reduce": ("allreduce",), "moves": MOVES}
 MOVE_SIZES = (64 * KIB, 4 * MIB)
 PEERS = ("gloo", "mpi")
-LAYERS = ("sirtaki core", "sirtaki torch")
-SHOWN = (*LAYERS, "gloo", "mpi", "memory bound")
+LAYERS = (CORE, "sirtaki torch")
+SHOWN = (*LAYERS, *PEERS, BOUND)
 MOST = 1.3  # times the faster peer's time
 CLIFF = 2.5  # times as long for twice the bytes
 
@@ -67,7 +66,7 @@ def by_place(rows: Sequence[Row]) -> dict[tuple[str, int], dict[str, Row]]:
     """Groups the rows by operation and size, then by implementation."""
     found: dict[tuple[str, int], dict[str, Row]] = {}
     for row in rows:
-        found.setdefault((row.collective, row.bytes), {})[row.who] = row
+        found.setdefault((row["collective"], row["bytes"]), {})[row["who"]] = row
     return found
 
 
@@ -75,20 +74,20 @@ def show(disturbance: Disturbance, rows: Sequence[Row]) -> None:
     """Prints one condition's table, and its cliffs."""
     table = []
     for (collective, size), found in by_place(rows).items():
-        times = [f"{found[who].median:,.1f}" if who in found else "" for who in SHOWN]
+        times = [f"{found[who]['median']:,.1f}" if who in found else "" for who in SHOWN]
         ratios = [optional(beside_peers(found, layer), ".2f") for layer in LAYERS]
-        worst = found[LAYERS[0]].p99 / found[LAYERS[0]].median
+        worst = found[CORE]["p99"] / found[CORE]["median"]
         table.append([collective, readable(size), *times, *ratios, f"{worst:.1f}"])
-    head = ["operation", "size", *SHOWN, "core / peer", "torch / peer", "core p99 / median"]
-    show_table(f"{disturbance.what}: medians in µs", head, table, text_columns=2)
+    head = ["operation", "size", *SHOWN, "C / peer", "torch / peer", "C's p99 / median"]
+    Table(f"{disturbance.what}: medians in µs", head, table, text_columns=2).print()
     for cliff in cliffs(rows):
         print(f"a cliff: {cliff}")
 
 
 def beside_peers(found: dict[str, Row], layer: str) -> float | None:
     """Returns a layer's time as a multiple of the faster peer's; None without a peer."""
-    peers = [found[who].median for who in PEERS if who in found]
-    return found[layer].median / min(peers) if peers and layer in found else None
+    peers = [found[who]["median"] for who in PEERS if who in found]
+    return found[layer]["median"] / min(peers) if peers and layer in found else None
 
 
 def cliffs(rows: Sequence[Row]) -> list[str]:
@@ -101,9 +100,9 @@ def cliffs(rows: Sequence[Row]) -> list[str]:
     sums = [found for (collective, _), found in sorted(by_place(rows).items()) if collective == "allreduce"]
     for layer in LAYERS:
         for low, high in pairwise(found for found in sums if layer in found):
-            size, larger = low[layer].bytes, high[layer].bytes
-            if high[layer].median > low[layer].median * CLIFF ** math.log2(larger / size):
-                times, bound = (_times(low[who], high[who]) for who in (layer, "memory bound"))
+            size, larger = low[layer]["bytes"], high[layer]["bytes"]
+            if high[layer]["median"] > low[layer]["median"] * CLIFF ** math.log2(larger / size):
+                times, bound = (_times(low[who], high[who]) for who in (layer, BOUND))
                 listed.append(
                     f"{layer} from {readable(size)} to {readable(larger)}: {times} (memory bound: {bound})"
                 )
@@ -111,7 +110,7 @@ def cliffs(rows: Sequence[Row]) -> list[str]:
 
 
 def _times(low: Row, high: Row) -> str:
-    return f"{low.median:,.0f} to {high.median:,.0f} µs"
+    return f"{low['median']:,.0f} to {high['median']:,.0f} µs"
 
 
 def judge(results: Results) -> list[Target]:

@@ -23,7 +23,7 @@ from common.harness import Benchmark, Results
 from common.jobs import Job, environment, free_ports, hvdrun, make_key, mpirun
 from common.measure import alternate, difference, median
 from common.options import MIB, rounds
-from common.report import Target, at_most, show_table
+from common.report import Table, Target, at_most
 
 RANKS = 2
 MOST_SECONDS = 120
@@ -119,7 +119,7 @@ def measure_memory() -> dict[str, int]:
     therefore fixed.
     """
     settings = {"MALLOC_MMAP_THRESHOLD_": str(MIB)}
-    with Job(hvdrun(RANKS), RANKS, "workers.memory", settings=settings) as job:
+    with Job(hvdrun(RANKS), RANKS, "workers.memory:MemoryRank", settings=settings) as job:
         return max(job.ask("result"), key=lambda rank: rank["growth"] - rank["shared"])
 
 
@@ -149,7 +149,7 @@ def measure_lost_rank() -> float:
     return raised["raised"] - killed["killed"]
 
 
-def show(results: Results) -> None:
+def tables(results: Results) -> list[Table]:
     imports, launches, lost = results["imports"], results["launches"], results["lost_rank"]
     imported = {"sirtaki": "sirtaki", "torch": "torch", "sirtaki.torch": "sirtaki.torch, after import torch"}
     imported["first use"] = "sirtaki.torch, after import torch, with init() and DistributedOptimizer"
@@ -163,7 +163,7 @@ def show(results: Results) -> None:
     rows += [[], ["kill -9 of a rank until the other raises", f"{median(lost) * 1e3:.0f} ms {worst}"]]
     if not imports["has_bytecode"]:
         rows += [[], ["PYTHONDONTWRITEBYTECODE is set: imports may compile every module", ""]]
-    show_table(f"Start, {RANKS} ranks", ["what", "median"], rows)
+    return [Table(f"Start, {RANKS} ranks", ["what", "median"], rows)]
 
 
 def judge(results: Results) -> list[Target]:
@@ -180,7 +180,7 @@ def judge(results: Results) -> list[Target]:
     ]
 
 
-BENCHMARK = Benchmark(__doc__, [rounds(7, "measurements of each")], measure, show, judge)
+BENCHMARK = Benchmark(__doc__, [rounds(7, "measurements of each")], measure, tables, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

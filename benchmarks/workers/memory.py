@@ -1,16 +1,10 @@
-"""A rank of the memory measurement: trains first alone, then with sirtaki, and reports its peak's growth.
-
-Usage: python -m workers.memory SOCKET
-"""
+"""A rank of the memory measurement: trains first alone, then with sirtaki, and reports its peak's growth."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
-from common.serving import serve
 from torch import nn
 
 import sirtaki.torch as hvd
@@ -51,12 +45,13 @@ def measure() -> dict[str, int]:
     return {"gradients": gradients, "growth": resident("VmHWM") - before, "shared": shared}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    result = measure()
-    serve(sys.argv[1], hvd.rank(), SimpleNamespace(result=lambda: result))
-    hvd.shutdown()
+class MemoryRank:
+    """Measures at once."""
 
+    def __init__(self, _: Path) -> None:
+        torch.set_num_threads(1)
+        self._result = measure()
+        self.number = hvd.rank()
 
-if __name__ == "__main__":
-    main()
+    def result(self) -> dict[str, int]:
+        return self._result
