@@ -17,7 +17,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 
-from common import native, simulated_change, simulated_start
+from common import native, simulated_start
 from common.harness import Benchmark, Results
 from common.options import KIB, MIB, Option, choice, number, rounds
 from common.report import Columns, Row, Table, make_table, readable
@@ -86,7 +86,7 @@ def allreduces(options: Namespace) -> list[Row]:
 def changes(options: Namespace) -> list[Row]:
     """Simulates elastic changes, in which a host is lost."""
     noticed = {ranks: lose(ranks, True, options)["last"] * 1e-6 for ranks in worlds(options)}
-    return simulated_change.simulate_all(noticed, options)
+    return simulated_start.simulate_changes(noticed, options)
 
 
 def milliseconds(microseconds: float) -> str:
@@ -152,7 +152,7 @@ SECTIONS: dict[str, tuple[str, Columns, Callable[[Namespace], Sequence[Row]]]] =
     "loss": ("A lost leader", LOSSES, losses),
     "allreduce": ("All-reduce", ALLREDUCES, allreduces),
     "start": ("init()", simulated_start.STARTS, simulated_start.simulate_all),
-    "change": ("A host of an elastic job ends", simulated_change.CHANGES, changes),
+    "change": ("A host of an elastic job ends", simulated_start.CHANGES, changes),
 }
 
 

@@ -133,14 +133,13 @@ class Lines:
         axes.set(xlabel=self.xlabel, ylabel=self.ylabel)
 
 
-@dataclass(frozen=True)
 class Picture:
     """A picture of a benchmark's results: its file, its title, and its axes side by side."""
 
-    file: str
-    title: Callable[[Measured], str]
-    axes: Sequence[Axes]
-    legend_columns: int = 2
+    def __init__(
+        self, file: str, title: Callable[[Measured], str], *axes: Axes, legend_columns: int = 2
+    ) -> None:
+        self.file, self.title, self.axes, self.legend_columns = file, title, axes, legend_columns
 
     def draw(self, measured: Measured, machine: Mapping[str, Any], folder: Path) -> Path:
         """Writes the picture, with the machine's description and the date."""

@@ -1,5 +1,5 @@
 """A model of init() among many ranks: the messages and handshakes of the rendezvous as it is, at the costs
-that they have on this machine.
+that they have on this machine; and of an elastic change, which ends with one.
 
 The costs come from the rendezvous' own code: its server, its handshake, and the processing of all ranks'
 descriptions, which runs here at full size. The order of the steps follows `world_builder.py`: three
@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import statistics
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from common import native
@@ -29,6 +30,7 @@ from sirtaki.runner.rendezvous import identity, messages
 from sirtaki.runner.rendezvous.connection.handshake import handshake_steps
 from sirtaki.runner.rendezvous.connection.handshake_connection import HandshakeConnection
 from sirtaki.runner.rendezvous.connection.wire import frame_header
+from sirtaki.runner.rendezvous.elastic import messages as elastic_messages
 from sirtaki.runner.rendezvous.job import Identity, Job, LinkKind, Role
 from sirtaki.runner.rendezvous.rendezvous_client import RendezvousClient
 from sirtaki.runner.rendezvous.server.rendezvous_server import RendezvousServer
@@ -38,6 +40,7 @@ DESCRIPTORS_OF_A_RANK = 3  # doorbells and process, which each rank of the host 
 CLIENTS = 24  # by which the server's costs are measured
 HANDSHAKES = 200
 PART, STREAM_ROUNDS = 64 << 10, 200  # bytes that fit into a socket's buffer, and how often they pass it
+PACKED = 16  # messages by which the cost of one is measured
 ADDRESSES = ["10.0.0.1:40000", "192.168.0.1:40000"]  # of a rank; a host has several
 
 
@@ -304,4 +307,83 @@ STARTS: Columns = {
     "connections of a rank": "{connections:,}",
     "server sends, MiB": lambda row: f"{row['sent_by_server'] / MIB:,.0f}",
     "holds at once": lambda row: f"{row['most_held'] / MIB:,.2f}",
+}
+
+
+# ---- An elastic change: a host ends, and the others go on as the next generation -----------------------
+# The steps are those of docs/design/elastic_protocol.md: the survivors learn of the loss, each enlists with
+# the arbiter, which sends each the description of the new world, and all begin again with an init(). Messages
+# are the real ones, at full size, and so is the time to write and to read them. Workers of elastic jobs
+# connect to the rendezvous directly. What the program does is not part of it: reading a commit,
+# and sending the state to newcomers.
+
+
+def simulate_changes(noticed: Mapping[int, float], options: Namespace) -> list[Row]:
+    """Simulates changes; `noticed`: seconds until all know of the loss, by the number of ranks before it."""
+    costs = measure_costs()
+    return [simulate_change(ranks, seconds, costs, options) for ranks, seconds in noticed.items()]
+
+
+def simulate_change(ranks: int, noticed: float, costs: StartCosts, options: Namespace) -> Row:
+    """Returns the moments, in seconds after the loss of a host, until which the last survivor has noticed the
+    loss, has enlisted, has the description of the new world, and has ended its init(); and the bytes that the
+    arbiter sends, and the rendezvous in the init().
+    """
+    left = ranks - options.each
+    place = Place(options.each, options.latency * 1e-6, options.gigabits * 1e9 / 8, False)
+    writing, reading, size = cost_of(describe_world(left, options.each))
+    enlisted = noticed + left * costs.server_gather + place.latency
+    sending = max(left * size / costs.stream, left * size / place.bandwidth)
+    described = enlisted + left * writing + sending + reading + place.latency
+    start = simulate_start(left, place, costs, describe(left, options.each))
+    return {
+        "ranks": ranks,
+        "noticed": noticed,
+        "enlisted": enlisted,
+        "described": described,
+        "started": described + start["seconds"],
+        "bytes": left * size,
+        "starts_sent": start["sent_by_server"],
+    }
+
+
+def describe_world(ranks: int, each: int) -> elastic_messages.World:
+    """Returns what the arbiter sends to a member, when all can restore the commit."""
+    slots = [f"host{rank // each}:{rank % each}" for rank in range(ranks)]
+    return elastic_messages.World(
+        generation=2,
+        rank=0,
+        slots=slots,
+        workers=list(range(ranks)),
+        initial=ranks + each,
+        job="job/2/" + 64 * "0",
+        address="10.0.0.1:40000",
+        commit=17,
+        current=list(range(ranks)),
+        joined=0,
+        text=f"{each} ranks were lost",
+        elapsed=1_000_000,
+    )
+
+
+def cost_of(world: elastic_messages.World) -> tuple[float, float, int]:
+    """Returns the seconds to write and to read a description of the world, and its bytes."""
+    packed = elastic_messages.pack(world)
+    writing = statistics.median(
+        timed(lambda rank=rank: elastic_messages.pack(replace(world, rank=rank))) for rank in range(PACKED)
+    )
+    reading = statistics.median(
+        timed(lambda: elastic_messages.unpack(packed, (elastic_messages.World,))) for _ in range(PACKED)
+    )
+    return writing, reading, len(packed)
+
+
+CHANGES: Columns = {
+    "ranks": "{ranks:,}",
+    "all know, s": "{noticed:,.2f}",
+    "all are enlisted": "{enlisted:,.2f}",
+    "all know the new world": "{described:,.2f}",
+    "all have started": "{started:,.2f}",
+    "arbiter sends, MiB": lambda row: f"{row['bytes'] / MIB:,.1f}",
+    "rendezvous sends, MiB": lambda row: f"{row['starts_sent'] / MIB:,.0f}",
 }
