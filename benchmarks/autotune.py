@@ -8,7 +8,6 @@ measured once it has ended. Blocks of steps of these jobs and of one at the defa
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -30,7 +29,7 @@ from sirtaki.bindings.default_context import current
 from sirtaki.common.autotune import tuner_of
 
 RANKS = 2
-MODELS = ("large_linear", "transformer", "small_linear", "compiled_small")  # the last one: with JAX
+MODELS = ("large_linear", "transformer", "small_linear")
 STARTS = {
     "the defaults": {},
     "--chunk-bytes 4K": {"SIRTAKI_CHUNK_BYTES": "4K"},
@@ -55,49 +54,12 @@ def torch_step(model: str) -> Callable[[], object]:
     return lambda: steps.train(made, optimizer)
 
 
-def jax_step() -> Callable[[], object]:
-    """Returns a function that takes a step inside jax.jit: 25,600 parameters in 400 small tensors."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false"  # a rank has one thread
-    import jax  # imported late: the other models do without it
-    import jax.numpy as jnp
-    import optax
-
-    import sirtaki.jax
-
-    layers = [(jnp.ones(64), jnp.zeros(64)) for _ in range(200)]
-    inputs = jax.random.normal(jax.random.key(hvd.rank()), (16, 64))  # each rank has a batch of its own
-    optimizer = sirtaki.jax.DistributedOptimizer(optax.sgd(1e-3, momentum=0.9))
-
-    def loss(layers: Any) -> Any:
-        return sum(((inputs * weights + bias) ** 2).mean() for weights, bias in layers)
-
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def train(layers: Any, state: Any) -> Any:
-        updates, state = optimizer.update(jax.grad(loss)(layers), state, layers)
-        return optax.apply_updates(layers, updates), state
-
-    carried = [layers, optimizer.init(layers)]
-
-    def step() -> None:
-        carried[:] = jax.block_until_ready(train(*carried))
-
-    return step
-
-
 class TunedRank(TorchRank):
     """Training steps while autotune changes settings, and afterwards."""
 
     def __init__(self, folder: Path, model: str) -> None:
         super().__init__(folder)
-        self._model = model
-        self._step: Callable[[], object] | None = None
-
-    def step(self) -> None:
-        """Takes a step of the model, which the first step makes."""
-        if self._step is None:
-            self._step = jax_step() if self._model.startswith("compiled_") else torch_step(self._model)
-        self._step()
+        self.step = torch_step(model)
 
     def tune(self) -> dict[str, Any]:
         """Takes steps until autotune has ended; returns how many, and the changes that were kept."""

@@ -21,15 +21,7 @@ from common.options import rounds
 from common.report import Row, Table, Target, at_least, make_table
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from train_step import (
-    MODELS_OPTION,
-    TrainRank,
-    Variant,
-    measure_models,
-    models_table,
-    with_barrier,
-    with_ddp,
-)
+from train_step import MODELS_OPTION, TrainRank, Variant, measure_models, models_table, with_barrier, with_ddp
 
 LEAST_DDP = 1.5  # times gloo's added time over sirtaki's
 LEAST_FSDP = 1.0  # times gloo's step over sirtaki's

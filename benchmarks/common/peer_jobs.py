@@ -13,15 +13,7 @@ from common import native
 from common.jobs import Job, hvdrun, mpirun
 from common.measure import Interval, alternate, block_calls, median, medians, quantile, ratio, timed
 from common.options import MIB
-from common.peers import (
-    OPERATIONS,
-    Core,
-    Prototype,
-    bind,
-    gloo,
-    open_mpi,
-    sirtaki_of,
-)
+from common.peers import OPERATIONS, Core, Prototype, bind, gloo, open_mpi, sirtaki_of
 from common.report import Columns, Row, Table, make_table, optional, readable
 from common.serving import bind as bind_to_core
 from sirtaki.bench.implementations import Bound, Implementation

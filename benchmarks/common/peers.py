@@ -31,7 +31,6 @@ GROUP_SIZE = 32  # tensors of a grouped all-reduce
 GROUPED = replace(PRODUCT["allreduce"], name="grouped_allreduce")
 SENDRECV = BenchOperation("sendrecv", "", "", lambda _: 1.0)  # to the next rank, from the one before
 OPERATIONS = {**PRODUCT, GROUPED.name: GROUPED, SENDRECV.name: SENDRECV}
-OWN_OPERATIONS = (GROUPED, SENDRECV)
 
 
 def bind(name: str, peer: Implementation, size: int, rank: int, ranks: int) -> Bound | None:

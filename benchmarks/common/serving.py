@@ -46,12 +46,6 @@ def bind(rank: int, size: int) -> None:
         os.sched_setaffinity(0, {cores[rank]})
 
 
-def in_turn(names: list[str], turn: int) -> list[str]:
-    """Returns the names in the order of a round: each round starts with another."""
-    first = turn % len(names)
-    return names[first:] + names[:first]
-
-
 def serve(path: str, rank: Any) -> None:
     """Executes the orders that a rank receives, as methods of `rank`, until the connection ends."""
     with socket.socket(socket.AF_UNIX) as connection:

@@ -15,7 +15,6 @@ from torch import nn
 import sirtaki.torch as hvd
 from common.measure import timed
 from common.models import Step
-from common.serving import in_turn
 
 MakeOptimizer = Callable[[nn.Module], Any]
 
@@ -44,12 +43,14 @@ def alternate_steps(
 ) -> dict[str, list[float]]:
     """Runs one step of each kind per round; each round starts with another. Returns milliseconds."""
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds):
-        for name in in_turn(list(steps), turn):
+    order = list(steps)
+    for _ in range(rounds):
+        for name in order:
             meet()
             start = time.perf_counter()
             steps[name]()
             times[name].append((time.perf_counter() - start) * 1e3)
+        order = [*order[1:], order[0]]
     return times
 
 

@@ -69,17 +69,6 @@ class KerasRank:
         apart = max(np.abs(own - other).max(), np.abs(own - hvd.broadcast(own, 0)).max())
         return float(apart / moved)
 
-    def fit_with_strategy(self) -> str:
-        """Returns the outcome of the strategy's own `model.fit`."""
-        try:
-            with self._workers.scope():
-                model = make_model(1, 8)
-                model.compile(keras.optimizers.SGD(RATE), "mse")
-            model.fit(np.zeros((BATCH, 8)), np.zeros((BATCH, 8)), batch_size=BATCH, verbose=0)
-        except Exception as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return "runs"
-
 
 def fitting(model: Any, optimizer: Any, x: tf.Tensor) -> Callable[[int], None]:
     """Returns a call that runs steps of `model.fit`, in one epoch each time."""

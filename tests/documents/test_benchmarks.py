@@ -142,8 +142,6 @@ def test_starts_are_measured_by_the_number_of_ranks(tmp_path: Path) -> None:
     assert few["descriptors"] < more["descriptors"]
     for row in (few, more):
         assert min(row["seconds"], row["processor"], row["first"], row["memory"]) > 0
-        assert list(row["phases"]) == ["join", "gather", "links", "memory", "start"]
-        assert all(min(times) > 0 for times in row["phases"].values())
 
 
 @pytest.mark.exhaustive
