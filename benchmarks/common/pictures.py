@@ -61,7 +61,7 @@ class Bars:
         rows = [row for row in self.rows(measured) if self.series_of(row) in self.series]
         groups = list(dict.fromkeys(map(self.group_of, rows)))
         width = 0.84 / len(self.series)
-        ends = [0.0]
+        ends = [self.bottom]
         for index, (key, (label, color)) in enumerate(self.series.items()):
             for row in (row for row in rows if self.series_of(row) == key):
                 where = groups.index(self.group_of(row)) + (index - (len(self.series) - 1) / 2) * width
@@ -72,7 +72,7 @@ class Bars:
         room = 1 + (self.text.count("\n") + 1) * LINE_OF_TEXT
         axes.set_ylim(min(self.bottom, *ends), self.bottom + (max(ends) - self.bottom) * room)
         axes.set_xticks(range(len(groups)), groups)
-        axes.tick_params(axis="x", length=0, labelsize=8 if len(groups) > 6 else 9)
+        axes.tick_params(axis="x", length=0, labelsize=8, labelrotation=90 if len(groups) > 9 else 0)
         axes.grid(axis="y", color="#dddddd", linewidth=0.7, zorder=0)
         axes.set(ylabel=self.ylabel, xlabel=self.xlabel)
 
