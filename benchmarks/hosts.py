@@ -5,11 +5,11 @@
     python benchmarks/hosts.py --loopback [--sizes 1K 64K 1M 16M 64M] [--encrypted] [--set sockets_per_link=2]
 
 The hosts are network namespaces on a bridge, each with its own link of the given rate (tc tbf; "none": as
-fast as the kernel allows). With --loopback there are two ranks of this host that share no memory. sirtaki
-chooses its algorithm, or uses the one that the row names. The useful rate is the number of bytes that must
-leave each host, divided by the time: 2 (H - 1) / H of the tensor's bytes among H hosts for every algorithm of
-all-reduce (the default), half of that for a reduce-scatter or an all-gather. The stream is the throughput of
-plain TCP streams from each host to the next, all at the same time, in the same run.
+fast as the kernel allows). With --loopback there are two ranks of this host, each of which takes itself for a
+host. sirtaki chooses its algorithm, or uses the one that the row names. The useful rate is the number of
+bytes that must leave each host, divided by the time: 2 (H - 1) / H of the tensor's bytes among H hosts for
+every algorithm of all-reduce (the default), half of that for a reduce-scatter or an all-gather. The stream is
+the throughput of plain TCP streams from each host to the next, all at the same time, in the same run.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from common.report import Columns, Row, Table, Target, at_least, make_table, rea
 
 import sirtaki.numpy as hvd
 from sirtaki.bench.implementations import Bound, Implementation
+from sirtaki.runner.rendezvous import identity
 
 SIZES = [64 * KIB, MIB, 64 * MIB]
 BETWEEN_HOSTS = ("allreduce", "reducescatter", "allgather")
@@ -45,6 +46,7 @@ LEAST_CALLS, MOST_CALLS = 2, 20
 PORT = 29_600
 PIECE = MIB  # of one write or read
 FIRST_PORT = 30_500
+LOOPBACK = "BENCHMARK_OVER_LOOPBACK"
 
 
 class Stream:
@@ -90,6 +92,8 @@ class HostRank(Rank):
             number, size = int(os.environ["SIRTAKI_RANK"]), int(os.environ["SIRTAKI_SIZE"])
             peer: Implementation = Stream(number, size, folder)
         else:
+            if LOOPBACK in os.environ:  # each rank takes itself for a host
+                identity.host_identity = lambda: f"host{os.environ['SIRTAKI_RANK']}"
             hvd.init()
             number, size = hvd.rank(), hvd.size()
             peer = gloo(number, size) if who == "gloo" else sirtaki_of("numpy", number, size)
@@ -151,7 +155,7 @@ def variants(options: Namespace) -> dict[str, dict[str, str]]:
     """Returns the settings of each of sirtaki's jobs."""
     common = {f"SIRTAKI_{name.upper()}": value for name, value in (one.split("=") for one in options.set)}
     if options.loopback:
-        common["SIRTAKI_TRANSPORT"] = "socket"
+        common |= {LOOPBACK: "1", "SIRTAKI_NETWORK_INTERFACES": "lo"}
     names = [name for name in options.algorithms if options.each > 1 or name != "hierarchical"]
     found = {
         "sirtaki" if name == "auto" else f"sirtaki, {name}": {**common, "SIRTAKI_CPU_ALGORITHM": name}
