@@ -9,6 +9,7 @@
 # make fuzz            the core's decoders with libFuzzer, for FUZZ_SECONDS (60) in all; it needs clang
 # make test-locks      each source of the core alone: its includes, and its locks by clang's analysis; it needs clang
 # make lint            style and types
+# make compare         measures sirtaki beside each peer that is installed, and writes build/compare/comparison.md
 # make docs            builds the documentation site in build/site
 # make wheel           builds dist/sirtaki-*.whl, and says how old a system it can be installed on
 # make wheels          builds wheels for systems from glibc 2.28 on in dist, with cibuildwheel; it needs docker
@@ -46,7 +47,7 @@ NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
 TIERS := test test-full test-exhaustive
-.PHONY: help demo $(TIERS) core-tests test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint docs wheel wheels test-wheel clean check cross
+.PHONY: help demo $(TIERS) core-tests test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint compare docs wheel wheels test-wheel clean check cross
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -167,6 +168,9 @@ lint: $(STAMPS)/lint
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+
+compare: $(STAMPS)/test-full
+	$(BIN)/python benchmarks/compare.py
 
 # Material for MkDocs announces its successor at each build.
 docs: $(STAMPS)/docs

@@ -10,34 +10,82 @@ once, in the second step.
 
 from __future__ import annotations
 
+import gc
+import time
 from argparse import Namespace
+from functools import partial
 from typing import Any
 
+import torch
 from common.harness import Benchmark, Results
 from common.jobs import Job, hvdrun
-from common.measure import median
+from common.measure import median, timed
+from common.models import BASIC_MODELS, MODELS
 from common.options import rounds
-from common.report import Target, at_most, show_rows
-from train_step import MODELS
+from common.report import Columns, Row, Table, Target, at_most, make_table
+from common.serving import bind
+from common.torch_ranks import TorchRank
+
+import sirtaki.torch as hvd
 
 RANKS = 2
 MOST_PERCENT = 0.5
 COMPARISONS = 300
+WARM_UP_STEPS = 5  # the first two are checked in full
 
-COLUMNS = [
-    ("model", lambda row: row["model"]),
-    ("step, ms", lambda row: f"{row['step']:.2f}"),
-    ("checks in a step, µs", lambda row: f"{row['checks']:.1f}"),
-    ("one comparison, ms", lambda row: f"{row['once']:.1f}"),
-]
+
+class CheckedRank(TorchRank):
+    """Training steps, and the checks that they make."""
+
+    def prepare(self, model: str) -> None:
+        torch.manual_seed(1 + self.number)
+        step = MODELS[model]()
+        made = step.make_model()
+        hvd.broadcast_parameters(made.state_dict(), root_rank=0)
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.01, momentum=0.9)
+        gc.collect()
+        self._optimizer: Any = hvd.DistributedOptimizer(optimizer, made.named_parameters())
+        self._train = partial(step.train, made, self._optimizer)
+        bind(self.number, self.size)
+        self.steps(WARM_UP_STEPS)
+
+    def steps(self, count: int) -> list[float]:
+        """Runs whole training steps; returns milliseconds."""
+        return [one / 1e3 for one in timed(self._train, count)]
+
+    def comparisons(self, count: int) -> list[float]:
+        """Measures the checks' cost per step, with and without the wait, in microseconds."""
+        checks = self._optimizer._reducer._checks
+
+        def compare() -> None:
+            checks.start()
+            checks.finish()
+            checks.report()
+
+        return timed(compare, count)
+
+    def once(self) -> float:
+        """Measures one comparison of all parameters and of the optimizer's state, in milliseconds."""
+        hvd.barrier()
+        start = time.perf_counter()
+        hvd.check_parameters(self._optimizer)
+        return (time.perf_counter() - start) * 1e3
+
+
+COLUMNS: Columns = {
+    "model": "{model}",
+    "step, ms": "{step:.2f}",
+    "checks in a step, µs": "{checks:.1f}",
+    "one comparison, ms": "{once:.1f}",
+}
 
 
 def measure(options: Namespace) -> Results:
-    with Job(hvdrun(RANKS), RANKS, "workers.checks") as job:
-        return {"rows": [measure_model(job, model, options.rounds) for model in MODELS]}
+    with Job(hvdrun(RANKS), RANKS, CheckedRank) as job:
+        return {"rows": [measure_model(job, model, options.rounds) for model in BASIC_MODELS]}
 
 
-def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
+def measure_model(job: Job, model: str, rounds: int) -> Row:
     """Returns the times of a step in ms, of its checks in µs, and of one full comparison in ms."""
     job.ask("prepare", model=model)
     step = median(job.ask("steps", count=rounds)[0])
@@ -45,8 +93,8 @@ def measure_model(job: Job, model: str, rounds: int) -> dict[str, Any]:
     return {"model": model, "step": step, "checks": checks, "once": max(job.ask("once"))}
 
 
-def show(results: Results) -> None:
-    show_rows("Checks, 2 ranks", COLUMNS, results["rows"])
+def tables(results: Results) -> list[Table]:
+    return [make_table("Checks, 2 ranks", COLUMNS, results["rows"])]
 
 
 def judge(results: Results) -> list[Target]:
@@ -56,7 +104,7 @@ def judge(results: Results) -> list[Target]:
     ]
 
 
-BENCHMARK = Benchmark(__doc__, [rounds(20, "steps of each model")], measure, show, judge)
+BENCHMARK = Benchmark(__doc__, [rounds(20, "steps of each model")], measure, tables, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

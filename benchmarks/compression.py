@@ -12,47 +12,103 @@ the exact one in the norm.
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import dataclass
+from collections.abc import Callable
+from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 from common.harness import Benchmark, Results
 from common.jobs import Job
-from common.measure import Interval, block_calls, median, medians, ratio
+from common.measure import block_calls, median, medians, ratio
 from common.options import MIB, number, rounds, sizes
 from common.over_hosts import HOST_OPTIONS, hosts_of, ranks_on
-from common.report import Target, at_least, readable, show_rows
+from common.report import Columns, Row, Table, Target, at_least, make_table, readable
+from common.serving import CompiledCalls
 
-WORKER = "workers.compression"
+import sirtaki.numpy as hvd
+from sirtaki.bindings import request as core
+from sirtaki.bindings.error_feedback import quantise
+from sirtaki.bindings.library import wire_formats
+from sirtaki.common.ops.collectives import Collectives
+from sirtaki.common.ops.reduction import Reduction
+from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, CollectiveOptions
+from sirtaki.numpy import arrays
+
 SIZES = [MIB, 64 * MIB]
 BYTES_PER_BLOCK = 64 * MIB
 LEAST_CALLS, MOST_CALLS = 2, 20
 PORT = 29_700
+COLLECTIVES = Collectives(arrays)
 
 
-@dataclass
-class Row:
-    """The result of one format at one size."""
+class FormatRank(CompiledCalls):
+    """The formats' calls. Each averages the same numbers, which differ between ranks."""
 
-    bytes: int
-    format: str
-    milliseconds: float  # median of one call, on the slowest rank
-    speed: Interval  # float32's time divided by this one's
-    error: float  # largest of all ranks
+    def __init__(self, _: Path) -> None:
+        super().__init__()
+        hvd.init()
+        self.number = hvd.rank()
+
+    def prepare(self, size: int) -> dict[str, float]:
+        """Makes the calls for arrays of `size` bytes. Returns the relative error of each format's result."""
+        rng = np.random.default_rng([hvd.rank(), size])
+        given = rng.standard_normal(size // 4, np.float32)
+        buffer = np.empty_like(given)
+        self.calls = {"float32": lambda: hvd.allreduce_(buffer, name="float32"), "bfloat16": _casting(buffer)}
+        for wire in wire_formats():
+            if wire.block:
+                self.calls[wire.name] = _encoding(buffer, wire.name, wire.code)
+                self.calls[f"{wire.name}, feedback"] = _feeding_back(buffer, wire.name, wire.code)
+        errors = {}
+        for name, call in self.calls.items():
+            np.copyto(buffer, given)
+            call()
+            if name == "float32":
+                exact = buffer.copy()
+            errors[name] = float(np.linalg.norm(buffer - exact) / np.linalg.norm(exact))
+        return errors
+
+    def wire_bytes(self) -> dict[str, int]:
+        return {**hvd.stats()["wire_bytes"]}
 
 
-COLUMNS = [
-    ("size", lambda row: readable(row.bytes)),
-    ("format", lambda row: row.format),
-    ("median ms", lambda row: f"{row.milliseconds:,.3f}"),
-    ("float32's time / its time", lambda row: f"{row.speed:.2f}"),
-    ("relative error", lambda row: f"{row.error:.1e}"),
-]
+def _casting(buffer: np.ndarray) -> Callable[[], object]:
+    def call() -> None:
+        buffer[:] = hvd.allreduce(buffer.astype(ml_dtypes.bfloat16), name="bfloat16")
+
+    return call
+
+
+def _encoding(buffer: np.ndarray, name: str, code: int) -> Callable[[], object]:
+    options = CollectiveOptions(name, reduction=Reduction(core.AVERAGE, wire_format=code))
+    return lambda: COLLECTIVES.run(ALLREDUCE_IN_PLACE, buffer, options)
+
+
+def _feeding_back(buffer: np.ndarray, name: str, code: int) -> Callable[[], object]:
+    residuals = np.zeros_like(buffer)
+    exchange = _encoding(buffer, name, code)
+
+    def call() -> None:
+        quantise(code, buffer.ctypes.data, residuals.ctypes.data, buffer.size)
+        exchange()
+
+    return call
+
+
+COLUMNS: Columns = {
+    "size": lambda row: readable(row["bytes"]),
+    "format": "{format}",
+    "median ms": "{milliseconds:,.3f}",
+    "float32's time / its time": "{speed:.2f}",
+    "relative error": "{error:.1e}",
+}
 
 
 def measure(options: Namespace) -> Results:
     """Creates the hosts and measures all formats in turns."""
     with hosts_of(options) as (hosts, key):
         launcher = ranks_on(hosts, options.each, key, PORT)
-        with Job(launcher, options.hosts * options.each, WORKER) as job:
+        with Job(launcher, options.hosts * options.each, FormatRank) as job:
             rows = [row for size in options.sizes for row in measure_size(job, size, options)]
             sent = job.ask("wire_bytes")[0]
     facts = {"hosts": options.hosts, "each": options.each, "rate": options.rate}
@@ -60,32 +116,37 @@ def measure(options: Namespace) -> Results:
 
 
 def measure_size(job: Job, size: int, options: Namespace) -> list[Row]:
+    """Returns the median of a call of each format on the slowest rank, and the largest error of all ranks."""
     errors = job.ask("prepare", size=size)
     calls = block_calls(size, BYTES_PER_BLOCK, LEAST_CALLS, MOST_CALLS)
     blocks = job.blocks(list(errors[0]), options.rounds, calls)
-    exact = medians(blocks["float32"])
-    rows = []
-    for name, found in blocks.items():
-        times = medians(found)
-        worst = max(of_rank[name] for of_rank in errors)
-        rows.append(Row(size, name, median(times) / 1e3, ratio(exact, times), worst))
-    return rows
+    times = {name: medians(found) for name, found in blocks.items()}
+    return [
+        {
+            "bytes": size,
+            "format": name,
+            "milliseconds": median(own) / 1e3,
+            "speed": ratio(times["float32"], own),
+            "error": max(of_rank[name] for of_rank in errors),
+        }
+        for name, own in times.items()
+    ]
 
 
-def show(results: Results) -> None:
+def tables(results: Results) -> list[Table]:
     place = f"{results['hosts']} hosts × {results['each']} ranks, links of {results['rate']}"
     title = f"All-reduce, average of float32, {place}"
-    show_rows(title, COLUMNS, results["rows"], text_columns=2, group=lambda row: row.bytes)
+    return [make_table(title, COLUMNS, results["rows"], group="bytes", text_columns=2)]
 
 
 def judge(results: Results) -> list[Target]:
     """Returns the target for large tensors on slow links."""
-    largest = max(row.bytes for row in results["rows"])
+    largest = max(row["bytes"] for row in results["rows"])
     place = f"{readable(largest)}, {results['hosts']} hosts × {results['each']}, {results['rate']}"
     return [
-        at_least(f"int8's speed / float32's, {place}", 1.7, row.speed.median)
+        at_least(f"int8's speed / float32's, {place}", 1.7, row["speed"].median)
         for row in results["rows"]
-        if (row.bytes, row.format, results["rate"]) == (largest, "int8", "1gbit")
+        if (row["bytes"], row["format"], results["rate"]) == (largest, "int8", "1gbit")
     ]
 
 
@@ -95,7 +156,7 @@ OPTIONS = [
     number("--each", 1, "ranks on each"),
     sizes(SIZES),
 ]
-BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)
+BENCHMARK = Benchmark(__doc__, OPTIONS, measure, tables, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

@@ -10,17 +10,22 @@ what is late is accumulated or dropped.
 
 from __future__ import annotations
 
+import random
+import time
 from argparse import Namespace
-from dataclasses import dataclass
 from typing import Any
 
+import torch
 from common.harness import Benchmark, Results
 from common.jobs import Job, hvdrun
 from common.measure import median
 from common.options import number, rounds
-from common.report import Target, at_least, at_most, show_rows
+from common.report import Columns, Row, Table, Target, at_least, at_most, make_table
+from common.torch_ranks import TorchRank
+from torch import nn
 
-WORKER = "workers.deadlines"
+import sirtaki.torch as hvd
+
 COMPUTE = 0.02  # seconds of a step
 DELAYS = (0.5, 1.0, 2.0)  # of the delayed rank, times a step's compute
 AT_ONCE: dict[str, Any] = {"deadline": 0.0, "quorum": 0.5}
@@ -32,38 +37,65 @@ WAYS: dict[str, dict[str, Any]] = {
 PACE = (1.0, "accumulate")  # the row that has targets
 LEAST_GAIN = 1.27  # times the synchronous steps per second, as in the paper
 MOST_LOSS = 1.1  # times the synchronous final loss
+FEATURES = 256
+ROWS = 32  # a rank and step
+NOISE = 0.1
+RATE = 0.02
 
 
-@dataclass
-class Row:
-    """The result of one way to train."""
-
-    delay: float  # times a step's compute
-    way: str
-    steps_per_second: float
-    gain: float  # over synchronous steps
-    loss: float
-    missed: float  # share of the contributions that were late
-
-    @property
-    def is_judged(self) -> bool:
-        return (self.delay, self.way) == PACE
+def examples(rows: int, source: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns points, and their noisy distances from the hyperplane that is learnt."""
+    normal = torch.randn(FEATURES, 1, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(rows, FEATURES, generator=source)
+    return inputs, inputs @ normal + NOISE * torch.randn(rows, 1, generator=source)
 
 
-COLUMNS = [
-    ("delay / compute", lambda row: f"{row.delay:.1f}"),
-    ("late gradients", lambda row: row.way),
-    ("steps/s", lambda row: f"{row.steps_per_second:.1f}"),
-    ("times synchronous", lambda row: f"{row.gain:.2f}"),
-    ("final loss", lambda row: f"{row.loss:.5f}"),
-    ("late", lambda row: f"{row.missed:.0%}"),
-]
+class DeadlineRank(TorchRank):
+    """Training steps in which a random rank is slow."""
+
+    def train(self, steps: int, compute: float, delay: float, options: dict[str, Any]) -> dict[str, Any]:
+        """Learns a hyperplane; returns the seconds that it took, the final loss, and the rounds missed.
+
+        Each step takes `compute` seconds, and `delay` more on one rank: the same random one on all ranks.
+        """
+        source = torch.Generator().manual_seed(3 + hvd.rank())
+        model = nn.Linear(FEATURES, 1)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=RATE), **options)
+        slow, missed = random.Random(1), 0
+        hvd.barrier()
+        began = time.perf_counter()
+        for _ in range(steps):
+            time.sleep(compute + delay * (slow.randrange(hvd.size()) == hvd.rank()))
+            inputs, targets = examples(ROWS, source)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            missed += bool(options) and optimizer.is_late
+        if options:
+            optimizer.flush()
+        seconds = time.perf_counter() - began
+        hvd.barrier()
+        inputs, targets = examples(4096, torch.Generator().manual_seed(2))
+        with torch.no_grad():
+            loss = nn.functional.mse_loss(model(inputs), targets).item()
+        return {"seconds": seconds, "loss": loss, "missed": missed}
+
+
+COLUMNS: Columns = {
+    "delay / compute": "{delay:.1f}",
+    "late gradients": "{way}",
+    "steps/s": "{steps_per_second:.1f}",
+    "times synchronous": "{gain:.2f}",
+    "final loss": "{loss:.5f}",
+    "late": "{missed:.0%}",
+}
 
 
 def measure(options: Namespace) -> Results:
     """Measures all ways to train in turns, for each delay."""
     settings = {"SIRTAKI_LATE_REPORT": "1000000"}  # no report of a rank that is late on purpose
-    with Job(hvdrun(options.ranks), options.ranks, WORKER, settings=settings) as job:
+    with Job(hvdrun(options.ranks), options.ranks, DeadlineRank, settings=settings) as job:
         versions = job.ask("versions")[0]
         rows = [row for delay in DELAYS for row in measure_delay(job, delay, options)]
     return {"ranks": options.ranks, "steps": options.steps, "versions": versions, "rows": rows}
@@ -81,23 +113,25 @@ def measure_delay(job: Job, delay: float, options: Namespace) -> list[Row]:
             found[way].append((pace, ranks[0]["loss"], missed))
     medians = {way: [median(list(one)) for one in zip(*runs, strict=True)] for way, runs in found.items()}
     synchronous = medians["synchronous"][0]
-    return [Row(delay, way, pace, pace / synchronous, *rest) for way, (pace, *rest) in medians.items()]
+    return [
+        {"delay": delay, "way": way, "steps_per_second": pace, "gain": pace / synchronous}
+        | {"loss": loss, "missed": missed}
+        for way, (pace, loss, missed) in medians.items()
+    ]
 
 
-def show(results: Results) -> None:
+def tables(results: Results) -> list[Table]:
     title = f"Steps in which one of {results['ranks']} ranks is delayed, {COMPUTE * 1e3:.0f} ms of compute"
-    show_rows(title, COLUMNS, results["rows"], text_columns=2, group=lambda row: row.delay)
+    return [make_table(title, COLUMNS, results["rows"], group="delay", text_columns=2)]
 
 
 def judge(results: Results) -> list[Target]:
     """Returns the targets for delays as long as a step, with gradients that are accumulated."""
-    judged = next(row for row in results["rows"] if row.is_judged)
-    synchronous = next(
-        row for row in results["rows"] if row.way == "synchronous" and row.delay == judged.delay
-    )
-    ratio = judged.loss / synchronous.loss
+    rows = {(row["delay"], row["way"]): row for row in results["rows"]}
+    judged, synchronous = rows[PACE], rows[PACE[0], "synchronous"]
+    ratio = judged["loss"] / synchronous["loss"]
     return [
-        at_least("steps per second with a deadline, times those without", LEAST_GAIN, judged.gain, "×"),
+        at_least("steps per second with a deadline, times those without", LEAST_GAIN, judged["gain"], "×"),
         at_most("final loss with a deadline, times that without", MOST_LOSS, ratio, "×"),
     ]
 
@@ -107,7 +141,7 @@ OPTIONS = [
     number("--ranks", 4, "how many ranks"),
     number("--steps", 300, "steps of a block"),
 ]
-BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)
+BENCHMARK = Benchmark(__doc__, OPTIONS, measure, tables, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

@@ -11,13 +11,13 @@ job has sirtaki carry JAX's own collectives, in the place of gloo.
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from common.harness import Benchmark, Results
 from common.jobs import Job, free_ports, hvdrun
-from common.measure import Interval, block_calls, median, medians, ratio
+from common.measure import block_calls, median, medians, ratio
 from common.options import KIB, MIB, RANKS, rounds, sizes
-from common.report import readable, show_rows
+from common.report import Columns, Row, Table, make_table, readable
 
 SIZES = [KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
 BYTES_PER_BLOCK = 64 * MIB
@@ -26,30 +26,19 @@ STEPS = 10  # per block
 WIDTHS = [64, 512]  # of the network's layers
 
 
-@dataclass
-class Row:
-    """The result of one function; times in microseconds, of the slowest rank."""
-
-    what: str
-    sirtaki: float
-    gloo: float
-    faster: Interval  # gloo's time as a multiple of sirtaki's
-    carried: float = 0.0  # JAX's own collectives over sirtaki
-
-
-COLUMNS = [
-    ("sirtaki µs", lambda row: f"{row.sirtaki:,.0f}"),
-    ("gloo µs", lambda row: f"{row.gloo:,.0f}"),
-    ("gloo / sirtaki (95 %)", lambda row: f"{row.faster:.2f}"),
-    ("JAX over sirtaki µs", lambda row: f"{row.carried:,.0f}"),
-]
+COLUMNS: Columns = {
+    "sirtaki µs": "{sirtaki:,.0f}",
+    "gloo µs": "{gloo:,.0f}",
+    "gloo / sirtaki (95 %)": "{faster:.2f}",
+    "JAX over sirtaki µs": "{carried:,.0f}",
+}
 
 
 def measure(options: Namespace) -> Results:
     versions, rows = measure_over("gloo", options)
     _, carried = measure_over("sirtaki", options)
     for row, other in zip(rows, carried, strict=True):
-        row.carried = other.gloo
+        row["carried"] = other["gloo"]
     sums = len(options.sizes)
     return {"versions": versions, "ranks": options.ranks, "sums": rows[:sums], "steps": rows[sums:]}
 
@@ -58,7 +47,7 @@ def measure_over(carrier: str, options: Namespace) -> tuple[dict[str, str], list
     """Measures sirtaki's functions beside JAX's own, whose data this carrier exchanges."""
     ranks = options.ranks
     (port,) = free_ports(1)
-    with Job(hvdrun(ranks), ranks, "workers.jax_beside_gloo", str(port), carrier) as job:
+    with Job(hvdrun(ranks), ranks, "workers.jax_beside_gloo:JaxRank", str(port), carrier) as job:
         versions = job.ask("versions")[0]
         sums = [measure_sum(job, size, options.rounds) for size in options.sizes]
         return versions, sums + [measure_step(job, width, options.rounds) for width in WIDTHS]
@@ -78,16 +67,16 @@ def measure_step(job: Job, width: int, rounds: int) -> Row:
 
 def measure_blocks(job: Job, what: str, rounds: int, calls: int) -> Row:
     own, gloo = (medians(blocks) for blocks in job.blocks(["sirtaki", "jax"], rounds, calls).values())
-    return Row(what, median(own), median(gloo), ratio(gloo, own))
+    return {"what": what, "sirtaki": median(own), "gloo": median(gloo), "faster": ratio(gloo, own)}
 
 
-def show(results: Results) -> None:
+def tables(results: Results) -> Iterator[Table]:
     for title, what, part in (("All-reduce", "bytes", "sums"), ("Training step", "network", "steps")):
-        columns = [(what, lambda row: row.what), *COLUMNS]
-        show_rows(f"{title} inside jit, {results['ranks']} ranks", columns, results[part])
+        columns = {what: "{what}", **COLUMNS}
+        yield make_table(f"{title} inside jit, {results['ranks']} ranks", columns, results[part])
 
 
-BENCHMARK = Benchmark(__doc__, [RANKS, sizes(SIZES), rounds(9, "blocks of each")], measure, show)
+BENCHMARK = Benchmark(__doc__, [RANKS, sizes(SIZES), rounds(9, "blocks of each")], measure, tables)
 
 if __name__ == "__main__":
     BENCHMARK.main()

@@ -1,15 +1,12 @@
 """Measures how long a training stands still when a rank is killed, and when a new one joins.
 
 Usage: python benchmarks/recovery.py [--kills 20] [--spare-kills 10] [--optimizer sgd] [--peer-kills 3]
-           [--torchft-kills 3] [--json FILE]
 
 A recovery is the time from `kill -9` of a rank, chosen at random, to the end of the survivors' first step in
 the next world, without the time of one step. A join is the longest step around it, without the time of one
 step. In a second job, a spare takes the place of each lost rank; its time is that from the kill to the end of
 the first step in a world of full size, without the time of one step. Beside it: torchrun with --max-restarts,
-whose processes all start again, with gloo; its script restores nothing. If torchft is installed (pip install
-torchft), it follows, with its defaults and with short timeouts: each rank is a replica group, which is
-started again when it is lost.
+whose processes all start again, with gloo; its script restores nothing.
 """
 
 from __future__ import annotations
@@ -24,17 +21,16 @@ import tempfile
 import time
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import torchft_groups
 from common.harness import Benchmark, Results
 from common.jobs import environment, hvdrun
 from common.measure import median, quantile
 from common.options import Option, number
-from common.report import Target, at_most, show_table
+from common.report import Table, Target, at_most
 
 RANKS = 4
 STEADY_STEPS = 4  # in a full world, before the next kill
@@ -132,12 +128,6 @@ def measure(options: Namespace) -> Results:
         ]
         torchrun += [f"--max-restarts={options.peer_kills + 1}"]
         results["torchrun"] = run_job(torchrun, "torchrun", options.optimizer, options.peer_kills)
-    if options.torchft_kills and torchft_groups.is_installed():
-        results["versions"] = torchft_groups.versions()
-        for name, settings in torchft_groups.VARIANTS.items():
-            command = torchft_groups.launcher(RANKS, settings)
-            found = run_job(command, "torchft", options.optimizer, options.torchft_kills)
-            results[name] = {**found, "settings": settings}
     return results
 
 
@@ -222,7 +212,7 @@ def recovery(steps: Sequence[Step], killed: float, victim: int) -> Recovery:
     full = min(one.generation for one in after if one.size == RANKS)
     trained: dict[int, float] = {}
     for one in after:
-        if one.generation == full and one.size == RANKS:  # one of torchft begins without the rank that joins
+        if one.generation == full and one.size == RANKS:
             trained.setdefault(one.process, one.moment)
     return Recovery(
         killed,
@@ -257,16 +247,14 @@ def told(output: str, word: str) -> list[float]:
     return [float(line.split()[-1]) for line in output.splitlines() if word in line]
 
 
-def show(results: Results) -> None:
+def tables(results: Results) -> Iterator[Table | str]:
     rows = []
-    for name in ("sirtaki", "torchrun", *torchft_groups.VARIANTS):
+    for name in ("sirtaki", "torchrun"):
         if name not in results:
             continue
         kills = results[name]["kills"]
         if results[name]["failure"]:
-            print(f"{name}, after {len(kills)} recoveries: {results[name]['failure']}")
-        if "settings" in results[name]:
-            print(f"{name}: {torchft_groups.describe(results[name]['settings'])}")
+            yield f"{name}, after {len(kills)} recoveries: {results[name]['failure']}"
         if kills:
             seconds, joins, full = ([kill[key] for kill in kills] for key in ("seconds", "join", "full"))
             join = "with the restart" if name == "torchrun" else median_and_worst(joins)
@@ -274,19 +262,17 @@ def show(results: Results) -> None:
             step = f"{results[name]['step']:.2f}"
             rows.append([name, str(len(seconds)), step, *times, join, median_and_worst(full)])
     head = ["launcher", "kills", "step, s", "median, s", "90 %", "worst", "join, s", f"all {RANKS} again, s"]
-    show_table(f"Recovery of {RANKS} ranks, 25 M parameters, {results['optimizer']}", head, rows)
+    yield Table(f"Recovery of {RANKS} ranks, 25 M parameters, {results['optimizer']}", head, rows)
     if "spares" in results:
         kills = results["spares"]["kills"]
         full, alone = [kill["full"] for kill in kills], [kill["seconds"] for kill in kills]
-        print(
-            f"\nwith a spare, {len(full)} kills: a step of all {RANKS} ranks after {median(full):.2f} s "
+        yield (
+            f"with a spare, {len(full)} kills: a step of all {RANKS} ranks after {median(full):.2f} s "
             f"(worst {max(full):.2f} s), of the survivors after {median(alone):.2f} s ({max(alone):.2f} s)"
         )
     commit = results["commit"]
     share = commit["commit"] / commit["step"]
-    print(
-        f"\na commit takes {commit['commit'] * 1e3:.2f} ms, {share:.2%} of a step of {commit['step']:.2f} s"
-    )
+    yield f"a commit takes {commit['commit'] * 1e3:.2f} ms, {share:.2%} of a step of {commit['step']:.2f} s"
 
 
 def median_and_worst(seconds: Sequence[float]) -> str:
@@ -320,10 +306,9 @@ OPTIONS = [
     number("--kills", 20, "ranks to kill under hvdrun"),
     number("--spare-kills", 10, "ranks to kill whose places spares take; 0 leaves that out"),
     number("--peer-kills", 3, "ranks to kill under torchrun; 0 leaves it out"),
-    number("--torchft-kills", 3, "ranks to kill under torchft, with each of its settings; 0 leaves it out"),
     Option("--optimizer", choices=["sgd", "adam"], default="sgd", help="100 or 300 MB of state (sgd)"),
 ]
-BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)
+BENCHMARK = Benchmark(__doc__, OPTIONS, measure, tables, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

@@ -23,7 +23,7 @@ from unittest import mock
 
 from common.harness import Benchmark, Results
 from common.options import KIB, Option, number
-from common.report import Target, at_most, show_rows
+from common.report import Columns, Table, Target, at_most, make_table
 from common.simulated_start import describe
 
 from sirtaki.bindings.bootstrap.connection.address import unix_address
@@ -38,35 +38,35 @@ SECONDS = 120.0
 
 
 @dataclass
-class Row:
-    """One init()."""
+class Traffic:
+    """One init(), over TCP."""
 
     hosts: int
     ranks: int
     collectors: bool
-    connections: int = 0  # over TCP
+    connections: int = 0
     reads: int = 0
     received: int = 0  # bytes
     writes: int = 0
     sent: int = 0  # bytes
 
 
-COLUMNS = [
-    ("hosts", lambda row: str(row.hosts)),
-    ("ranks", lambda row: str(row.ranks)),
-    ("collectors", lambda row: "yes" if row.collectors else "no"),
-    ("connections", lambda row: str(row.connections)),
-    ("reads", lambda row: str(row.reads)),
-    ("received, KiB", lambda row: f"{row.received / KIB:.1f}"),
-    ("writes", lambda row: str(row.writes)),
-    ("sent, KiB", lambda row: f"{row.sent / KIB:.1f}"),
-]
+COLUMNS: Columns = {
+    "hosts": "{hosts}",
+    "ranks": "{ranks}",
+    "collectors": lambda row: "yes" if row["collectors"] else "no",
+    "connections": "{connections}",
+    "reads": "{reads}",
+    "received, KiB": lambda row: f"{row['received'] / KIB:.1f}",
+    "writes": "{writes}",
+    "sent, KiB": lambda row: f"{row['sent'] / KIB:.1f}",
+}
 
 
 class Counted:
     """A socket of the server whose reads and writes are counted."""
 
-    def __init__(self, connection: socket.socket, row: Row) -> None:
+    def __init__(self, connection: socket.socket, row: Traffic) -> None:
         self._connection, self._row = connection, row
 
     def recv(self, count: int) -> bytes:
@@ -80,7 +80,7 @@ class Counted:
         return sent
 
 
-def counting(row: Row) -> type[connection_server.ServedConnection]:
+def counting(row: Traffic) -> type[connection_server.ServedConnection]:
     """Returns the class of connections that count in a row once their handshake is complete."""
 
     class Connection(connection_server.ServedConnection):
@@ -99,15 +99,17 @@ def counting(row: Row) -> type[connection_server.ServedConnection]:
 def measure(options: Namespace) -> Results:
     return {
         "rows": [
-            count(hosts, options.each, collectors) for hosts in options.hosts for collectors in (False, True)
+            vars(count(hosts, options.each, collectors))
+            for hosts in options.hosts
+            for collectors in (False, True)
         ]
     }
 
 
-def count(hosts: int, each: int, collectors: bool) -> Row:
+def count(hosts: int, each: int, collectors: bool) -> Traffic:
     """Returns what the server receives and sends in one init() of a new world."""
     ranks = hosts * each
-    row = Row(hosts, ranks, collectors)
+    row = Traffic(hosts, ranks, collectors)
     payloads = [(size - 1) // ranks - 4 for size in describe(ranks, each).sizes]
     job = Job("benchmark", ranks, b"k" * 32, "0")
     with ExitStack() as opened:
@@ -136,7 +138,7 @@ def count(hosts: int, each: int, collectors: bool) -> Row:
         for client in clients:
             opened.enter_context(closing(client))
             finished.acquire(timeout=SECONDS)
-        return Row(**vars(row))
+        return row
 
 
 def _init(address: str, job: Job, rank: int, sizes: Sequence[int]) -> RendezvousClient:
@@ -147,22 +149,22 @@ def _init(address: str, job: Job, rank: int, sizes: Sequence[int]) -> Rendezvous
     return client
 
 
-def show(results: Results) -> None:
-    show_rows("The server in one init()", COLUMNS, results["rows"])
+def tables(results: Results) -> list[Table]:
+    return [make_table("The server in one init()", COLUMNS, results["rows"])]
 
 
 def judge(results: Results) -> list[Target]:
     """Compares the bytes of the largest world: those of a rank are now those of a host."""
     direct, collected = results["rows"][-2:]
-    each = direct.ranks // direct.hosts
-    return [at_most("bytes sent, with collectors", 1.1 / each, collected.sent / direct.sent, "×")]
+    each = direct["ranks"] // direct["hosts"]
+    return [at_most("bytes sent, with collectors", 1.1 / each, collected["sent"] / direct["sent"], "×")]
 
 
 OPTIONS = [
     Option("--hosts", type=int, nargs="+", default=HOSTS, help="how many (2 4 8)"),
     number("--each", 8, "ranks on each host"),
 ]
-BENCHMARK = Benchmark(__doc__, OPTIONS, measure, show, judge)
+BENCHMARK = Benchmark(__doc__, OPTIONS, measure, tables, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

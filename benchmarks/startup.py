@@ -19,15 +19,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from common.harness import Benchmark, Results
 from common.jobs import Job, environment, free_ports, hvdrun, make_key, mpirun
 from common.measure import alternate, difference, median
 from common.options import MIB, rounds
-from common.report import Target, at_most, show_table
+from common.report import Table, Target, at_most
+from torch import nn
+
+import sirtaki.torch as hvd
 
 RANKS = 2
 MOST_SECONDS = 120
 LOST_RANKS = 5  # measurements, at most
+LAYERS, WIDTH = 6, 2048  # of the model whose memory is measured
+STEPS = 5
 # A script's first calls, after which most of what it needs is imported.
 FIRST_USE = "sirtaki.torch as hvd; hvd.init(); hvd.DistributedOptimizer; hvd.broadcast_parameters"
 FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "numpy"]
@@ -40,6 +46,50 @@ import {second}
 after = time.perf_counter()
 print(json.dumps([middle - before, after - middle, [name for name in {frameworks} if name in sys.modules]]))
 """
+
+
+def resident(field: str) -> int:
+    """Reads a line of /proc/self/status, in bytes: VmHWM is the peak, RssShmem the current shared part."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    batch = torch.randn(16, WIDTH)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+
+def measure_growth() -> dict[str, int]:
+    """Returns, in bytes: the gradients, the growth of the peak, and the shared segment's part of it."""
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    train(model, optimizer)
+    optimizer.zero_grad()
+    before, shared_before = resident("VmHWM"), resident("RssShmem")
+    hvd.init()
+    distributed = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    train(model, distributed)
+    gradients = sum(parameter.numel() * 4 for parameter in model.parameters())
+    shared = resident("RssShmem") - shared_before
+    return {"gradients": gradients, "growth": resident("VmHWM") - before, "shared": shared}
+
+
+class MemoryRank:
+    """Trains first alone, then with sirtaki, and reports the growth of its memory's peak."""
+
+    def __init__(self, _: Path) -> None:
+        torch.set_num_threads(1)
+        self._result = measure_growth()
+        self.number = hvd.rank()
+
+    def result(self) -> dict[str, int]:
+        return self._result
 
 
 def measure(options: Namespace) -> Results:
@@ -119,7 +169,7 @@ def measure_memory() -> dict[str, int]:
     therefore fixed.
     """
     settings = {"MALLOC_MMAP_THRESHOLD_": str(MIB)}
-    with Job(hvdrun(RANKS), RANKS, "workers.memory", settings=settings) as job:
+    with Job(hvdrun(RANKS), RANKS, MemoryRank, settings=settings) as job:
         return max(job.ask("result"), key=lambda rank: rank["growth"] - rank["shared"])
 
 
@@ -149,7 +199,7 @@ def measure_lost_rank() -> float:
     return raised["raised"] - killed["killed"]
 
 
-def show(results: Results) -> None:
+def tables(results: Results) -> list[Table]:
     imports, launches, lost = results["imports"], results["launches"], results["lost_rank"]
     imported = {"sirtaki": "sirtaki", "torch": "torch", "sirtaki.torch": "sirtaki.torch, after import torch"}
     imported["first use"] = "sirtaki.torch, after import torch, with init() and DistributedOptimizer"
@@ -163,7 +213,7 @@ def show(results: Results) -> None:
     rows += [[], ["kill -9 of a rank until the other raises", f"{median(lost) * 1e3:.0f} ms {worst}"]]
     if not imports["has_bytecode"]:
         rows += [[], ["PYTHONDONTWRITEBYTECODE is set: imports may compile every module", ""]]
-    show_table(f"Start, {RANKS} ranks", ["what", "median"], rows)
+    return [Table(f"Start, {RANKS} ranks", ["what", "median"], rows)]
 
 
 def judge(results: Results) -> list[Target]:
@@ -180,7 +230,7 @@ def judge(results: Results) -> list[Target]:
     ]
 
 
-BENCHMARK = Benchmark(__doc__, [rounds(7, "measurements of each")], measure, show, judge)
+BENCHMARK = Benchmark(__doc__, [rounds(7, "measurements of each")], measure, tables, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

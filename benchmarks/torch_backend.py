@@ -10,43 +10,84 @@ that both backends lead to are compared.
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import cached_property
 from typing import Any
 
-from common import native
+import torch.distributed as dist
 from common.harness import Benchmark, Results
-from common.jobs import KEEP_MEMORY, Job, hvdrun
 from common.measure import median, ratio
+from common.models import Step, deviation
 from common.options import rounds
-from common.report import Target, at_least, show_table
-from train_step import MODELS, RANKS, measure_model, show_models
+from common.report import Row, Table, Target, at_least, make_table
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from train_step import MODELS_OPTION, TrainRank, Variant, measure_models, models_table, with_barrier, with_ddp
 
 LEAST_DDP = 1.5  # times gloo's added time over sirtaki's
 LEAST_FSDP = 1.0  # times gloo's step over sirtaki's
 
 
-def measure(options: Namespace) -> Results:
-    """Runs everything. Times in milliseconds."""
-    folder = str(native.build())
-    with Job(hvdrun(RANKS), RANKS, "workers.torch_backend", folder, settings=KEEP_MEMORY) as job:
-        versions = job.ask("versions")[0]
-        return {"versions": versions, "models": [measure_model(job, one, options.rounds) for one in MODELS]}
+def with_shards(step: Step, group: Any) -> Variant:
+    """Divides the parameters of each layer among the ranks of a group: FSDP2."""
+    variant, mesh = Variant(step), DeviceMesh.from_group(group, "cpu")
+    layers = getattr(variant.model, "layers", None) or variant.model.children()
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(variant.model, mesh=mesh)
+    return variant.finish()
 
 
-def show(results: Results) -> None:
-    show_models(results["models"])
-    rows = []
-    for model in results["models"]:
-        times = model["times"]
-        steps = [ratio(times[f"{kind}, gloo"], times[f"{kind}, sirtaki"]) for kind in ("DDP", "FSDP2")]
-        rows.append([model["model"], f"{added_by_ddp(model):.2f}", *(f"{step:.2f}" for step in steps)])
-    head = ["model", "DDP's step - sync", "DDP's step", "FSDP2's step"]
-    show_table("gloo / sirtaki (95 %)", head, rows)
+class BackendRank(TrainRank):
+    """Training steps over groups of torch.distributed; the default group is over gloo."""
+
+    @cached_property
+    def _group(self) -> Any:
+        return dist.new_group(backend="sirtaki")
+
+    def variants(self, step: Step) -> dict[str, Variant]:
+        gloo = dist.group.WORLD
+        return {
+            "sync": with_barrier(step, self.bound),
+            "DDP, gloo": with_ddp(step, gloo),
+            "DDP, sirtaki": with_ddp(step, self._group),
+            "FSDP2, gloo": with_shards(step, gloo),
+            "FSDP2, sirtaki": with_shards(step, self._group),
+        }
+
+    def deviation(self) -> float:
+        """Returns how far copies that are exchanged alike have diverged."""
+        return max(
+            deviation([self.copies[f"{kind}, {backend}"].model for backend in ("gloo", "sirtaki")])
+            for kind in ("DDP", "FSDP2")
+        )
 
 
-def added_by_ddp(model: dict[str, Any]) -> float:
+def added_by_ddp(model: Row) -> float:
     """Returns what DDP adds to a step over gloo, divided by what it adds over sirtaki."""
     gloo, sirtaki = (model["costs"][f"DDP, {backend}"].median for backend in ("gloo", "sirtaki"))
     return gloo / max(sirtaki, 1e-9)
+
+
+def ratio_of(model: Row, kind: str) -> str:
+    return f"{ratio(model['times'][f'{kind}, gloo'], model['times'][f'{kind}, sirtaki']):.2f}"
+
+
+COLUMNS = {
+    "model": "{model}",
+    "DDP's step - sync": lambda model: f"{added_by_ddp(model):.2f}",
+    "DDP's step": lambda model: ratio_of(model, "DDP"),
+    "FSDP2's step": lambda model: ratio_of(model, "FSDP2"),
+}
+
+
+def measure(options: Namespace) -> Results:
+    """Runs everything. Times in milliseconds."""
+    return measure_models(BackendRank, options.models, options.rounds)
+
+
+def tables(results: Results) -> list[Table]:
+    models = results["models"]
+    return [models_table(models), make_table("gloo / sirtaki (95 %)", COLUMNS, models)]
 
 
 def judge(results: Results) -> list[Target]:
@@ -59,7 +100,7 @@ def judge(results: Results) -> list[Target]:
     return targets
 
 
-BENCHMARK = Benchmark(__doc__, [rounds(40, "steps of each kind")], measure, show, judge)
+BENCHMARK = Benchmark(__doc__, [rounds(40, "steps of each kind"), MODELS_OPTION], measure, tables, judge)
 
 if __name__ == "__main__":
     BENCHMARK.main()

@@ -1,10 +1,9 @@
-"""Training steps on hosts of their own: the ways of a worker take turns, in blocks of steps."""
+"""Training steps on hosts of their own: the ways of a rank take turns, in blocks of steps."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,27 +12,12 @@ from common.jobs import KEEP_MEMORY, Job
 from common.measure import alternate, median
 from common.options import Option, number, rounds
 from common.over_hosts import HOST_OPTIONS, hosts_of, ranks_on
-from common.report import show_rows
+from common.report import Columns, Row, Table, make_table
+from common.torch_ranks import StepRank
 
 PORT = 29_800
 
 Answers = list[dict[str, Any]]  # of all ranks for one block, as `StepRank.steps` returns them
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of one way.
-
-    Attributes:
-        milliseconds: the median of a step, on the slower rank.
-        answers: those of all ranks, by block.
-    """
-
-    milliseconds: float
-    answers: list[Answers]
-
-
-MakeRows = Callable[[str, dict[str, Blocks]], Sequence[Any]]  # of a model, and its blocks by way
 
 
 def step_options(blocks: int, steps: int) -> list[Option]:
@@ -42,30 +26,31 @@ def step_options(blocks: int, steps: int) -> list[Option]:
 
 
 def measure_steps(
-    options: Namespace, worker: str, make_rows: MakeRows, settings: Mapping[str, str] | None = None
+    options: Namespace,
+    rank: type[StepRank],
+    baseline: str,
+    facts: Callable[[list[Answers]], Row],
+    settings: Mapping[str, str] | None = None,
 ) -> Results:
-    """Creates the hosts, with a rank each, and measures all models of a worker in all ways.
+    """Creates the hosts, with a rank each, and measures all models in all ways.
 
-    `settings` are added to the ranks' environment.
+    A row holds the median of a step on the slower rank, in milliseconds, the gain: the time of the way
+    `baseline` as a multiple of its time, and the facts of its blocks. `settings` are added to the ranks'
+    environment.
     """
     surroundings = {**KEEP_MEMORY, **(settings or {})}
     with hosts_of(options) as (hosts, key):
         launcher = ranks_on(hosts, 1, key, PORT)
-        with Job(launcher, options.hosts, worker, settings=surroundings) as job:
-            versions, choices = job.ask("versions")[0], job.ask("choices")[0]
-            rows = [
-                row
-                for model in choices["models"]
-                if model in getattr(options, "models", choices["models"])
-                for row in make_rows(model, _measure_model(job, model, choices["ways"], options))
-            ]
+        with Job(launcher, options.hosts, rank, settings=surroundings) as job:
+            versions, rows = job.ask("versions")[0], []
+            for model in getattr(options, "models", rank.models):
+                blocks = {way: partial(_block, job, model, way, options.steps) for way in rank.ways}
+                found = alternate(blocks, options.rounds)
+                times = {way: _median_step(answers) for way, answers in found.items()}
+                for way, answers in found.items():
+                    row = {"model": model, "way": way, "milliseconds": times[way]}
+                    rows.append({**row, "gain": times[baseline] / times[way], **facts(answers)})
     return {"hosts": options.hosts, "rate": options.rate, "versions": versions, "rows": rows}
-
-
-def _measure_model(job: Job, model: str, ways: list[str], options: Namespace) -> dict[str, Blocks]:
-    blocks = {way: partial(_block, job, model, way, options.steps) for way in ways}
-    found = alternate(blocks, options.rounds)
-    return {way: Blocks(_median_step(answers), answers) for way, answers in found.items()}
 
 
 def _block(job: Job, model: str, way: str, steps: int) -> Answers:
@@ -80,7 +65,7 @@ def _median_step(answers: list[Answers]) -> float:
     return median(slowest) / 1e3
 
 
-def show_steps(results: Results, columns: Sequence[tuple[str, Callable[[Any], str]]]) -> None:
-    """Prints the table of `measure_steps`."""
+def step_table(results: Results, columns: Columns) -> Table:
+    """Returns the table of `measure_steps`."""
     title = f"Training step, {results['hosts']} hosts × 1 rank, links of {results['rate']}"
-    show_rows(title, columns, results["rows"], text_columns=2, group=lambda row: row.model)
+    return make_table(title, columns, results["rows"], group="model", text_columns=2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from common.native import BENCHMARKS
 START_SECONDS = 120
 ANSWER_SECONDS = 300
 END_SECONDS = 20
+ROUNDS_PER_ORDER = 5
 MOST_DEVIATION = 1e-2  # of the weights of copies that train alike, relative to the largest weight
 # glibc keeps freed memory in the process, up to its largest threshold of 32 MiB. By default it gives large
 # gradients back to the system, and the order then decides which kind of step pays for new pages: 40 ms for
@@ -84,27 +86,33 @@ def make_key(folder: Path) -> Path:
     return key
 
 
+def name_of(worker: type) -> str:
+    """Returns MODULE:CLASS, by which ranks import a class, even that of the program itself."""
+    module = Path(inspect.getfile(worker)).resolve().relative_to(BENCHMARKS).with_suffix("")
+    return f"{'.'.join(module.parts)}:{worker.__name__}"
+
+
 class Job(contextlib.AbstractContextManager["Job"]):
-    """The ranks of one worker module. Used as a context manager, it ends the ranks."""
+    """The ranks of one worker class. Used as a context manager, it ends the ranks."""
 
     def __init__(
         self,
         launcher: Sequence[str],
         size: int,
-        worker: str,
+        worker: type | str,
         *arguments: str,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """`settings` are added to the ranks' environment."""
+        """`worker`: the class, or MODULE:CLASS. `settings` are added to the ranks' environment."""
         self._folder = tempfile.TemporaryDirectory(prefix="sirtaki-benchmark-")
         path = os.path.join(self._folder.name, "orders")
         self._ranks: list[Any] = [None] * size
-        self._worker = worker
+        self._worker = worker if isinstance(worker, str) else name_of(worker)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(size)
             listener.settimeout(START_SECONDS)
-            command = [*launcher, sys.executable, "-m", worker, path, *arguments]
+            command = [*launcher, sys.executable, "-m", "common.serving", self._worker, path, *arguments]
             surroundings = {**environment(), **(settings or {})}
             self._process = subprocess.Popen(command, env=surroundings, stdin=subprocess.DEVNULL)
             try:
@@ -140,6 +148,19 @@ class Job(contextlib.AbstractContextManager["Job"]):
     def blocks(self, names: Sequence[str], rounds: int, calls: int) -> dict[str, list[list[float]]]:
         """Returns the latencies of each implementation's blocks of calls, which take turns."""
         return alternate({who: partial(self.slowest, "block", who=who, calls=calls) for who in names}, rounds)
+
+    def rounds(self, count: int, combine: Callable[[Iterable[float]], float] = max) -> dict[str, list[float]]:
+        """Has the ranks run rounds of steps, a few at a time.
+
+        Returns the times of each kind of step, combined over the ranks.
+        """
+        times: dict[str, list[float]] = {}
+        for _ in range(0, count, ROUNDS_PER_ORDER):
+            ranks = self.ask("rounds", count=ROUNDS_PER_ORDER)
+            for name in ranks[0]:
+                steps = zip(*(rank[name] for rank in ranks), strict=True)
+                times.setdefault(name, []).extend(map(combine, steps))
+        return times
 
     def deviation(self, model: str, **arguments: Any) -> float:
         """Returns how far the copies of a model have diverged; fails if they have really."""

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
+from statistics import median as median
 from typing import NamedTuple, TypeVar
 
-from sirtaki.runner.bench.samples import block_calls, quantile, timed
-
-__all__ = [
-    "Interval",
-    "alternate",
-    "block_calls",
-    "difference",
-    "median",
-    "median_interval",
-    "medians",
-    "quantile",
-    "ratio",
-    "timed",
-]
+# Benchmarks import these from here, beside the functions below.
+from sirtaki.runner.bench.samples import block_calls as block_calls
+from sirtaki.runner.bench.samples import quantile as quantile
+from sirtaki.runner.bench.samples import timed as timed
 
 Result = TypeVar("Result")
 

@@ -1,4 +1,4 @@
-"""The memory-bound prototype: the memory's speed without a library around it (native/memory_bound.h)."""
+"""The memory-bound prototype: the memory's speed without a library around it (native/memory_bound.cc)."""
 
 from __future__ import annotations
 

@@ -202,6 +202,8 @@ MODELS: dict[str, Callable[[], Step]] = {
     "TransformerEncoder 12 × 768, batch 16 × 256": large_transformer,
 }
 
+BASIC_MODELS = list(MODELS)[:3]  # whose steps take less than a second on a processor
+
 
 def deviation(models: Sequence[nn.Module]) -> float:
     """Returns how far copies of a model have diverged, relative to the largest weight of a tensor.

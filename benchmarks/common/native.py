@@ -14,14 +14,13 @@ from typing import Any
 BENCHMARKS = Path(__file__).resolve().parents[1]
 FOLDER = BENCHMARKS.parent / "build" / "benchmarks"
 DRIVER_SECONDS = 600
+MOST_WITH_LINKS = 4096  # simulated ranks, of which each has the tables of its links in memory
 
 
 def build() -> Path:
-    """Builds all outdated targets against the sirtaki that this Python imports. Returns the folder."""
-    from sirtaki.bindings.library import PATH
-
+    """Builds all outdated targets. Returns the folder."""
     cmake, ninja = _tool("cmake"), _tool("ninja")
-    settings = [f"-DSIRTAKI_LIBRARY={PATH}", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release"]
+    settings = [f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release"]
     FOLDER.mkdir(parents=True, exist_ok=True)
     with open(FOLDER / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # ninja does not protect one folder from two concurrent builds
@@ -35,11 +34,12 @@ def build() -> Path:
     return FOLDER
 
 
-def run(driver: str, *arguments: object) -> list[dict[str, Any]]:
-    """Builds a driver if need be and runs it. Returns the JSON objects that it prints, one per line."""
-    command = [str(build() / driver), *map(str, arguments)]
+def run(driver: str, **numbers: int) -> dict[str, Any]:
+    """Builds a driver if need be, and runs it with these numbers. Returns the JSON object that it prints."""
+    command = [str(build() / driver), *(f"{name}={value}" for name, value in numbers.items())]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=DRIVER_SECONDS, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def _tool(name: str) -> str:

@@ -50,6 +50,6 @@ def number(name: str, default: int, text: str, **settings: Any) -> Option:
     return Option(name, type=int, default=default, help=f"{text} ({default})", **settings)
 
 
-def choice(name: str, choices: Sequence[str], text: str) -> Option:
+def choice(name: str, choices: Sequence[str], text: str, default: Sequence[str] | None = None) -> Option:
     """Returns an option that selects some of the choices; all of them by default."""
-    return Option(name, nargs="+", choices=choices, default=choices, help=text)
+    return Option(name, nargs="+", choices=choices, default=default or choices, help=text)

@@ -1,204 +1,227 @@
-"""Implementations of collective operations: sirtaki by layer, and its peers."""
+"""Implementations of collective operations: those of `sirtaki bench`, and more operations and layers."""
 
 from __future__ import annotations
 
 import importlib
-import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from common.collectives import GROUP_SIZE, Array, Call
-from common.serving import join_group
+from common.memory_bound import MemoryBound
+from sirtaki.bench.implementations import Bound, Implementation, implement
+from sirtaki.bench.patterns import Patterns
+from sirtaki.bindings import request as core
+from sirtaki.bindings import shared_memory
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.errors import UnsupportedError
+from sirtaki.bindings.request import Batch
+from sirtaki.common.ops import reduction as ops
+from sirtaki.common.ops.reduction import NO_REDUCTION, Sum, reduction
+from sirtaki.common.ops.reduction import Call as Named
+from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
+from sirtaki.runner.bench.operations import OPERATIONS as PRODUCT
+from sirtaki.runner.bench.operations import BenchOperation
 
-
-class Peer:
-    """One implementation. A subclass has a method for each collective that it offers."""
-
-    version = ""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self.next, self.previous = (rank + 1) % size, (rank - 1) % size
-
-    def bind(self, collective: str, array: Array) -> Call | None:
-        """Returns the call to measure, on this rank's input; None if the peer lacks this operation."""
-        make = getattr(self, collective, None)
-        return None if make is None else make(array)
-
-
-class Sirtaki(Peer):
-    """sirtaki.numpy or sirtaki.torch, whose tensors lie on the given device."""
-
-    def __init__(self, framework: str, rank: int, size: int, device: str = "cpu") -> None:
-        super().__init__(rank, size)
-        library = importlib.import_module(framework)
-        self._hvd: Any = importlib.import_module(f"sirtaki.{framework}")
-        self._convert = library.asarray if framework == "numpy" else partial(_on_device, device)
-        self._name = framework
-        sirtaki = importlib.import_module("sirtaki")
-        self.version = f"sirtaki {sirtaki.__version__}, {framework} {library.__version__}"
-
-    def allreduce(self, array: Array) -> Call:
-        hvd, tensor, name = self._hvd, self._convert(array), self._name
-        return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name)
-
-    def grouped_allreduce(self, array: Array) -> Call:
-        hvd, name = self._hvd, self._name
-        tensors = [self._convert(part) for part in np.array_split(array, GROUP_SIZE)]
-        return lambda: hvd.grouped_allreduce_(tensors, op=hvd.Sum, name=name)
-
-    def broadcast(self, array: Array) -> Call:
-        hvd, tensor, name = self._hvd, self._convert(array), self._name
-        return lambda: hvd.broadcast_(tensor, root_rank=0, name=name)
-
-    def allgather(self, array: Array) -> Call:
-        hvd, tensor, name = self._hvd, self._convert(array), self._name
-        return lambda: hvd.allgather(tensor, name=name)
-
-    def reducescatter(self, array: Array) -> Call:
-        hvd, tensor, name = self._hvd, self._convert(array), self._name
-        return lambda: hvd.reducescatter(tensor, op=hvd.Sum, name=name)
-
-    def alltoall(self, array: Array) -> Call:
-        hvd, tensor, name = self._hvd, self._convert(array), self._name
-        return lambda: hvd.alltoall(tensor, name=name)
-
-    def sendrecv(self, array: Array) -> Call:
-        hvd, tensor, received = self._hvd, self._convert(array), self._convert(np.empty_like(array))
-        to_next, to_this = (f"{self._name} from {rank}" for rank in (self.rank, self.previous))
-
-        def call() -> Any:
-            sending = hvd.send_async(tensor, self.next, name=to_next)
-            hvd.recv(received, self.previous, name=to_this)
-            hvd.synchronize(sending)
-            return received
-
-        return call
-
-    def barrier(self, _: Array) -> Call:
-        return self._hvd.barrier
+Array = NDArray[Any]
+GROUP_SIZE = 32  # tensors of a grouped all-reduce
+GROUPED = replace(PRODUCT["allreduce"], name="grouped_allreduce")
+SENDRECV = BenchOperation("sendrecv", "", "", lambda _: 1.0)  # to the next rank, from the one before
+OPERATIONS = {**PRODUCT, GROUPED.name: GROUPED, SENDRECV.name: SENDRECV}
 
 
-class TorchDistributed(Peer):
-    """torch.distributed over one of its backends. The ranks meet through a file in their common folder."""
+def bind(name: str, peer: Implementation, size: int, rank: int, ranks: int) -> Bound | None:
+    """Returns a peer's operation on `size` bytes of zeros; None if the peer lacks the operation.
 
-    def __init__(self, backend: str, rank: int, size: int, folder: Path, device: str = "cpu") -> None:
-        super().__init__(rank, size)
-        import torch
-        import torch.distributed as dist
-
-        # torch 2.13 introduces new names; the old ones work in all versions that sirtaki supports.
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-        self._dist, self._torch = dist, torch
-        self._convert = partial(_on_device, device)
-        join_group(backend, folder, rank, size)
-        self.version = f"torch {torch.__version__}"
-
-    def allreduce(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._convert(array)
-        return lambda: _last(dist.all_reduce(tensor), tensor)
-
-    def grouped_allreduce(self, array: Array) -> Call:
-        dist = self._dist
-        tensors = list(self._convert(array).tensor_split(GROUP_SIZE))
-        return lambda: _last(dist.all_reduce_coalesced(tensors), tensors)
-
-    def broadcast(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._convert(array)
-        return lambda: _last(dist.broadcast(tensor, 0), tensor)
-
-    def allgather(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._convert(array)
-        gathered = tensor.new_empty(tensor.numel() * self.size)
-        return lambda: _last(dist.all_gather_into_tensor(gathered, tensor), gathered)
-
-    def reducescatter(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._convert(array)
-        part = tensor.new_empty(tensor.numel() // self.size)
-        return lambda: _last(dist.reduce_scatter_tensor(part, tensor), part)
-
-    def alltoall(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._convert(array)
-        received = self._torch.empty_like(tensor)
-        return lambda: _last(dist.all_to_all_single(received, tensor), received)
-
-    def sendrecv(self, array: Array) -> Call:
-        dist, tensor = self._dist, self._convert(array)
-        received = self._torch.empty_like(tensor)
-
-        def call() -> Any:
-            sending: Any = dist.isend(tensor, self.next)
-            dist.recv(received, self.previous)
-            sending.wait()
-            return received
-
-        return call
-
-    def barrier(self, _: Array) -> Call:
-        return self._dist.barrier
+    Checks its result on the ranks' patterns, and ends the process if that is wrong.
+    """
+    operation = OPERATIONS[name]
+    if operation is SENDRECV:
+        operation = replace(operation, root=(rank - 1) % ranks)  # whose array the rank receives
+    count = operation.count(size, 4, ranks)
+    given, output = (
+        np.empty(amount(count, ranks), np.float32)
+        for amount in (operation.input_count, operation.output_count)
+    )
+    try:
+        bound = peer.bind(OPERATIONS[name], given, output)
+    except NotImplementedError:
+        return None
+    patterns = Patterns(operation, "float32", ranks)
+    bound.fill(patterns.input(count, rank))
+    bound.call()
+    result: Array | None = bound.result()  # None: the core has allocated it
+    if operation.has_size and result is not None and patterns.count_wrong(result, count, rank):
+        raise SystemExit(f"rank {rank}: the result of {name} on {count} elements is wrong")
+    bound.fill(0)  # zeros stay zeros, however often they are summed in place
+    return bound
 
 
-class OpenMPI(Peer):
-    """mpi4py over the installed MPI. It makes the process a rank of MPI."""
+@dataclass(frozen=True)
+class Extended:
+    """An implementation of `sirtaki bench` for arrays in memory, with the operations that it lacks."""
 
-    def __init__(self) -> None:
-        import mpi4py
-        from mpi4py import MPI
+    implementation: Implementation
+    convert: Callable[[Array], Any]
+    send_receive: Callable[[Any, Any], object]
+    reduce_group: Callable[[Sequence[Any]], object]
 
-        self._mpi: Any = MPI
-        self._world: Any = MPI.COMM_WORLD
-        super().__init__(self._world.Get_rank(), self._world.Get_size())
-        library = MPI.Get_library_version().split(",")[0].strip()
-        self.version = f"{library}, mpi4py {mpi4py.__version__}"
+    @property
+    def version(self) -> str:
+        return self.implementation.version
 
-    def allreduce(self, array: Array) -> Call:
-        mpi, world = self._mpi, self._world
-        return lambda: _last(world.Allreduce(mpi.IN_PLACE, array, op=mpi.SUM), array)
-
-    def grouped_allreduce(self, array: Array) -> Call:
-        """Reduces the tensors one after the other: MPI has no groups."""
-        mpi, world, parts = self._mpi, self._world, np.array_split(array, GROUP_SIZE)
-
-        def call() -> list[Array]:
-            for part in parts:
-                world.Allreduce(mpi.IN_PLACE, part, op=mpi.SUM)
-            return parts
-
-        return call
-
-    def broadcast(self, array: Array) -> Call:
-        world = self._world
-        return lambda: _last(world.Bcast(array, root=0), array)
-
-    def allgather(self, array: Array) -> Call:
-        world, gathered = self._world, np.empty(array.size * self.size, np.float32)
-        return lambda: _last(world.Allgather(array, gathered), gathered)
-
-    def reducescatter(self, array: Array) -> Call:
-        mpi, world, part = self._mpi, self._world, np.empty(array.size // self.size, np.float32)
-        return lambda: _last(world.Reduce_scatter_block(array, part, op=mpi.SUM), part)
-
-    def alltoall(self, array: Array) -> Call:
-        world, received = self._world, np.empty_like(array)
-        return lambda: _last(world.Alltoall(array, received), received)
-
-    def sendrecv(self, array: Array) -> Call:
-        world, received = self._world, np.empty_like(array)
-        return lambda: _last(world.Sendrecv(array, self.next, 0, received, self.previous), received)
-
-    def barrier(self, _: Array) -> Call:
-        return self._world.Barrier
+    def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
+        fill = partial(np.copyto, array)
+        if operation is SENDRECV:
+            call = partial(self.send_receive, self.convert(array), self.convert(output))
+            return Bound(call, fill, lambda: output)
+        if operation is GROUPED:
+            parts = [self.convert(part) for part in np.array_split(array, GROUP_SIZE)]
+            return Bound(partial(self.reduce_group, parts), fill, lambda: array)
+        return self.implementation.bind(operation, array, output)
 
 
-def _on_device(device: str, array: Array) -> Any:
+def sirtaki_of(framework: str, rank: int, ranks: int) -> Extended:
+    """Returns sirtaki.numpy or sirtaki.torch, with arrays in memory."""
+    hvd = importlib.import_module(f"sirtaki.{framework}")
+    following, previous = (rank + 1) % ranks, (rank - 1) % ranks
+    if framework == "torch":
+        from torch import from_numpy as convert
+
+        from sirtaki.bench.torch_implementations import TorchSirtaki
+
+        implementation: Implementation = TorchSirtaki("cpu")
+    else:
+        implementation, convert = implement("sirtaki", "cpu"), np.asarray
+
+    def send_receive(sent: Any, received: Any) -> None:
+        sending = hvd.send_async(sent, following, name=f"{framework} from {rank}")
+        hvd.recv(received, previous, name=f"{framework} from {previous}")
+        hvd.synchronize(sending)
+
+    def reduce_group(parts: Sequence[Any]) -> None:
+        hvd.grouped_allreduce_(parts, op=hvd.Sum, name=framework)
+
+    return Extended(implementation, convert, send_receive, reduce_group)
+
+
+def gloo(rank: int, ranks: int) -> Extended:
+    """Returns gloo, by torch.distributed. Its ranks are those of sirtaki."""
     import torch
+    import torch.distributed as dist
 
-    return torch.from_numpy(array).to(device)
+    def send_receive(sent: Any, received: Any) -> None:
+        sending: Any = dist.isend(sent, (rank + 1) % ranks)
+        dist.recv(received, (rank - 1) % ranks)
+        sending.wait()
+
+    return Extended(implement("gloo", "cpu"), torch.from_numpy, send_receive, dist.all_reduce_coalesced)
 
 
-def _last(_: Any, result: Any) -> Any:
-    """Returns the second of two arguments: the array that a call has written to."""
-    return result
+def open_mpi() -> tuple[Extended, int, int]:
+    """Returns mpi4py over the installed MPI, of which this process becomes a rank; the rank, and how many.
+
+    A group is reduced tensor by tensor: MPI has no groups.
+    """
+    from mpi4py import MPI as mpi
+
+    world: Any = mpi.COMM_WORLD
+    rank, ranks = world.Get_rank(), world.Get_size()
+
+    def send_receive(sent: Array, received: Array) -> None:
+        world.Sendrecv(sent, (rank + 1) % ranks, 0, received, (rank - 1) % ranks)
+
+    def reduce_group(parts: Sequence[Array]) -> None:
+        for part in parts:
+            world.Allreduce(mpi.IN_PLACE, part, op=mpi.SUM)
+
+    return Extended(implement("mpi", "cpu"), np.asarray, send_receive, reduce_group), rank, ranks
+
+
+class Core:
+    """The core's C functions on requests that are described once, without an adapter in between.
+
+    With `shared`, it offers all-reduces only, of tensors in memory that the ranks of a host share.
+    """
+
+    version = "C functions through cffi"
+    KINDS: ClassVar = {
+        "allreduce": core.ALLREDUCE,
+        "broadcast": core.BROADCAST,
+        "allgather": core.ALLGATHER,
+        "reducescatter": core.REDUCESCATTER,
+        "alltoall": core.ALLTOALL,
+    }
+
+    def __init__(self, context: Context, shared: bool = False) -> None:
+        self._context, self._shared = context, shared
+        self._sum = reduction(Sum, None)
+
+    def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
+        kind = self.KINDS.get(operation.name)
+        if self._shared:
+            if operation.name != "allreduce":
+                raise NotImplementedError
+            try:
+                array = np.frombuffer(shared_memory.allocate(self._context, array.nbytes), array.dtype)
+            except UnsupportedError as error:  # the ranks share no memory
+                raise NotImplementedError from error
+        result: Array | None = array if operation.is_in_place else output
+        if operation is GROUPED:
+            batch = self._group(array)
+        elif operation is SENDRECV:
+            batch = self._exchange(array, output)
+        elif kind is None:
+            raise NotImplementedError
+        else:
+            batch, own, how = Batch(1), _view(array), self._sum if operation.reduces else NO_REDUCTION
+            if operation.parts_out:
+                result = None  # the core allocates it
+            target = 0 if result is None else result.ctypes.data
+            ops.describe(batch, kind, own, target, Named(f"core.{operation.name}"), how=how)
+        context = self._context
+
+        def call() -> None:
+            context.run(batch)
+            context.release(batch)
+
+        return Bound(call, partial(np.copyto, array), lambda: result)  # type: ignore[arg-type,return-value]
+
+    def _group(self, array: Array) -> Batch:
+        batch = Batch(GROUP_SIZE)
+        calls = ops.group_calls(self._context, "allreduce", "core", ops.global_process_set, GROUP_SIZE)
+        for index, (part, call) in enumerate(zip(np.array_split(array, GROUP_SIZE), calls, strict=True)):
+            ops.describe(batch, core.ALLREDUCE, _view(part), part.ctypes.data, call, index, how=self._sum)
+        return batch
+
+    def _exchange(self, array: Array, output: Array) -> Batch:
+        batch, rank, ranks = Batch(2), self._context.rank, self._context.size
+        ends = ((array, rank, (rank + 1) % ranks), (output, (rank - 1) % ranks, rank))
+        for index, (given, source, target) in enumerate(ends):
+            where = {"root": source, "destination": target}
+            ops.describe(
+                batch, core.SEND, _view(given), given.ctypes.data, Named("core.send"), index, **where
+            )
+        return batch
+
+
+def _view(array: Array) -> TensorView:
+    return TensorView(array.ctypes.data, array.shape, DTYPE_CODES["float32"], ROW_MAJOR, array)
+
+
+class Prototype:
+    """The memory-bound prototype."""
+
+    version = "memory-bound prototype"
+
+    def __init__(self, bound: MemoryBound) -> None:
+        self._bound = bound
+
+    def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
+        if operation.name != "allreduce":
+            raise NotImplementedError
+        call = self._bound.bind([array.ctypes.data], [array.size])
+        return Bound(call, partial(np.copyto, array), lambda: array)

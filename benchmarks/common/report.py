@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from common.measure import Interval
 
-Row = TypeVar("Row")
+Row = dict[str, Any]
+Columns = Mapping[str, str | Callable[[Row], str]]  # by head: the form of a row's cell, or its function
 UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
@@ -38,64 +39,57 @@ def at_most(what: str, bound: float, value: float, unit: str) -> Target:
     return Target(what, f"≤ {bound:.3g} {unit}", f"{value:.3g} {unit}", value <= bound)
 
 
-def show_targets(targets: Sequence[Target]) -> None:
-    """Prints each target with its measured value, if there are any."""
+def targets_table(targets: Sequence[Target]) -> Table:
+    """Returns each target with its measured value."""
     rows = [[one.what, one.target, one.measured, "met" if one.met else "MISSED"] for one in targets]
-    if rows:
-        show_table("Targets", ["what", "target", "measured", ""], rows, text_columns=4)
+    return Table("Targets", ["what", "target", "measured", ""], rows, text_columns=4)
 
 
-def show_versions(versions: Mapping[str, str]) -> None:
-    for name, version in versions.items():
-        print(f"{name}: {version}")
+@dataclass(frozen=True)
+class Table:
+    """A table; the first columns hold text, the others numbers. An empty row is a line between."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+
+    def print(self) -> None:
+        try:
+            from rich.console import Console
+            from rich.table import Table as RichTable
+        except ImportError:
+            print(f"\n{self.markdown()}")
+            return
+        table = RichTable(title=self.title, title_justify="left", header_style="bold")
+        for index, name in enumerate(self.head):
+            justify = "left" if index < self.text_columns else "right"
+            table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        for row in self.rows:
+            if row:
+                table.add_row(*row)
+            else:
+                table.add_section()
+        wanted = Console(width=10_000).measure(table).maximum  # a truncated figure is useless
+        Console(width=max(Console().width, wanted)).print(table)
+
+    def markdown(self) -> str:
+        lines = [self.head, ["---"] * len(self.head), *filter(None, self.rows)]
+        return "\n".join([f"{self.title}:", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-def show_rows(
-    title: str,
-    columns: Sequence[tuple[str, Callable[[Row], str]]],
-    rows: Sequence[Row],
-    *,
-    text_columns: int = 1,
-    group: Callable[[Row], Any] | None = None,
-) -> None:
-    """Prints a table with one line per row, and a line between rows of different groups.
-
-    `columns` holds the head of each column and the function that formats a row's cell.
-    """
-    table: list[list[str]] = []
+def make_table(
+    title: str, columns: Columns, rows: Sequence[Row], group: str = "", text_columns: int = 1
+) -> Table:
+    """Returns a table with one line per row, and a line between rows that differ in the value `group`."""
+    cells: list[list[str]] = []
     for before, row in zip([None, *rows], rows, strict=False):
-        if group and before is not None and group(before) != group(row):
-            table.append([])
-        table.append([cell(row) for _, cell in columns])
-    show_table(title, [head for head, _ in columns], table, text_columns)
-
-
-def show_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> None:
-    """Prints a table; the first columns hold text, the others numbers. An empty row is a line between."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        _show_plain(title, head, rows)
-        return
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for index, name in enumerate(head):
-        table.add_column(name, justify="left" if index < text_columns else "right", no_wrap=True)
-    for row in rows:
-        if row:
-            table.add_row(*row)
-        else:
-            table.add_section()
-    wanted = Console(width=10_000).measure(table).maximum  # a truncated figure is useless
-    Console(width=max(Console().width, wanted)).print(table)
-
-
-def _show_plain(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    lines = [list(head), *([*row] for row in rows if row)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    print(f"\n{title}")
-    for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+        if group and before is not None and before[group] != row[group]:
+            cells.append([])
+        cells.append(
+            [form.format(**row) if isinstance(form, str) else form(row) for form in columns.values()]
+        )
+    return Table(title, list(columns), cells, text_columns)
 
 
 def readable(size: int) -> str:
@@ -126,16 +120,21 @@ def machine() -> dict[str, Any]:
     }
 
 
-def show_machine() -> None:
-    """Prints the machine's description."""
+def describe_machine() -> list[str]:
+    """Returns lines about the machine."""
     here = machine()
-    print(f"{here['processor']}, {here['cores']} cores, load {here['load']:.1f}, Python {here['python']}")
+    lines = [f"{here['processor']}, {here['cores']} cores, load {here['load']:.1f}, Python {here['python']}"]
     if here["load"] > 1:
-        print("something else is running: figures, and even ratios, will be worse than they could be")
+        lines.append("something else is running: figures, and even ratios, will be worse than they could be")
+    return lines
+
+
+def as_json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, default=asdict)
 
 
 def save(path: Path | None, results: dict[str, Any], targets: Sequence[Target]) -> None:
     """Writes everything as JSON, if a path is given."""
     if path is not None:
         whole = {"command": sys.argv, "machine": machine(), **results, "targets": targets}
-        path.write_text(json.dumps(whole, indent=2, default=asdict) + "\n")
+        path.write_text(as_json(whole) + "\n")

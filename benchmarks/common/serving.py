@@ -1,14 +1,20 @@
-"""A rank's side of a job: executes the orders of common.jobs.Job."""
+"""A rank's side of a job: executes the orders of common.jobs.Job.
+
+Usage: python -m common.serving MODULE:CLASS SOCKET ARGUMENTS...
+
+The class, whose methods are the orders, is made with the folder of the job and the arguments. Its attribute
+`number` is the rank.
+"""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +46,12 @@ def bind(rank: int, size: int) -> None:
         os.sched_setaffinity(0, {cores[rank]})
 
 
-def serve(path: str, rank: int, orders: object) -> None:
-    """Executes the orders that a rank receives, as methods of `orders`, until the connection ends."""
+def serve(path: str, rank: Any) -> None:
+    """Executes the orders that a rank receives, as methods of `rank`, until the connection ends."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         stream = connection.makefile("rwb")
-        answer: Any = {"rank": rank}
+        answer: Any = {"rank": rank.number}
         while True:
             stream.write((json.dumps(answer) + "\n").encode())
             stream.flush()
@@ -53,38 +59,16 @@ def serve(path: str, rank: int, orders: object) -> None:
             if not line:
                 return
             received = json.loads(line)
-            answer = getattr(orders, received["order"])(**received["arguments"])
+            answer = getattr(rank, received["order"])(**received["arguments"])
 
 
-def serve_alone(orders: object) -> None:
-    """Runs a rank of sirtaki for torch until its job ends: one thread, and no garbage collection."""
-    import torch
-
-    import sirtaki.torch as hvd
-
-    hvd.init()
-    torch.set_num_threads(1)
+def main() -> None:
+    worker, path, *arguments = sys.argv[1:]
+    module, _, name = worker.partition(":")
+    rank = getattr(importlib.import_module(module), name)(Path(path).parent, *arguments)
     gc.disable()
-    serve(sys.argv[1], hvd.rank(), orders)
-    hvd.shutdown()
+    serve(path, rank)
 
 
-def join_group(backend: str, folder: Path, rank: int, size: int) -> None:
-    """Makes the ranks a group of torch.distributed, which meets through a file in their common folder."""
-    import torch.distributed as dist
-
-    dist.init_process_group(backend, f"file://{folder / backend}", rank=rank, world_size=size)
-
-
-@contextmanager
-def training_ranks(backend: str, path: str) -> Iterator[None]:
-    """Runs a rank of both sirtaki, which it has joined, and torch.distributed, without garbage collection."""
-    import torch.distributed as dist
-
-    import sirtaki.torch as hvd
-
-    join_group(backend, Path(path).parent, hvd.rank(), hvd.size())
-    gc.disable()
-    yield
-    dist.destroy_process_group()
-    hvd.shutdown()
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,5 @@
 """A model of init() among many ranks: the messages and handshakes of the rendezvous as it is, at the costs
-that they have on this machine.
+that they have on this machine; and of an elastic change, which ends with one.
 
 The costs come from the rendezvous' own code: its server, its handshake, and the processing of all ranks'
 descriptions, which runs here at full size. The order of the steps follows `world_builder.py`: three
@@ -14,19 +14,21 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import statistics
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from common import native
 from common.options import MIB
+from common.report import Columns, Row
 from sirtaki.bindings.bootstrap import identity, messages
 from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
 from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection
 from sirtaki.bindings.bootstrap.connection.wire import frame_header
+from sirtaki.bindings.bootstrap.elastic import messages as elastic_messages
 from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, Role
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
@@ -37,6 +39,8 @@ ROUND_TRIPS = 2.5  # of a connection: TCP's, and those of the handshake
 DESCRIPTORS_OF_A_RANK = 3  # doorbells and process, which each rank of the host receives
 CLIENTS = 24  # by which the server's costs are measured
 HANDSHAKES = 200
+PART, STREAM_ROUNDS = 64 << 10, 200  # bytes that fit into a socket's buffer, and how often they pass it
+PACKED = 16  # messages by which the cost of one is measured
 ADDRESSES = ["10.0.0.1:40000", "192.168.0.1:40000"]  # of a rank; a host has several
 
 
@@ -49,21 +53,6 @@ class StartCosts:
     server_join: float  # of the server, for a rank that joins
     server_gather: float  # of the server, for the contribution of a rank, without the bytes of the answer
     stream: float  # bytes per second that a processor sends or receives
-    base: float = 0.0  # of a rank, for everything else
-
-
-@dataclass(frozen=True)
-class Start:
-    """A simulated init()."""
-
-    ranks: int
-    seconds: float
-    phases: dict[str, float]  # elapsed seconds
-    connections: int  # of the rank that has most of them
-    sent_frames: int  # by the server: its answers
-    sent_by_server: int  # bytes
-    most_held: int  # bytes of one answer, which the server holds once for all connections
-    processor: float  # seconds, of one rank
 
 
 @dataclass(frozen=True)
@@ -74,14 +63,12 @@ class Place:
         each: ranks on each host.
         latency: seconds between two hosts.
         bandwidth: bytes per second of a host's cable.
-        processors: shared by all ranks and the server; 0: each has its own.
         has_collectors: whether hosts have collectors, as in jobs of hvdrun that are not elastic.
     """
 
     each: int
     latency: float
     bandwidth: float
-    processors: int = 0
     has_collectors: bool = True
 
 
@@ -93,63 +80,48 @@ class Descriptions:
     sizes: tuple[int, int, int]
 
 
-def simulate_all(options: Namespace) -> list[Start]:
-    (machine,) = native.run("calibrate")
-    costs = measure_costs(machine["stream"] * 1e6)
-    place = Place(options.each, options.latency * 1e-6, options.gigabits * 1e9 / 8, options.cores)
+def simulate_all(options: Namespace) -> list[Row]:
+    costs = measure_costs()
+    place = Place(options.each, options.latency * 1e-6, options.gigabits * 1e9 / 8)
     return [simulate_start(ranks, place, costs, describe(ranks, options.each)) for ranks in options.ranks]
 
 
-def base_of(seconds: float, ranks: int, place: Place) -> float:
-    """Returns the base that makes a start of some ranks take this much longer."""
-    return max(seconds, 0.0) / _crowd(ranks, place)
+def simulate_start(ranks: int, place: Place, costs: StartCosts, described: Descriptions) -> Row:
+    """Returns the init() of a world of several ranks, all of which begin at the same moment.
 
-
-def _crowd(ranks: int, place: Place) -> float:
-    """Returns how many ranks share a processor."""
-    return max(ranks / place.processors, 1.0) if place.processors else 1.0
-
-
-def simulate_start(ranks: int, place: Place, costs: StartCosts, described: Descriptions) -> Start:
-    """Returns the init() of a world of several ranks, all of which begin at the same moment."""
-    crowd = _crowd(ranks, place)
+    Seconds are elapsed, by phase, and those of a rank's processor. Connections are those of the rank that has
+    most, frames and bytes those of the server's answers; it holds one answer at once for all connections.
+    """
     local = min(place.each, ranks)
     gathers = [
-        _gather(ranks, local, size, place, costs) + crowd * seconds
+        _gather(ranks, local, size, place, costs) + seconds
         for size, seconds in zip(described.sizes, described.seconds, strict=True)
     ]
-    linked = Links.of(ranks, place.each)
+    linked = first_links(ranks, place.each)
     descriptors = DESCRIPTORS_OF_A_RANK * local * (local > 1)
     behind = ranks_behind_collectors(ranks, place)
     direct = connections_to_server(ranks, place)
     phases = {
         "join": (direct + max(behind, default=0)) * costs.server_join
         + sum(behind) * costs.server_gather
-        + crowd * costs.handshake
+        + costs.handshake
         + ROUND_TRIPS * 2 * place.latency,
         "gather": sum(gathers),
         "links": _links(linked, place, costs),
-        "memory": crowd * descriptors * costs.descriptor,
-        "start": crowd * costs.base,
+        "memory": descriptors * costs.descriptor,
     }
     received = sum(described.sizes) / costs.stream
-    processor = (
-        costs.handshake * (1 + 2 * linked.all / ranks)
-        + sum(described.seconds)
-        + received
-        + descriptors * costs.descriptor
-        + costs.base
-    )
-    return Start(
-        ranks,
-        sum(phases.values()),
-        phases,
-        linked.most,
-        len(described.sizes) * direct,
-        sum(bytes_of_answers(ranks, place, size) for size in described.sizes),
-        max(described.sizes),
-        processor,
-    )
+    handshakes = costs.handshake * (1 + 2 * linked["all"] / ranks)
+    return {
+        "ranks": ranks,
+        "seconds": sum(phases.values()),
+        "phases": phases,
+        "connections": linked["most"],
+        "sent_frames": len(described.sizes) * direct,
+        "sent_by_server": sum(bytes_of_answers(ranks, place, size) for size in described.sizes),
+        "most_held": max(described.sizes),
+        "processor": handshakes + sum(described.seconds) + received + descriptors * costs.descriptor,
+    }
 
 
 def ranks_behind_collectors(ranks: int, place: Place) -> list[int]:
@@ -186,34 +158,20 @@ def _gather(ranks: int, local: int, size: int, place: Place, costs: StartCosts) 
     return max(processor, cable) + collector + size / costs.stream + 2 * place.latency
 
 
-@dataclass(frozen=True)
-class Links:
-    """The links with which the ranks start.
-
-    Attributes:
-        most: those of the rank that has most of them.
-        all: those of all ranks, each counted once.
-        connects: those of the rank that connects to most others, one after another.
+def first_links(ranks: int, each: int) -> Row:
+    """Returns the links with which the ranks start, as the core chooses them: `most`, those of the rank that
+    has most, `all`, each counted once, and `connects`, those of the rank that connects to most others, one
+    after another.
     """
-
-    most: int
-    all: int
-    connects: int
-
-    @classmethod
-    def of(cls, ranks: int, each: int) -> Links:
-        (found,) = native.run("first_links", f"ranks={ranks}", f"each={each}")
-        return cls(**found)
+    return native.run("first_links", ranks=ranks, each=each)
 
 
-def _links(linked: Links, place: Place, costs: StartCosts) -> float:
+def _links(linked: Row, place: Place, costs: StartCosts) -> float:
     """Returns the seconds of the connections: those that one rank makes, and those that it accepts beside
     them; no processor does more than one at a time.
     """
     one = 2 * costs.handshake + ROUND_TRIPS * 2 * place.latency
-    busiest = linked.connects * one + (linked.most - 1) * costs.handshake
-    shared = linked.all * 2 * costs.handshake / place.processors if place.processors else 0.0
-    return max(busiest, shared)
+    return linked["connects"] * one + (linked["most"] - 1) * costs.handshake
 
 
 def describe(ranks: int, each: int) -> Descriptions:
@@ -248,10 +206,26 @@ def timed(work: Callable[[], object]) -> float:
     return time.thread_time() - began
 
 
-def measure_costs(stream: float) -> StartCosts:
-    """Measures the costs of a start, except the base. stream: bytes per second of a processor."""
+def measure_costs() -> StartCosts:
     join, gather = _measure_server()
-    return StartCosts(_measure_handshake(), _measure_descriptor(), join, gather, stream)
+    return StartCosts(_measure_handshake(), _measure_descriptor(), join, gather, _measure_stream())
+
+
+def _measure_stream() -> float:
+    """Returns the bytes per second that a processor sends or receives over loopback, in the best round."""
+    data = memoryview(bytearray(PART))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sending = socket.create_connection(listener.getsockname())
+        receiving, _ = listener.accept()
+
+    def move() -> None:
+        sending.sendall(data)
+        received = 0
+        while received < PART:
+            received += receiving.recv_into(data[received:])
+
+    with sending, receiving:
+        return 2 * PART / min(timed(move) for _ in range(STREAM_ROUNDS))
 
 
 def _measure_handshake() -> float:
@@ -324,13 +298,92 @@ def _serve(server: RendezvousServer, calls: Sequence[object]) -> float:
     return seconds
 
 
-STARTS: Sequence[tuple[str, Callable[[Any], str]]] = [
-    ("ranks", lambda row: f"{row.ranks:,}"),
-    ("init, s", lambda row: f"{row.seconds:,.2f}"),
-    ("of it all-gathers", lambda row: f"{row.phases['gather']:,.2f}"),
-    ("connections", lambda row: f"{row.phases['links']:,.2f}"),
-    ("processor of a rank, s", lambda row: f"{row.processor:,.2f}"),
-    ("connections of a rank", lambda row: f"{row.connections:,}"),
-    ("server sends, MiB", lambda row: f"{row.sent_by_server / MIB:,.0f}"),
-    ("holds at once", lambda row: f"{row.most_held / MIB:,.2f}"),
-]
+STARTS: Columns = {
+    "ranks": "{ranks:,}",
+    "init, s": "{seconds:,.2f}",
+    "of it all-gathers": "{phases[gather]:,.2f}",
+    "connections": "{phases[links]:,.2f}",
+    "processor of a rank, s": "{processor:,.2f}",
+    "connections of a rank": "{connections:,}",
+    "server sends, MiB": lambda row: f"{row['sent_by_server'] / MIB:,.0f}",
+    "holds at once": lambda row: f"{row['most_held'] / MIB:,.2f}",
+}
+
+
+# ---- An elastic change: a host ends, and the others go on as the next generation -----------------------
+# The steps are those of docs/design/elastic_protocol.md: the survivors learn of the loss, each enlists with
+# the arbiter, which sends each the description of the new world, and all begin again with an init(). Messages
+# are the real ones, at full size, and so is the time to write and to read them. Workers of elastic jobs
+# connect to the rendezvous directly. What the program does is not part of it: reading a commit,
+# and sending the state to newcomers.
+
+
+def simulate_changes(noticed: Mapping[int, float], options: Namespace) -> list[Row]:
+    """Simulates changes; `noticed`: seconds until all know of the loss, by the number of ranks before it."""
+    costs = measure_costs()
+    return [simulate_change(ranks, seconds, costs, options) for ranks, seconds in noticed.items()]
+
+
+def simulate_change(ranks: int, noticed: float, costs: StartCosts, options: Namespace) -> Row:
+    """Returns the moments, in seconds after the loss of a host, until which the last survivor has noticed the
+    loss, has enlisted, has the description of the new world, and has ended its init(); and the bytes that the
+    arbiter sends, and the rendezvous in the init().
+    """
+    left = ranks - options.each
+    place = Place(options.each, options.latency * 1e-6, options.gigabits * 1e9 / 8, False)
+    writing, reading, size = cost_of(describe_world(left, options.each))
+    enlisted = noticed + left * costs.server_gather + place.latency
+    sending = max(left * size / costs.stream, left * size / place.bandwidth)
+    described = enlisted + left * writing + sending + reading + place.latency
+    start = simulate_start(left, place, costs, describe(left, options.each))
+    return {
+        "ranks": ranks,
+        "noticed": noticed,
+        "enlisted": enlisted,
+        "described": described,
+        "started": described + start["seconds"],
+        "bytes": left * size,
+        "starts_sent": start["sent_by_server"],
+    }
+
+
+def describe_world(ranks: int, each: int) -> elastic_messages.World:
+    """Returns what the arbiter sends to a member, when all can restore the commit."""
+    slots = [f"host{rank // each}:{rank % each}" for rank in range(ranks)]
+    return elastic_messages.World(
+        generation=2,
+        rank=0,
+        slots=slots,
+        workers=list(range(ranks)),
+        initial=ranks + each,
+        job="job/2/" + 64 * "0",
+        address="10.0.0.1:40000",
+        commit=17,
+        current=list(range(ranks)),
+        joined=0,
+        text=f"{each} ranks were lost",
+        elapsed=1_000_000,
+    )
+
+
+def cost_of(world: elastic_messages.World) -> tuple[float, float, int]:
+    """Returns the seconds to write and to read a description of the world, and its bytes."""
+    packed = elastic_messages.pack(world)
+    writing = statistics.median(
+        timed(lambda rank=rank: elastic_messages.pack(replace(world, rank=rank))) for rank in range(PACKED)
+    )
+    reading = statistics.median(
+        timed(lambda: elastic_messages.unpack(packed, (elastic_messages.World,))) for _ in range(PACKED)
+    )
+    return writing, reading, len(packed)
+
+
+CHANGES: Columns = {
+    "ranks": "{ranks:,}",
+    "all know, s": "{noticed:,.2f}",
+    "all are enlisted": "{enlisted:,.2f}",
+    "all know the new world": "{described:,.2f}",
+    "all have started": "{started:,.2f}",
+    "arbiter sends, MiB": lambda row: f"{row['bytes'] / MIB:,.1f}",
+    "rendezvous sends, MiB": lambda row: f"{row['starts_sent'] / MIB:,.0f}",
+}

@@ -22,8 +22,7 @@ class LinkedWorld {
  public:
   explicit LinkedWorld(const Numbers& numbers)
       : model_(network_model(numbers)), message_(numbers.get("message")), wake_(numbers.get("wake")),
-        names_(rank_names(numbers)), network_(model_, numbers.small("ranks")),
-        processors_(numbers.small("ranks"), numbers.small("processors")) {
+        names_(rank_names(numbers)), network_(model_, numbers.small("ranks")) {
     const ControlTree tree = control_tree(numbers);
     std::vector<int32_t> hosts;
     for (int32_t rank = 0; rank < tree.size(); ++rank) {
@@ -63,6 +62,7 @@ class LinkedWorld {
     std::unique_ptr<Negotiation> negotiation;
     int32_t suspect = -1;
     Nanoseconds suspect_until = never;
+    Nanoseconds free_at = 0;  // when it has ended its work
     bool is_lost = false, is_over = false;  // over: it is lost, or knows of the loss
   };
 
@@ -95,7 +95,7 @@ class LinkedWorld {
   void take(const Network::Turn& turn) {
     Rank& rank = at(turn.rank);
     if (rank.is_over) return;
-    if (const Nanoseconds free = processors_.is_free(turn.rank); free > turn.at) return network_.wake(turn.rank, free);
+    if (rank.free_at > turn.at) return network_.wake(turn.rank, rank.free_at);
     NegotiationEvents events;
     const Status status = rank.negotiation->advance(turn.at, events);
     must(status.is_ok(), status.text());
@@ -103,7 +103,7 @@ class LinkedWorld {
     Nanoseconds took = wake_;
     if (events.abort) took = pass_on(*events.abort, turn, took);
     else if (turn.at >= rank.suspect_until) took = announce(turn, took);
-    processors_.occupy(turn.rank, turn.at + took);
+    rank.free_at = turn.at + took;
   }
 
   void suspect(const Network::Turn& turn, int32_t lost) {
@@ -157,7 +157,6 @@ class LinkedWorld {
   const Nanoseconds message_, wake_;
   std::vector<std::string> names_;
   Network network_;
-  Processors processors_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   size_t waiting_ = 0;
   int32_t announced_ = 0;

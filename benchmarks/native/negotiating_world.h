@@ -1,9 +1,8 @@
 // A world of ranks that negotiate in virtual time: the core's own negotiation on every rank, without sockets and
 // threads, through leaders or directly with rank 0.
 //
-// A rank's work takes as long as the core's code took here, on a processor of its own or on one of a few that all ranks
-// share. What the code around the negotiation costs is given: for each message to another host, for each time that a
-// rank is woken by messages, for a step, and for each tensor submitted.
+// A rank's work takes as long as the core's code took here, on a processor of its own. What the code around the
+// negotiation costs is given: for each message to another host, and for each time that a rank is woken by messages.
 #pragma once
 
 #include <functional>
@@ -14,8 +13,6 @@
 
 #include "context/plans/negotiation.h"
 #include "drivers.h"
-#include "numbers.h"
-#include "processors.h"
 #include "virtual_network.h"
 
 namespace virtual_network {
@@ -43,11 +40,8 @@ inline Numbers world_numbers() {
            {"oversubscription", 1},
            {"steps", 5},
            {"pause", 100'000},
-           {"processors", 0},
            {"message", 0},
            {"wake", 0},
-           {"begin", 0},
-           {"submit", 0},
            {"late", 0},
            {"late_by", 0},
            {"barriers", 0}},
@@ -86,10 +80,8 @@ class NegotiatingWorld {
  public:
   explicit NegotiatingWorld(const Numbers& numbers)
       : tensor_count_(numbers.small("tensors")), pause_(microseconds(numbers.get("pause"))),
-        message_(numbers.get("message")), wake_(numbers.get("wake")),
-        submission_(numbers.get("begin") + numbers.get("submit") * numbers.get("tensors")), clock_(measure_clock()),
-        names_(rank_names(numbers)), model_(network_model(numbers)), network_(model_, numbers.small("ranks")),
-        processors_(numbers.small("ranks"), numbers.small("processors")) {
+        message_(numbers.get("message")), wake_(numbers.get("wake")), clock_(measure_clock()),
+        names_(rank_names(numbers)), model_(network_model(numbers)), network_(model_, numbers.small("ranks")) {
     const ControlTree tree = control_tree(numbers);
     for (int32_t rank = 0; rank < tree.size(); ++rank) {
       ranks_.push_back(std::make_unique<Rank>(most_of(tree, rank) + 1));
@@ -138,6 +130,7 @@ class NegotiatingWorld {
     Links links;
     std::unique_ptr<Negotiation> negotiation;
     Nanoseconds wakes = never;
+    Nanoseconds free_at = 0;  // when it has ended its work
     Nanoseconds busy = 0;  // in this step
     Nanoseconds delay = 0;  // of its submissions
     bool is_to_submit = false;
@@ -199,12 +192,9 @@ class NegotiatingWorld {
     Rank& rank = at(number);
     now_ = turn.at;
     if (rank.wakes <= now_) rank.wakes = never;
-    if (const Nanoseconds free = processors_.is_free(number); free > now_) return wake(number, free);
+    if (rank.free_at > now_) return wake(number, rank.free_at);
     Nanoseconds took = wake_;
-    if (rank.is_to_submit && start != never && now_ >= start + rank.delay) {
-      submit(rank);
-      took += submission_;
-    }
+    if (rank.is_to_submit && start != never && now_ >= start + rank.delay) submit(rank);
     NegotiationEvents events;
     const Nanoseconds begun = processor_time();
     const Status status = rank.negotiation->advance(now_ + took, events);
@@ -213,7 +203,7 @@ class NegotiatingWorld {
     const Nanoseconds looks = send_out(number, begun, took);
     took += std::max<Nanoseconds>(ended - begun - clock_ - looks, 0);
     rank.busy += took;
-    processors_.occupy(number, now_ + took);
+    rank.free_at = now_ + took;
     for (const Plan& plan : events.outcome.plans) hear(rank, plan, now_ + took);
     if (number == coordinator_rank)
       for (const RankLateness& late : events.outcome.lateness) lateness_[late.rank] = late.lateness;
@@ -260,11 +250,10 @@ class NegotiatingWorld {
   }
 
   const int32_t tensor_count_;
-  const Nanoseconds pause_, message_, wake_, submission_, clock_;
+  const Nanoseconds pause_, message_, wake_, clock_;
   std::vector<std::string> names_;
   const Model model_;
   Network network_;
-  Processors processors_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<SignaturePtr> tensors_;
   Nanoseconds now_ = seconds(1), last_heard_ = 0;

@@ -1,13 +1,10 @@
-"""A rank of benchmarks/jax_beside_gloo.py: calls a compiled function of the ordered peer.
-
-Usage: python -m workers.jax_beside_gloo SOCKET PORT gloo|sirtaki
-"""
+"""A rank of benchmarks/jax_beside_gloo.py: calls a compiled function of the ordered peer."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import sirtaki.jax as hvd  # isort: skip  # before JAX
@@ -15,9 +12,11 @@ import sirtaki.jax as hvd  # isort: skip  # before JAX
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common.collectives import check, pattern
-from common.serving import CompiledCalls, serve
+from common.serving import CompiledCalls
 from jax.sharding import NamedSharding, PartitionSpec
+
+from sirtaki.bench.patterns import Patterns
+from sirtaki.runner.bench.operations import OPERATIONS
 
 LAYERS, ROWS, RATE = 6, 32, 1e-3  # rows of each rank
 
@@ -32,11 +31,17 @@ def updated(params: list[Any], gradients: list[Any]) -> list[Any]:
     return jax.tree.map(lambda p, g: p - RATE * g, params, gradients)
 
 
-class Rank(CompiledCalls):
-    """The orders that a rank executes."""
+class JaxRank(CompiledCalls):
+    """The orders that a rank executes. The carrier of JAX's own collectives is gloo or sirtaki."""
 
-    def __init__(self) -> None:
+    def __init__(self, _: Path, port: str, carrier: str) -> None:
         super().__init__()
+        hvd.init()
+        self.number = hvd.rank()
+        if carrier == "sirtaki":
+            hvd.enable_collectives(f"127.0.0.1:{port}")
+        else:
+            jax.distributed.initialize(f"127.0.0.1:{port}", hvd.size(), hvd.rank())
         self._mesh = jax.sharding.Mesh(np.array(jax.devices()), "ranks")
 
     def versions(self) -> dict[str, str]:
@@ -45,12 +50,13 @@ class Rank(CompiledCalls):
 
     def prepare_sum(self, size: int) -> None:
         """Checks each peer's sum of `size` bytes, then prepares the measurement."""
-        count = size // 4
-        own = pattern(count, hvd.rank())
+        patterns = Patterns(OPERATIONS["allreduce"], "float32", hvd.size())
+        own = patterns.input(size // 4, self.number)
         self.calls = {"sirtaki": self._sum_of_sirtaki(own), "jax": self._sum_of_jax(own)}
-        for call in self.calls.values():
+        for who, call in self.calls.items():
             own_part = np.asarray(call().addressable_data(0)).reshape(-1)
-            check("allreduce", own_part, count, hvd.rank(), hvd.size())
+            if patterns.count_wrong(own_part, size // 4, self.number):
+                raise SystemExit(f"rank {self.number}: the sum of {who} is wrong")
 
     def _sum_of_sirtaki(self, own: Any) -> Callable[[], Any]:
         program = jax.jit(partial(hvd.allreduce, op=hvd.Sum), donate_argnums=0)
@@ -104,17 +110,3 @@ def _in_turn(program: Callable[[Any], Any], state: Any) -> Callable[[], Any]:
         return held[0]
 
     return call
-
-
-def main() -> None:
-    path, port, carrier = sys.argv[1:]
-    hvd.init()
-    if carrier == "sirtaki":
-        hvd.enable_collectives(f"127.0.0.1:{port}")
-    else:
-        jax.distributed.initialize(f"127.0.0.1:{port}", hvd.size(), hvd.rank())
-    serve(path, hvd.rank(), Rank())
-
-
-if __name__ == "__main__":
-    main()

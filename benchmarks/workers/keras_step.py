@@ -1,19 +1,15 @@
-"""A rank of benchmarks/keras_step.py: blocks of training steps, by `model.fit` and by loops.
-
-Usage: python -m workers.keras_step SOCKET PORTS
-"""
+"""A rank of benchmarks/keras_step.py: blocks of training steps, by `model.fit` and by loops."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from common.serving import serve
 
 import sirtaki.keras as hvd
 from workers.tensorflow_allreduce import strategy
@@ -27,11 +23,13 @@ def make_model(layers: int, width: int) -> Any:
     return keras.Sequential([keras.Input((width,)), *hidden])
 
 
-class Rank:
+class KerasRank:
     """The orders that a rank executes."""
 
-    def __init__(self, workers: tf.distribute.MultiWorkerMirroredStrategy) -> None:
-        self._workers = workers
+    def __init__(self, _: Path, ports: str) -> None:
+        hvd.init()
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        self.number, self._workers = hvd.rank(), strategy(ports)
         self._steps: dict[str, Callable[[int], None]] = {}
         self._exchanging: list[Any] = []
 
@@ -71,17 +69,6 @@ class Rank:
         apart = max(np.abs(own - other).max(), np.abs(own - hvd.broadcast(own, 0)).max())
         return float(apart / moved)
 
-    def fit_with_strategy(self) -> str:
-        """Returns the outcome of the strategy's own `model.fit`."""
-        try:
-            with self._workers.scope():
-                model = make_model(1, 8)
-                model.compile(keras.optimizers.SGD(RATE), "mse")
-            model.fit(np.zeros((BATCH, 8)), np.zeros((BATCH, 8)), batch_size=BATCH, verbose=0)
-        except Exception as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return "runs"
-
 
 def fitting(model: Any, optimizer: Any, x: tf.Tensor) -> Callable[[int], None]:
     """Returns a call that runs steps of `model.fit`, in one epoch each time."""
@@ -113,14 +100,3 @@ def looping(
             function()
 
     return steps
-
-
-def main() -> None:
-    path, ports = sys.argv[1:]
-    hvd.init()
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    serve(path, hvd.rank(), Rank(strategy([int(port) for port in ports.split(",")])))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A rank of the measurement of recoveries: trains, and notes the end of each step in a file.
 
-    python -m workers.recovery sirtaki|torchrun|torchft OPTIMIZER STEPS FILE
+    python -m workers.recovery sirtaki|torchrun OPTIMIZER STEPS FILE
 
 A line of the file is: moment, process, generation, rank, size, step. Moments are in seconds of the clock that
 all processes share.
@@ -8,11 +8,9 @@ all processes share.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -97,59 +95,6 @@ def with_torchrun() -> None:
     dist.destroy_process_group()
 
 
-def torchft_manager(store: Any, model: Any, optimizer: Any) -> Any:
-    """Returns the manager of a replica group that is this process; the store has to outlive it."""
-    from torchft import Manager, ProcessGroupGloo
-
-    def load(state: dict[str, Any]) -> None:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-
-    settings = json.loads(os.environ["TORCHFT_SETTINGS"])
-    return Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(milliseconds=settings["gloo_timeout_ms"])),
-        load_state_dict=load,
-        state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
-        min_replica_size=1,
-        heartbeat_interval=timedelta(milliseconds=settings["heartbeat_interval_ms"]),
-        rank=0,
-        world_size=1,
-        store_addr="127.0.0.1",
-        store_port=store.port,
-        hostname="127.0.0.1",
-        replica_id=f"group_{os.environ['REPLICA_GROUP_ID']}",
-    )
-
-
-def with_torchft() -> None:
-    """Notes the steps whose optimizer has run, on the ranks whose gradients took part.
-
-    Each gradient is reduced as soon as it is there. DistributedDataParallel of torchft 0.2.0 cannot be used:
-    its hook raises an AssertionError on the survivors when an all-reduce fails, which ends them.
-    """
-    import torch.distributed as dist
-
-    step, model, optimizer = make()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    manager = torchft_manager(store, model, optimizer)
-    works: list[Any] = []
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda it: works.append(manager.allreduce(it.grad)))
-    while manager.current_step() < STEPS:
-        manager.start_quorum()
-        optimizer.zero_grad()
-        step.loss(model).backward()
-        for work in works:
-            work.wait()
-        works.clear()
-        has_part = manager.is_participating()
-        if manager.should_commit():
-            optimizer.step()
-            if has_part:
-                size, rank = manager.num_participants(), manager.participating_rank()
-                note(manager._quorum_id, rank, size, manager.current_step())
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"sirtaki": with_sirtaki, "torchrun": with_torchrun, "torchft": with_torchft}[LAUNCHER]()
+    {"sirtaki": with_sirtaki, "torchrun": with_torchrun}[LAUNCHER]()

@@ -1,41 +1,40 @@
-"""A rank of benchmarks/tensorflow_allreduce.py: calls the ordered peer's function, which sums a tensor.
-
-Usage: python -m workers.tensorflow_allreduce SOCKET PORTS
-"""
+"""A rank of benchmarks/tensorflow_allreduce.py: calls the ordered peer's function, which sums a tensor."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from common.collectives import check, pattern
-from common.serving import CompiledCalls, serve
+from common.serving import CompiledCalls
 
 import sirtaki.tensorflow as hvd
+from sirtaki.bench.patterns import Patterns
+from sirtaki.runner.bench.operations import OPERATIONS
 
 CHAINED = 10
 SMALL_BYTES = 64 * 1024
 
 
-def strategy(ports: list[int]) -> tf.distribute.MultiWorkerMirroredStrategy:
+def strategy(ports: str) -> tf.distribute.MultiWorkerMirroredStrategy:
     """Returns TensorFlow's own world of the same processes. Must be called before the first operation."""
-    workers = [f"127.0.0.1:{port}" for port in ports]
+    workers = [f"127.0.0.1:{port}" for port in ports.split(",")]
     task = {"type": "worker", "index": hvd.rank()}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 
-class Rank(CompiledCalls):
+class FunctionRank(CompiledCalls):
     """The orders that a rank executes."""
 
-    def __init__(self, workers: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    def __init__(self, _: Path, ports: str) -> None:
         super().__init__()
-        self._workers = workers
+        hvd.init()
+        self.number, self._workers = hvd.rank(), strategy(ports)
 
     def versions(self) -> dict[str, str]:
         """Returns the available peers and their versions."""
@@ -43,11 +42,12 @@ class Rank(CompiledCalls):
 
     def prepare(self, size: int) -> list[str]:
         """Checks each peer's sum of `size` bytes, then prepares the measurement. Returns the peers."""
-        count = size // 4
-        source = tf.constant(pattern(count, hvd.rank()))
+        patterns = Patterns(OPERATIONS["allreduce"], "float32", hvd.size())
+        source = tf.constant(patterns.input(size // 4, self.number))
         self.calls = {"sirtaki": self._of_sirtaki(source), "MWMS": self._of_strategy(source)}
-        for call in self.calls.values():
-            check("allreduce", np.asarray(call()), count, hvd.rank(), hvd.size())
+        for who, call in self.calls.items():
+            if patterns.count_wrong(np.asarray(call()), size // 4, self.number):
+                raise SystemExit(f"rank {self.number}: the sum of {who} is wrong")
         if size <= SMALL_BYTES:
             self.calls["alone"] = tf.function(lambda: source + 1)
             self.calls["chained"] = self._chain(source)
@@ -71,13 +71,3 @@ class Rank(CompiledCalls):
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, source)
 
         return tf.function(lambda: self._workers.run(of_replica))
-
-
-def main() -> None:
-    path, ports = sys.argv[1:]
-    hvd.init()
-    serve(path, hvd.rank(), Rank(strategy([int(port) for port in ports.split(",")])))
-
-
-if __name__ == "__main__":
-    main()

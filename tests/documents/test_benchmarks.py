@@ -52,11 +52,29 @@ def test_every_collective_is_measured_from_numpy_and_torch_beside_gloo(tmp_path:
     for who in ("sirtaki numpy", "sirtaki torch", "gloo"):
         assert {(collective, who) for collective in collectives} <= found
     assert all(row["median"] > 0 for row in measured["rows"])
+    for who in ("sirtaki C", "sirtaki torch", "gloo"):  # a peer is compared with sirtaki's same layer
+        assert all(
+            (row["slower"] is not None) == (who == "gloo") for row in measured["rows"] if row["who"] == who
+        )
 
-    whole = tmp_path / "whole.json"
-    whole.write_text(json.dumps({"collectives, 2 ranks": measured, "targets": measured["targets"]}))
-    tables = run("tables.py", whole)
-    assert tables.count("| alltoall | 1 KiB |") == 1
+
+@pytest.mark.exhaustive
+def test_one_command_writes_a_page_about_the_peers_that_are_here(tmp_path: Path) -> None:
+    tiny = ("--sizes", "1K", "64K", "--rounds", "1", "--folder", tmp_path, "--json", tmp_path / "all.json")
+    output = run("compare.py", "--only", "allreduce", "gpu", *tiny)
+    assert f"wrote {tmp_path / 'comparison.md'}" in output
+    page = (tmp_path / "comparison.md").read_text()
+    assert page.startswith("# sirtaki beside its peers\n")
+    assert " cores, load " in page
+    for who in ("sirtaki C", "sirtaki C, shared", "sirtaki torch", "gloo", "memory bound"):
+        assert page.count(f"KiB | {who} |") == 2
+    rows = json.loads((tmp_path / "all.json").read_text())["allreduce"]["rows"]
+    medians = {row["who"]: row["median"] for row in rows if row["bytes"] == 1024}
+    assert f"| 1 KiB | gloo | {medians['gloo']:,.1f} |" in page
+    assert "\n## Targets\n" in page
+    assert (tmp_path / "allreduce" / "allreduce.png").stat().st_size > 10_000
+    assert "(allreduce/allreduce.png)" in page
+    assert ("\n## Left out\n" in page) == ("there is no GPU" in page)
 
 
 @pytest.mark.exhaustive
@@ -80,7 +98,7 @@ def test_conditions_are_measured_beside_peers_and_cliffs_are_named(tmp_path: Pat
     measured = json.loads(path.read_text())["conditions"]
     assert set(measured) == set(conditions)
     for condition in measured.values():
-        assert {"sirtaki core", "sirtaki torch", "gloo", "memory bound"} <= {
+        assert {"sirtaki C", "sirtaki torch", "gloo", "memory bound"} <= {
             row["who"] for row in condition["rows"]
         }
         assert condition["cliffs"] == []  # a single size has no cliff
@@ -88,9 +106,22 @@ def test_conditions_are_measured_beside_peers_and_cliffs_are_named(tmp_path: Pat
 
 @pytest.mark.exhaustive
 def test_leaders_spare_rank_0_frames_when_many_negotiate(tmp_path: Path) -> None:
-    path = tmp_path / "negotiation.json"
-    run("negotiation.py", "--ranks", "8", "64", "--tensors", "20", "--rounds", "1", "--json", path)
-    found = {(row["ranks"], row["to"]): row for row in json.loads(path.read_text())["rows"]}
+    path = tmp_path / "simulated.json"
+    run(
+        "simulate.py",
+        "--only",
+        "direct",
+        "--ranks",
+        "8",
+        "64",
+        "--tensors",
+        "20",
+        "--rounds",
+        "1",
+        "--json",
+        path,
+    )
+    found = {(row["ranks"], row["to"]): row for row in json.loads(path.read_text())["direct"]}
     assert len(found) == 4
     for step in ("first", "steady"):
         few, many = found[64, "leaders"][step], found[64, "rank 0"][step]
@@ -111,16 +142,17 @@ def test_starts_are_measured_by_the_number_of_ranks(tmp_path: Path) -> None:
     assert few["descriptors"] < more["descriptors"]
     for row in (few, more):
         assert min(row["seconds"], row["processor"], row["first"], row["memory"]) > 0
-        assert list(row["phases"]) == ["join", "gather", "links", "memory", "start"]
-        assert all(min(times) > 0 for times in row["phases"].values())
 
 
-def test_an_allreduce_between_two_hosts_is_measured_beside_a_stream(tmp_path: Path) -> None:
-    path = tmp_path / "two_hosts.json"
-    run("two_hosts.py", "--sizes", "64K", "--set", "sockets_per_link=2", "--json", path)
-    (row,) = json.loads(path.read_text())["rows"]
-    assert row["bytes"] == 65_536
-    assert min(row["sirtaki"], row["stream"], *row["share"]) > 0
+@pytest.mark.exhaustive
+def test_an_allreduce_over_loopback_is_measured_beside_a_stream(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.json"
+    variants = ("--algorithms", "auto", "--encrypted", "--set", "sockets_per_link=2", "--no-peers")
+    run("hosts.py", "--loopback", "--sizes", "64K", "--rounds", "1", *variants, "--json", path)
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["who"] for row in rows] == ["sirtaki", "sirtaki, encrypted", "stream"]
+    assert all(row["bytes"] == 65_536 and min(row["milliseconds"], row["share"]) > 0 for row in rows)
+    assert rows[-1]["share"] == pytest.approx(1.0)
 
 
 @pytest.mark.exhaustive
@@ -208,7 +240,7 @@ def test_local_steps_are_measured_beside_synchronous_ones(tmp_path: Path) -> Non
 @pytest.mark.exhaustive
 def test_recoveries_are_measured_beside_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "recovery.json"
-    kills = ("--kills", "1", "--spare-kills", "1", "--peer-kills", "1", "--torchft-kills", "0")
+    kills = ("--kills", "1", "--spare-kills", "1", "--peer-kills", "1")
     run("recovery.py", *kills, "--json", path)
     measured = json.loads(path.read_text())
     assert len(measured["sirtaki"]["kills"]) == 1
@@ -254,10 +286,11 @@ def test_what_gpus_have_measured_becomes_tables(
     assert (options.ranks, options.sizes, options.only) == (4, [1 << 10, 64 << 20], ["allreduce"])
     blocks = {"sirtaki": [[20.0, 22.0, 21.0]] * 3, "nccl": [[10.0, 11.0, 10.5]] * 3}
     mine, its = nccl.make_rows("allreduce", 64 << 20, 4, blocks, nccl.BASELINE)
-    assert (mine.median, its.median, mine.slower, its.slower.median) == (21.0, 10.5, None, 0.5)
-    assert mine.busbw == pytest.approx(1.5 * (64 << 20) / 21.0 / 1e3)
+    assert (mine["median"], its["median"], mine["slower"], its["slower"].median) == (21.0, 10.5, None, 0.5)
+    assert mine["busbw"] == pytest.approx(1.5 * (64 << 20) / 21.0 / 1e3)
     steps = [{"model": "a model", "times": {"sirtaki": [2.0] * 3, "ddp": [3.0] * 3}}]
-    nccl.BENCHMARK.show({"rows": [mine, its], "steps": steps, "ranks": 4})
+    for table in nccl.BENCHMARK.tables({"rows": [mine, its], "steps": steps, "ranks": 4}):
+        table.print()
     shown = capsys.readouterr().out
     assert "64 MiB" in shown
     assert "0.50 (0.50 to 0.50)" in shown
