@@ -73,6 +73,31 @@ def test_they_go_through_nccl(tensors: FakeTensors) -> None:
         assert tensors.fake.calls("ncclAllReduce") == before + 2
 
 
+def test_results_of_equal_parts_are_received_in_torchs_memory(
+    tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the result of unequal parts is allocated by the core, and copied."""
+    copied: list[int] = []
+    copy_of = device.copy_of
+    monkeypatch.setattr(
+        device, "copy_of", lambda output, gpu: (copied.append(output.bytes), copy_of(output, gpu))[1]
+    )
+
+    def body() -> None:
+        own = torch.arange(6.0).view(3, 2) + 10 * hvd.rank()
+        gathered = hvd.allgather(own)
+        assert gathered.tolist() == [[0, 1], [2, 3], [4, 5], [10, 11], [12, 13], [14, 15]]
+        received = hvd.alltoall(torch.arange(4.0) + 10 * hvd.rank())
+        assert received.tolist() == [[0, 1, 10, 11], [2, 3, 12, 13]][hvd.rank()]
+        assert copied == []
+        hvd.barrier()
+        assert hvd.allgather(torch.ones(1 + hvd.rank())).tolist() == [1.0] * 3
+
+    with world(2, gpu_backend="nccl") as ranks:
+        ranks.run(body)
+    assert copied == [12, 12]
+
+
 def test_the_host_does_not_wait_and_memory_lives_until_the_gpu_is_done(
     tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch, recorded: list[Record]
 ) -> None:

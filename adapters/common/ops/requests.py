@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
+from sirtaki.bindings.library import dtypes
 from sirtaki.bindings.request import Batch
 from sirtaki.common.ops.array_adapter import ArrayAdapter
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import NO_REDUCTION, Call, Reduction, describe
+from sirtaki.common.ops.tensor import TensorView
 
 
 @dataclass(slots=True)
@@ -97,10 +100,33 @@ def _reducescatter(prep: Preparation, tensor: Any, call: Call, index: int) -> tu
 
 
 def _allgather(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
+    source = prep.adapter.row_major_view(tensor, call.name)
+    members = len(prep.context.members(call.process_set)) if source.device != core.CPU else 0
+    rows = (source.shape[0] if source.shape else 1) * members
+    return _with_own_result(prep, source, call, index, core.ALLGATHER, rows)
+
+
+def _with_own_result(
+    prep: Preparation, source: TensorView, call: Call, index: int, kind: int, offered_rows: int
+) -> tuple[Any, Finish]:
+    """Describes a request with a result of any number of rows, which the core allocates.
+
+    For a GPU, memory for a number of rows is offered, if not 0: the framework has reserved nearly all of it,
+    and a result of the core has to be copied.
+    """
     adapter = prep.adapter
-    source = adapter.row_major_view(tensor, call.name)
-    describe(prep.batch, core.ALLGATHER, source, 0, call, index)
-    return source, lambda context, batch: adapter.from_output(context, batch, index)
+    result, target = adapter.empty_rows_like(source, offered_rows) if offered_rows else (None, 0)
+    describe(prep.batch, kind, source, target, call, index)
+    if offered_rows:
+        row = prod(source.shape[1:]) * dtypes()[source.dtype].size
+        prep.batch.offer_memory(index, offered_rows * row)
+
+    def finish(context: Context, batch: Batch) -> Any:
+        if offered_rows and context.is_in_place(batch, index):
+            return adapter.wrapped(result)
+        return adapter.from_output(context, batch, index)
+
+    return (source, result), finish
 
 
 def _alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
@@ -114,8 +140,8 @@ def _alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[A
 
         return source, finish
     source = prep.adapter.row_major_view(tensor, call.name)
-    describe(prep.batch, core.ALLTOALL, source, 0, call, index)
-    return source, lambda context, batch: prep.adapter.from_output(context, batch, index)
+    rows = source.shape[0] if source.shape and source.device != core.CPU else 0
+    return _with_own_result(prep, source, call, index, core.ALLTOALL, rows)
 
 
 def _counted_alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
