@@ -177,7 +177,8 @@ def metrics_of_all_kinds(targets: str) -> None:
     assert len(expected) == 1 + len(made)
     for name, value in expected.items():
         for found in (history[name][0], history[f"val_{name}"][0]):
-            np.testing.assert_allclose(found, value, rtol=1e-5, err_msg=name)
+            # R2Score is 1 minus a ratio: near 0 only the rounding of that 1 in float32 is left.
+            np.testing.assert_allclose(found, value, rtol=1e-5, atol=5e-7, err_msg=name)
 
 
 class Extra(keras.callbacks.Callback):
