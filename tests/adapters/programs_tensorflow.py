@@ -29,6 +29,14 @@ def a_rank_that_dies() -> None:
             (FOLDER / name).write_text(f"{type(error).__name__}: {error}")
 
 
+def gpus_that_operations_do_not_use() -> None:
+    """TensorFlow is made to say that it has a GPU."""
+    tf.test.is_built_with_cuda = lambda: True
+    tf.config.get_visible_devices = lambda kind: [kind]
+    hvd.init()
+    assert hvd.allreduce(tf.constant(1.0), op=hvd.Sum).numpy() == hvd.size()
+
+
 def a_rank_that_dies_in_a_training_session() -> None:
     """The session of the other rank ends, although MonitoredTrainingSession repeats some failures."""
     hvd.init()

@@ -38,6 +38,13 @@ def test_the_death_of_a_rank_comes_out_of_the_others_operations(
         assert "rank 1" in text, text
 
 
+def test_rank_0_warns_that_operations_do_not_use_gpus(tmp_path: Path) -> None:
+    finished = run(*hvdrun(2, sys.executable, PROGRAMS, "gpus_that_operations_do_not_use", tmp_path))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stderr.count("operations between ranks run on the CPU") == 1
+    assert "programs_tensorflow.py" in finished.stderr  # the line of the program that calls init()
+
+
 @pytest.mark.parametrize("as_horovod", ["0", "1"])
 def test_the_death_of_a_rank_ends_a_training_session(tmp_path: Path, as_horovod: str) -> None:
     command = sys.executable, PROGRAMS, "a_rank_that_dies_in_a_training_session", tmp_path

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sirtaki.bindings import request as core
+from sirtaki.bindings.context import Context
+from sirtaki.bindings.default_context import process
+from sirtaki.common.hints import hint
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.tensorflow._private import control_manager_of
 from sirtaki.tensorflow.ops import xla
@@ -125,6 +128,18 @@ def _compiled(
         return results, gradient
 
     return list(tf.custom_gradient(run)(*tensors))
+
+
+def _note_gpus(context: Context) -> None:
+    """Warns on rank 0 that tensors on GPUs leave them for each operation."""
+    if context.rank == 0 and tf.test.is_built_with_cuda() and tf.config.get_visible_devices("GPU"):
+        hint(
+            "TensorFlow uses GPUs here, but operations between ranks run on the CPU: each copies its tensors "
+            "to host memory and back, and NCCL is not used. sirtaki.torch and sirtaki.jax use NCCL"
+        )
+
+
+process.after_init.append(_note_gpus)
 
 
 def _run_independently(result: tf.Tensor) -> None:
