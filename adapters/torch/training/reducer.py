@@ -144,6 +144,7 @@ class GradientReducer:
         self._claim.release()
         self._by_world.get(self._scope.context, set()).discard(self)
         self._exchange.close()
+        self._fired.close()
         self.weighting.remove()
         for handle in self._handles + self._guards:
             handle.remove()
@@ -604,6 +605,10 @@ class PassEnd:
 # ---- The gradients of passes ---------------------------------------------------------------------------
 
 
+def _ignore(_: Tensor) -> None:
+    """Does nothing."""
+
+
 class FiredParameters:
     """The parameters that have fired and are not submitted yet, in the order of their gradients.
 
@@ -620,6 +625,11 @@ class FiredParameters:
         self._found: dict[int, None] = {}
         self._collected: list[Tensor] = []
         self.hook: Any = partial(self._call_fired)
+
+    def close(self) -> None:
+        """Releases the function, whose object has this object: garbage collection may come late."""
+        self._call_fired = _ignore
+        self.settle()
 
     def __bool__(self) -> bool:
         return bool(self._found or self._collected)
