@@ -86,17 +86,21 @@ class Claim:
 
     A second claim by itself is no mistake: a notebook cell that runs again makes a new optimizer while the
     scheduler of the old one still holds the old one. Two claims in use are a mistake.
+
+    Attributes:
+        created: number of all claims so far.
+        checked: their number at the last check that found no conflict.
     """
 
     _by_parameter: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()  # sets of claims
-    _created: ClassVar[int] = 0
+    created: ClassVar[int] = 0
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
         self._named = named
-        self._checked = 0  # number of claims at the last check that found no conflict
+        self.checked = 0
         for _, parameter in named:
             self._by_parameter.setdefault(parameter, WeakSet()).add(self)
-        Claim._created += 1
+        Claim.created += 1
 
     def release(self) -> None:
         """Releases the parameters."""
@@ -105,9 +109,7 @@ class Claim:
 
     def check_exclusive(self) -> None:
         """Raises ValueError if another reducer has a claim on any of the parameters."""
-        created = Claim._created
-        if created == self._checked:
-            return
+        created = Claim.created
         for name, parameter in self._named:
             if len(self._by_parameter[parameter]) > 1:
                 raise ValueError(
@@ -115,4 +117,4 @@ class Claim:
                     "combined over the ranks twice: before the next backward pass, delete the optimizer that "
                     "is not used any more, and what holds it, such as its learning rate scheduler"
                 )
-        self._checked = created
+        self.checked = created

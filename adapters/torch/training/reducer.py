@@ -316,7 +316,8 @@ class GradientReducer:
         """Handles the first gradient of a pass, or of a pass that continues after a nested pass."""
         if this_pass not in self._passes:
             self._scope.check_world()
-            self._claim.check_exclusive()
+            if self._claim.checked != Claim.created:
+                self._claim.check_exclusive()
             if self._passes:
                 self._interrupt_round()
             else:
