@@ -628,7 +628,7 @@ class FiredParameters:
         self.hook: Any = partial(self._call_fired)
 
     def close(self) -> None:
-        """Releases the function, whose object has this object: garbage collection may come late."""
+        """Releases the function, and with it the reducer, without waiting for garbage collection."""
         self._call_fired = _ignore
         self.settle()
 
