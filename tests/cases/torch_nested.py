@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sirtaki.torch as hvd
 from cases import case
+from cases.torch_failed_passes import Failing, boom
 from cases.torch_models import (
     assert_alike,
     assert_same_on_all_ranks,
@@ -88,6 +90,24 @@ def nested_passes_from_some_step_on(head: bool) -> None:
             own_loss(ours, step).backward()
             optimizer.step()
         assert_alike(ours, plain)
+
+
+@case()
+def a_nested_pass_from_some_step_on_that_raises() -> None:
+    """A rank that has ended a round within its pass takes part in the next round, also if the pass raises."""
+    plain = Checkpointed(False, head=True, width=500)
+    train(plain, sgd(plain), whole_loss, steps=3)
+    ours = Checkpointed(False, head=True, width=500)
+    optimizer = leaving_early(distributed(ours), is_early=hvd.rank() == 0)
+    train(ours, optimizer, own_loss, steps=2)
+    ours.is_nested = True
+    optimizer.zero_grad()
+    with pytest.raises(ArithmeticError):
+        own_loss(lambda inputs: ours(Failing.apply(inputs.clone().requires_grad_(), boom)), 2).backward()
+    optimizer.zero_grad()
+    own_loss(ours, 2).backward()
+    optimizer.step()
+    assert_alike(ours, plain)
 
 
 @case()
