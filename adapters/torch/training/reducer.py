@@ -163,7 +163,7 @@ class GradientReducer:
         if not is_due and not self._is_reduced:
             new = self._reduced.take_new()
             self.weighting.multiply(new)
-            self._fired.add(new)
+            self._fired.add_all(new)
             is_due = True
         if is_due:
             self._end_round()
@@ -183,7 +183,7 @@ class GradientReducer:
         """
         added = [index for index in self.take_over(earlier) if self._reduced.lacks(index)]
         self.weighting.multiply(added)
-        self._fired.add(added)
+        self._fired.add_all(added)
         self._end_round()
 
     def step_ahead(self, optimizer: Wrapped) -> list[list[Tensor]] | None:
@@ -289,17 +289,21 @@ class GradientReducer:
                 self._change_stream(device.current_stream(gpu))
             if memory is not None and memory.move((index,)):
                 self._reduced.forget(index)
-            self._note(index)
+            self._count(index)
 
         is_plain = gpu == core.CPU and memory is None
         with trainable(parameter):
             return parameter.register_post_accumulate_grad_hook(self._fired.hook if is_plain else fired)
 
     def _note(self, index: int) -> None:
-        """Records that a pass has made a gradient; submits gradients if there are enough of them."""
+        """Handles a gradient that a pass has made in the memory of the CPU."""
         if current_pass() != self._pass:
             self._begin_pass(current_pass())
-        self._fired.add((index,))
+        self._count(index)
+
+    def _count(self, index: int) -> None:
+        """Records that a gradient has grown; submits gradients if there are enough of them."""
+        self._fired.add(index)
         self._bytes_until_submit -= self._named[index].parameter.nbytes
         if self._bytes_until_submit <= 0:
             self._submit_fired()
@@ -606,10 +610,6 @@ class PassEnd:
 # ---- The gradients of passes ---------------------------------------------------------------------------
 
 
-def _ignore(_: Tensor) -> None:
-    """Does nothing."""
-
-
 class FiredParameters:
     """The parameters that have fired and are not submitted yet, in the order of their gradients.
 
@@ -629,13 +629,16 @@ class FiredParameters:
 
     def close(self) -> None:
         """Releases the function, and with it the reducer, without waiting for garbage collection."""
-        self._call_fired = _ignore
+        self._call_fired = self._collected.append
         self.settle()
 
     def __bool__(self) -> bool:
         return bool(self._found or self._collected)
 
-    def add(self, indices: Iterable[int]) -> None:
+    def add(self, index: int) -> None:
+        self._found[index] = None
+
+    def add_all(self, indices: Iterable[int]) -> None:
         self._found.update(dict.fromkeys(indices))
 
     def collect(self) -> None:
@@ -645,7 +648,7 @@ class FiredParameters:
     def settle(self) -> None:
         """Adds the parameters that have been collected, and makes the hook call `fired` again."""
         self._set_target(self._call_fired)
-        self.add(map(self._indices.__getitem__, map(id, self._collected)))
+        self.add_all(map(self._indices.__getitem__, map(id, self._collected)))
         self._collected.clear()
 
     def take(self) -> list[int]:
