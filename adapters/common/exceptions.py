@@ -26,9 +26,26 @@ from sirtaki.bindings.errors import (
     UnsupportedError,
 )
 
-__all__ = ["AbortedError", "BatchSkippedError", "DeadlineError", "DeviceError"]
-__all__ += ["ForkedError", "HorovodInternalError", "HostsUpdatedInterrupt", "InitializationError"]
-__all__ += ["InternalError", "MismatchError", "NotFiniteError", "NotInitializedError"]
-__all__ += ["OutOfMemoryError", "ParametersDifferError", "PeerFinishedError", "PeerLostError"]
-__all__ += ["ProtocolError", "ResultsDifferError", "ShutDownError", "SystemRefusedError"]
-__all__ += ["UnsupportedError"]
+__all__ = [
+    "AbortedError",
+    "BatchSkippedError",
+    "DeadlineError",
+    "DeviceError",
+    "ForkedError",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "InitializationError",
+    "InternalError",
+    "MismatchError",
+    "NotFiniteError",
+    "NotInitializedError",
+    "OutOfMemoryError",
+    "ParametersDifferError",
+    "PeerFinishedError",
+    "PeerLostError",
+    "ProtocolError",
+    "ResultsDifferError",
+    "ShutDownError",
+    "SystemRefusedError",
+    "UnsupportedError",
+]
