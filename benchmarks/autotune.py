@@ -44,7 +44,7 @@ STEPS_AT_A_TIME = 50
 
 
 def torch_step(model: str) -> Callable[[], object]:
-    """Returns a function that takes a step of the model, which it has made."""
+    """Makes the model; returns a function that takes a step of it."""
     torch.manual_seed(hvd.rank())  # each rank has a batch of its own
     steps = getattr(models, model)()
     made = steps.make_model()

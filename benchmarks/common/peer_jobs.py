@@ -117,7 +117,7 @@ def make_rows(
 
 
 def compare(blocks: Blocks, who: str, other: str) -> Interval | None:
-    """Returns one's time as a multiple of the other's, by block; None if the other was not measured."""
+    """Returns a peer's time as a multiple of the other peer's, by block; None if that was not measured."""
     if other not in blocks:
         return None
     return ratio(medians(blocks[who]), medians(blocks[other]))

@@ -47,7 +47,7 @@ def targets_table(targets: Sequence[Target]) -> Table:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; the first columns hold text, the others numbers. An empty row is a line between."""
+    """A table; the first columns hold text, the other columns numbers. An empty row is a line between."""
 
     title: str
     head: Sequence[str]

@@ -310,7 +310,7 @@ STARTS: Columns = {
 }
 
 
-# ---- An elastic change: a host ends, and the others go on as the next generation -----------------------
+# ---- An elastic change: a host ends, and the other hosts go on as the next generation ------------------
 # The steps are those of docs/design/elastic_protocol.md: the survivors learn of the loss, each enlists with
 # the arbiter, which sends each the description of the new world, and all begin again with an init(). Messages
 # are the real ones, at full size, and so is the time to write and to read them. Workers of elastic jobs
