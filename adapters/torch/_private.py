@@ -48,6 +48,8 @@ keystr: Callable[[Any], str] = _TORCH.symbol("torch.utils._pytree.keystr")
 without_subclasses: Callable[[], AbstractContextManager[None]] = _TORCH.symbol(
     "torch._C.DisableTorchFunctionSubclass"
 )
+# Makes no function of torch call a mode or a class of tensors inside, in this thread.
+without_functions: Callable[[], AbstractContextManager[None]] = _TORCH.symbol("torch._C.DisableTorchFunction")
 # Suspends modes that watch or change all operations of this thread.
 without_modes: Callable[[], AbstractContextManager[None]] = _TORCH.symbol(
     "torch.utils._python_dispatch._disable_current_modes"

@@ -41,7 +41,21 @@ TUTORIALS = (
     "translation",
     "super_resolution",
 )
-SCRIPT_OF = {**dict.fromkeys(LOOPS, "training.py"), **dict.fromkeys(TUTORIALS, "tutorials.py")}
+MODELS = (
+    "own_function",
+    "first_token",
+    "padded",
+    "recurrent",
+    "checkpointed",
+    "flattened",
+    "counting",
+    "penalised",
+)
+SCRIPT_OF = {
+    **dict.fromkeys(LOOPS, "training.py"),
+    **dict.fromkeys(TUTORIALS, "tutorials.py"),
+    **dict.fromkeys(MODELS, "models.py"),
+}
 # Loops of `refused.py`, with the mark of the line that the error names, and its reason.
 REFUSALS = {
     "sum": ("sum", 'Use a mean, such as reduction="mean"'),
@@ -62,9 +76,10 @@ REFUSALS = {
     "unknown_rule": ("unknown_rule", "neither their mean over rows, nor their sum"),
     "unseen": ("unseen", "was not part of a batch that was computed as a whole and in parts"),
     "selected": ("selected", "depends on the values of this rank's part"),
-    "length_of_list": ("", "counted[1] grows"),
-    "diverged": ("", "a backward pass begins, while the computation of the whole batch reads a scalar"),
+    "length_of_list": ("length_of_list", "code that uses rows one by one cannot be split"),
+    "diverged": ("diverged", "code that uses rows one by one cannot be split"),
     "one_row": ("one_row", "neither their mean over rows, nor their sum"),
+    "vmapped": ("backward", "aten.tanh.default computes with rows of the batch where it cannot be followed"),
     "joined": ("loader", "pad rows of several lengths instead of joining them"),
     "two_loaders": ("two_loaders", "this step uses batches of several loaders at once"),
 }
@@ -125,7 +140,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     [
         pytest.param(loop, ranks, loops, id=f"{loop}-{ranks}", marks=exhaustive_unless(ranks == 2))
         for ranks in (2, 3)
-        for loops in (LOOPS, TUTORIALS)
+        for loops in (LOOPS, TUTORIALS, MODELS)
         for loop in loops
     ],
 )

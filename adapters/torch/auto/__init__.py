@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from sirtaki.bindings.default_context import find
 from sirtaki.common.hints import hint
 from sirtaki.common.public import init
 from sirtaki.torch.auto import backward, loaders, optimizers
 from sirtaki.torch.auto.job import job
-from sirtaki.torch.auto.marks import Marking
-from sirtaki.torch.auto.row_counts import counting
+from sirtaki.torch.auto.marks import Marking, following
 
 __all__ = ["has_split", "install"]
 
@@ -29,7 +32,9 @@ def install() -> None:
     loaders.install()
     backward.install()
     torch.compile = _uncompiled
-    torch.arange = counting(torch.arange)
+    function: Any = torch.autograd.Function
+    function.apply = following(function.apply)
+    torch.utils.checkpoint.checkpoint = _checkpointing(torch.utils.checkpoint.checkpoint)
     Marking().__enter__()
 
 
@@ -38,6 +43,20 @@ def has_split() -> bool:
     if job.context is not None:
         loaders.end_batch()
     return job.has_split or job.context is None
+
+
+def _checkpointing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Stands for `checkpoint`: without its second computation in a proof, which is not followed."""
+
+    @wraps(plain)
+    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        has_all_gradients = kwargs.get("use_reentrant") is False
+        if job.batch is None or job.batch.proof is None or not has_all_gradients:
+            return plain(function, *args, **kwargs)
+        options = inspect.signature(plain).parameters
+        return function(*args, **{name: value for name, value in kwargs.items() if name not in options})
+
+    return checkpoint
 
 
 def _uncompiled(model: Any = None, **options: Any) -> Any:

@@ -24,6 +24,11 @@ def key_of(batch: LoadedBatch, name: str, line: str, args: Any, kwargs: Any) -> 
     return name, line, number, arguments, ignored
 
 
+def key_of_part(batch: LoadedBatch, key: Key, args: Any, kwargs: Any) -> Key:
+    """Returns the key that a root has in this rank's part, where other targets may be left out."""
+    return *key[:4], _rate_of(key[0], args, kwargs, batch.part_count)
+
+
 def is_unseen(root: Root) -> bool:
     """Returns whether no proof has seen this code with these arguments."""
     return root.key not in job.rules or root.key[4] == _UNEQUAL
@@ -77,10 +82,8 @@ def _ignored(batch: LoadedBatch, name: str, args: Any, kwargs: Any) -> str | Non
 
     Where the targets are as the loader has delivered them, all ranks count those of each, and agree.
     """
-    if name not in _OF_CLASSES or kwargs.get("reduction", "mean") != "mean":
-        return ""
-    target, index = kwargs.get("target", args[1] if len(args) > 1 else None), kwargs.get("ignore_index", -100)
-    if not isinstance(target, Tensor) or target.is_floating_point():
+    target, index = _target_of(name, args, kwargs)
+    if target is None:
         return ""
     mark = mark_of(target)
     if mark is not None and mark.whole is not None and mark.is_delivered:
@@ -90,6 +93,21 @@ def _ignored(batch: LoadedBatch, name: str, args: Any, kwargs: Any) -> str | Non
     if batch.is_part and not batch.share.count:
         return None
     return _rate(target, index, batch.count)
+
+
+def _rate_of(name: str, args: Any, kwargs: Any, rows: int) -> str:
+    target, index = _target_of(name, args, kwargs)
+    return "" if target is None else _rate(target, index, rows)
+
+
+def _target_of(name: str, args: Any, kwargs: Any) -> tuple[Tensor | None, int]:
+    """Returns the targets of a mean over rows, None if there are none, and the target that it leaves out."""
+    index = kwargs.get("ignore_index", -100)
+    target = kwargs.get("target", args[1] if len(args) > 1 else None)
+    is_mean = name in _OF_CLASSES and kwargs.get("reduction", "mean") == "mean"
+    if not is_mean or not isinstance(target, Tensor) or target.is_floating_point():
+        return None, index
+    return target, index
 
 
 def _rate(target: Tensor, index: int, rows: int) -> str:

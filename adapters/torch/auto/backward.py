@@ -15,7 +15,6 @@ from sirtaki.torch.auto.job import LoadedBatch, Root, job, refusal
 from sirtaki.torch.auto.loaders import end_closed_batch
 from sirtaki.torch.auto.marks import mark_of
 from sirtaki.torch.auto.optimizers import adopt
-from sirtaki.torch.auto.proof import Child, Parent
 
 
 def install() -> None:
@@ -32,38 +31,13 @@ def install() -> None:
         if batch is None:
             return plain(*args, **kwargs)
         _check_batches(args[0] if args else kwargs["tensors"])
-        if batch.link is None:
-            if batch.is_part:
-                _check_seen(batch)
-            return plain(*args, **kwargs)
-        parameters = batch.link.parameters
-        before = [parameter.grad for parameter in parameters]
-        for tensor in parameters:
-            tensor.grad = None
-        plain(*args, **kwargs)
-        found = [parameter.grad for parameter in parameters]  # of the whole batch, even if it is refused
-        try:
-            found = _exchanged(batch, found)
-        finally:
-            for tensor, former, new in zip(parameters, before, found, strict=True):
-                tensor.grad = _sum(former, new)
-        return None
+        if batch.proof is not None:
+            return batch.proof.backward(plain, args, kwargs)
+        if batch.is_part:
+            _check_seen(batch)
+        return plain(*args, **kwargs)
 
     torch.autograd.backward = backward
-
-
-def _exchanged(batch: LoadedBatch, gradients: list[Tensor | None]) -> list[Tensor | None]:
-    if isinstance(batch.link, Child):
-        return batch.link.exchange(gradients)
-    assert isinstance(batch.link, Parent)
-    return batch.link.exchange(gradients, user_line())
-
-
-@torch.no_grad()
-def _sum(former: Tensor | None, new: Tensor | None) -> Tensor | None:
-    if former is None or new is None:
-        return new if former is None else former
-    return former.add_(new)
 
 
 def _check_batches(losses: Any) -> None:

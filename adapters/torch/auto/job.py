@@ -17,11 +17,16 @@ from sirtaki.common.training.shares import Share
 if TYPE_CHECKING:
     from sirtaki.torch.auto.loaders import Iteration
     from sirtaki.torch.auto.marks import Mark
-    from sirtaki.torch.auto.proof import Child, Parent
+    from sirtaki.torch.auto.proof import Proof
 
 # The code of a root, equal on all ranks: function, line, occurrence; its arguments that are no rows; how many
 # targets it leaves out per row.
 Key = tuple[str, str, int, str, str]
+
+
+# A place in the script's code that reads sizes of a tensor, and the axis: file, first line of the function,
+# instruction, axis.
+Site = tuple[str, int, int, int]
 
 
 @dataclass
@@ -30,7 +35,8 @@ class Root:
 
     Attributes:
         key: the code that has computed it.
-        value: this process's value.
+        value: the value of what this process computes: its rows, or in a proof the whole batch.
+        part: in a proof, the key and the value of this rank's rows; None if they have no such scalar.
         is_row: whether it is the value of one of the rows.
         whole: the value over the whole batch, once it is known.
     """
@@ -38,6 +44,7 @@ class Root:
     key: Key
     value: Tensor
     requires_grad: bool
+    part: tuple[Key, float] | None = None
     is_row: bool = False
     whole: Tensor | None = None
 
@@ -54,11 +61,11 @@ class LoadedBatch:
         iteration: where it comes from.
         share: this rank's rows.
         is_part: whether this process computes its rows only; otherwise the whole batch.
-        link: the other process of a proof.
+        proof: computes this rank's rows beside the whole batch, and compares; None: nothing is proven.
         roots: in the order in which they were computed.
         scalars: tensors that get their values over the whole batch when it ends, with their marks.
         delivered: the tensors of rows that the loop was given, with their marks.
-        refusals: the texts of the errors that the script has been given in it, and may have caught.
+        has_refused: whether the script has been given an error in it, which it may have caught.
         is_refused: whether all ranks have been told that its gradients cannot be split: its proof is over.
         stepped: the optimizers that have stepped in it since then.
     """
@@ -66,9 +73,9 @@ class LoadedBatch:
     iteration: Iteration
     share: Share
     is_part: bool
-    link: Parent | Child | None = None
+    proof: Proof | None = None
     is_open: bool = True
-    refusals: list[str] = field(default_factory=list)
+    has_refused: bool = False
     is_refused: bool = False
     stepped: set[int] = field(default_factory=set)
     roots: list[Root] = field(default_factory=list)
@@ -79,8 +86,13 @@ class LoadedBatch:
 
     @property
     def count(self) -> int:
-        """Returns the number of rows that this process computes; a rank without rows computes 1 in vain."""
-        return (self.share.count or 1) if self.is_part else self.share.total
+        """Returns the number of rows that this process computes."""
+        return self.part_count if self.is_part else self.share.total
+
+    @property
+    def part_count(self) -> int:
+        """Returns the number of rows of this rank's part; a rank without rows computes 1 in vain."""
+        return self.share.count or 1
 
     @property
     def rows(self) -> slice:
@@ -97,8 +109,8 @@ class AutoJob:
         delivered: those that have delivered a batch since the last step of an optimizer.
         latest: the one that has delivered the last batch.
         rules: how scalars are combined, by the code that computes them.
+        sites: whether the sizes that the script reads at a place count rows; None: not always.
         has_split: whether a rank has computed a part of a batch.
-        is_child: whether this is the process that computes a part of a batch for a proof.
         has_caught: whether it was said that steps stay unproven because of an error that the script catches.
         has_stepped_alone: whether an optimizer has stepped without a batch of a loader.
     """
@@ -109,8 +121,8 @@ class AutoJob:
     delivered: list[Iteration] = field(default_factory=list)
     latest: Iteration | None = None
     rules: dict[Key, frozenset[str]] = field(default_factory=dict)
+    sites: dict[Site, bool | None] = field(default_factory=dict)
     has_split: bool = False
-    is_child: bool = False
     has_caught: bool = False
     has_stepped_alone: bool = False
 
@@ -138,5 +150,5 @@ job = AutoJob()
 def refusal(text: str) -> UnsupportedError:
     """Returns the error for a step that cannot be split, and notes it with the batch in progress."""
     if job.batch is not None:
-        job.batch.refusals.append(text)
+        job.batch.has_refused = True
     return UnsupportedError(text)

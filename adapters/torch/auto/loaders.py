@@ -22,7 +22,7 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.training import checksums, shares
 from sirtaki.common.training.shares import Share
-from sirtaki.torch.auto import marks, positions, proof
+from sirtaki.torch.auto import marks, proof
 from sirtaki.torch.auto.job import LoadedBatch, job, refusal
 from sirtaki.torch.auto.marks import Mark, mark_of, put, unmark
 from sirtaki.torch.auto.optimizers import adopt
@@ -144,16 +144,10 @@ def _delivered(whole: Any, iteration: Iteration) -> Any:
     else:
         _check_same_data(batch)
         proof.start(batch)
-    if batch.is_part:
-        _count_rows(positions.loop_frame())
-    part = batch.rows if batch.is_part else slice(0, rows)
-    return part_of(whole, rows, part, mark_rows(batch), place)
-
-
-def _count_rows(frame: Any) -> None:
-    """Makes `len(tensor)` in the module of the loop the number of rows of the whole batch."""
-    if frame is not None and "len" not in frame.f_globals:
-        frame.f_globals["len"] = marks.length
+    if batch.proof is None:
+        return part_of(whole, batch, place)
+    with batch.proof.following():
+        return part_of(whole, batch, place)
 
 
 def _check_use(iteration: Iteration) -> None:
@@ -181,8 +175,6 @@ def end_batch() -> None:
     batch = job.batch
     if batch is None:
         return
-    if isinstance(batch.link, proof.Child):
-        batch.link.finish()
     try:
         _complete(batch)
     finally:
@@ -193,11 +185,13 @@ def _complete(batch: LoadedBatch) -> None:
     marks.settle(batch)
     if batch.is_part:
         _check_same_data(batch)
-    if isinstance(batch.link, proof.Parent):
-        batch.link.finish()
+    if batch.proof is not None:
+        batch.proof.finish()
 
 
 def _leave(batch: LoadedBatch) -> None:
+    if batch.proof is not None:
+        batch.proof.close()
     batch.is_open, job.batch, batch.iteration.last = False, None, batch
     if batch.iteration.is_closed:
         _give_all_rows(batch.iteration)
@@ -229,16 +223,15 @@ def _check_same_data(batch: LoadedBatch) -> None:
 # Some rows of a batch, which every rank has read as a whole.
 
 
-def mark_rows(batch: LoadedBatch) -> Callable[[Tensor, Tensor], None]:
-    """Returns a function that marks a tensor of this rank's rows, and keeps the tensor of all rows."""
-
-    def mark(tensor: Tensor, whole: Tensor) -> None:
-        new = Mark(batch, "the batch")
-        new.whole, new.version = whole, whole._version
-        put(tensor, new)
-        batch.delivered.append((weakref.ref(tensor), new))
-
-    return mark
+def _marked(whole: Tensor, batch: LoadedBatch) -> Tensor:
+    """Returns the rows that this process computes, with the mark that keeps all rows."""
+    mark = Mark(batch, "the batch")
+    mark.whole, mark.version = whole, whole._version
+    mark.part = whole[batch.rows].clone() if batch.proof is not None else None
+    mine = whole[batch.rows if batch.is_part else slice(None)]
+    put(mine, mark)
+    batch.delivered.append((weakref.ref(mine), mark))
+    return mine
 
 
 def give_all_rows(batch: LoadedBatch) -> None:
@@ -261,7 +254,7 @@ def give_all_rows(batch: LoadedBatch) -> None:
 # ---- The parts of a batch: its tensors split along their first axis ------------------------------------
 
 
-_PLAIN = (str, bytes, int, float, complex, type(None), np.generic)
+_PLAIN = (str, bytes, int, float, complex, type(None), np.generic, np.ndarray)
 
 
 def arrays_of(value: Any, path: str = "batch") -> Iterator[tuple[str, Any]]:
@@ -301,25 +294,14 @@ def rows_of(batch: Any, place: str) -> int:
     return rows
 
 
-def part_of(value: Any, rows: int, part: slice, mark: Callable[[Tensor, Tensor], None], place: str) -> Any:
-    """Returns some rows of a batch of so many rows, in the structure of the batch."""
-
-    def cut(value: Any) -> Any:
-        return part_of(value, rows, part, mark, place)
-
-    if isinstance(value, Tensor | np.ndarray):
-        if not value.ndim:
-            return value
-        mine = value[part]
-        if isinstance(mine, Tensor) and isinstance(value, Tensor):
-            mark(mine, value)
-        return mine
+def part_of(value: Any, batch: LoadedBatch, place: str) -> Any:
+    """Returns a batch with the rows of its tensors that this process computes."""
+    if isinstance(value, Tensor):
+        return _marked(value, batch) if value.ndim else value
     if type(value) is dict:
-        return {key: cut(element) for key, element in value.items()}
+        return {key: part_of(element, batch, place) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        if not any(True for _ in arrays_of(value)) and len(value) == rows:
-            return value[part]
-        cuts = [cut(element) for element in value]
+        cuts = [part_of(element, batch, place) for element in value]
         return type(value)(*cuts) if hasattr(value, "_fields") else type(value)(cuts)
     if isinstance(value, _PLAIN):
         return value

@@ -2,15 +2,19 @@
 
 A tensor computed from rows carries a mark. A scalar computed from such tensors by one call is a root: its
 value over the whole batch follows from those of the ranks by a rule that the proof has found. A scalar that
-is computed from roots alone is computed again from their values over the whole batch when it is read.
+is computed from roots alone is computed again from their values over the whole batch when it is read. In a
+proof, the mark of a tensor of the whole batch holds the tensor of this rank's rows.
 """
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,13 +22,18 @@ from torch.overrides import TorchFunctionMode
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.observing.user_code import is_internal, user_line
-from sirtaki.torch.auto import positions, rules
-from sirtaki.torch.auto.job import LoadedBatch, Root, job, refusal
-from sirtaki.torch.auto.row_counts import RowCount
+from sirtaki.torch._private import without_functions
+from sirtaki.torch.auto import rules
+from sirtaki.torch.auto.job import LoadedBatch, Root, Site, job, refusal
+from sirtaki.torch.auto.row_counts import RowCount, RowShape, counts_in, numbered, with_numbers
 from sirtaki.torch.ops.nested import mapped, tensors_in
+
+if TYPE_CHECKING:
+    from sirtaki.torch.auto.proof import Twin
 
 _MARK = "_sirtaki_mark"
 _LARGEST_KEPT = 1024  # elements of an unmarked operand that is copied, to compute with it again
+_NUMBERS = {"size", "numel", "nelement", "__get__"}
 _READS = {
     "item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__",
     "__format__", "__repr__", "__contains__", "is_nonzero", "equal", "allclose", "__reduce_ex__",
@@ -41,18 +50,20 @@ class Mark:
         line: the user's code that has computed it.
         root: what it is, if it is a root.
         call: for what is computed from roots alone: a function of their values that returns its value.
+        part: in a proof, the tensor of this rank's rows; None if it is unknown.
         is_ragged: whether its number of rows depends on values.
         whole: for what the loader has delivered: all rows of it.
         version: the number of changes that `whole` had then.
         earlier: the line of this rank's rows of an earlier batch, if it mixes them with those of another.
     """
 
-    __slots__ = ("batch", "call", "earlier", "is_ragged", "line", "root", "version", "whole")
+    __slots__ = ("batch", "call", "earlier", "is_ragged", "line", "part", "root", "version", "whole")
 
     def __init__(self, batch: LoadedBatch, line: str) -> None:
         self.batch, self.line = batch, line
         self.root: Root | None = None
         self.call: Callable[[], Any] | None = None
+        self.part: Tensor | None = None
         self.is_ragged = False
         self.whole: Tensor | None = None
         self.version = 0
@@ -89,6 +100,10 @@ def mark_of(value: Any) -> Mark | None:
 def put(tensor: Tensor, mark: Mark) -> None:
     """Marks a tensor."""
     setattr(tensor, _MARK, mark)
+    if mark.batch.proof is not None:
+        mark.batch.proof.watch(tensor)
+    if mark.is_scalar:
+        mark.batch.scalars.append((weakref.ref(tensor), mark))
 
 
 def unmark(tensor: Tensor) -> None:
@@ -98,50 +113,122 @@ def unmark(tensor: Tensor) -> None:
 
 
 class Marking(TorchFunctionMode):
-    """Marks results of calls with marked tensors; a scalar is read as its value over the whole batch."""
+    """Follows calls with marked tensors and numbers of rows.
+
+    The mode sees every call of torch in the script, as the tensors of a batch reach all of its code.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        marks = [mark for mark in map(mark_of, tensors_in((args, kwargs))) if mark is not None]
         name = getattr(func, "__name__", "")
-        if not marks:
-            if name in _READS:
-                _compare_read(args, sys._getframe(1))
+        is_marked = any(mark_of(tensor) is not None for tensor in tensors_in((args, kwargs)))
+        if name == "backward" or not (is_marked or _has_counts(args, kwargs)):
             return func(*args, **kwargs)
-        if name in ("size", "numel", "__get__"):
-            return _metadata(func, name, args, kwargs, sys._getframe(1))
-        if name in _READS:
-            return _read(func, name, args, kwargs)
-        return _called(func, name, args, kwargs, marks)
+        proof = job.batch.proof if job.batch is not None else None
+        if proof is None:
+            return _handled(func, name, args, kwargs, is_marked)
+        with proof.following():
+            return _handled(func, name, args, kwargs, is_marked)
 
 
-def _called(func: Any, name: str, args: Any, kwargs: Any, marks: list[Mark]) -> Any:
-    is_in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
-    is_scalar = all(mark.is_scalar for mark in marks) and not _changes_many(is_in_place, args)
-    again = _again(func, args, kwargs, is_in_place) if is_scalar else None
-    result = func(*args, **kwargs)
-    batch, earlier = _origin(marks)
-    results = tensors_in(args[0] if name == "__setitem__" else result)
-    for index, tensor in enumerate(results):
+def _handled(func: Any, name: str, args: Any, kwargs: Any, is_marked: bool) -> Any:
+    if is_marked and name in _NUMBERS:
+        return _metadata(func, name, args, kwargs)
+    if is_marked and name in _READS:
+        return _read(func, name, args, kwargs)
+    return follow(func, name, args, kwargs)
+
+
+def _has_counts(args: Any, kwargs: Any) -> bool:
+    return job.batch is not None and next(counts_in((args, kwargs)), None) is not None
+
+
+def following(apply: Any) -> Any:
+    """Returns `torch.autograd.Function.apply` so that it is followed as one call."""
+
+    @wraps(apply.__func__)
+    def call(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            return apply.__func__(kind, *args, **kwargs)
+
+        if all(mark_of(tensor) is None for tensor in tensors_in((args, kwargs))):
+            return plain(*args, **kwargs)
+        with without_functions():
+            return follow(plain, kind.__name__, args, kwargs)
+
+    return classmethod(call)
+
+
+def follow(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Makes a call with marked tensors or numbers of rows, and marks its results; a proof calls twice."""
+    marks = [mark for mark in map(mark_of, tensors_in((args, kwargs))) if mark is not None]
+    batch, earlier = _origin(marks) if marks else (next(counts_in((args, kwargs))).batch, None)
+    again = _again(func, name, args, kwargs)
+    target = _base_of(args[0]) if _is_in_place(name) else None
+    base = _Base(target, args[0], again) if target is not None else None
+    twin: Twin | None = None
+    if batch.proof is not None and batch.is_open:
+        twin = batch.proof.call(func, args, kwargs, _is_in_place(name))
+        result = twin.result
+    else:
+        result = func(*numbered(args, _here), **numbered(kwargs, _here))
+    for index, tensor in enumerate(tensors_in(args[0] if name == "__setitem__" else result)):
         mark = Mark(batch, user_line())
         mark.earlier = earlier
-        if again is not None:
-            path = None if isinstance(result, Tensor) else index
-            mark.call = again if path is None else _item_of(again, path)
+        mark.part = twin.parts[index] if twin is not None else None
+        if again is not None and (marks or not tensor.dim()):
+            mark.call = again if isinstance(result, Tensor) or result is None else _item_of(again, index)
         elif batch.is_open and tensor.dim() == 0:
-            from sirtaki.torch.auto.arguments import key_of
-
-            key = key_of(batch, name, mark.line, args, kwargs)
-            mark.root = Root(key, tensor.detach().clone(), tensor.requires_grad)
-            batch.roots.append(mark.root)
-            mark.root.is_row = name in _PICKS and _has_all_rows(args[0], batch)
+            mark.root = _root(batch, name, mark.line, tensor, args, kwargs)
+            mark.root.part = twin.root_of(mark.root, mark.part) if twin is not None else None
         else:
             ragged = name in _RAGGED or (name == "__getitem__" and _has_mask(args[1]))
             mark.is_ragged = ragged or any(mark.is_ragged for mark in marks)
-        setattr(tensor, _MARK, mark)
-        if mark.is_scalar:
-            batch.scalars.append((weakref.ref(tensor), mark))
+        put(tensor, mark)
+    if base is not None:
+        base.mark(batch)
     return result
+
+
+_here = operator.attrgetter("here")
+
+
+def _base_of(tensor: Any) -> Tensor | None:
+    """Returns the tensor of which a view is about to be changed; None: it is no view, or of the batch."""
+    base = tensor._base if isinstance(tensor, Tensor) else None
+    return base if mark_of(tensor) is None or mark_of(base) is not None else None
+
+
+class _Base:
+    """The tensor of which a view is about to be changed by rows, such as `hits` in `hits[label] += right`."""
+
+    def __init__(self, base: Tensor, view: Tensor, again: Callable[[], Any] | None) -> None:
+        """`again` computes the view with values over the whole batch."""
+        self._base, self._view, self._again = base, view, again
+        self._former = again and _again(torch.clone, "clone", (base,), {})
+
+    def mark(self, batch: LoadedBatch) -> None:
+        known = mark_of(self._base)  # in a proof, with the part
+        mark = Mark(batch, user_line())
+        mark.part = known.part if known is not None else None
+        mark.call = self._value if self._former is not None else None
+        put(self._base, mark)
+
+    def _value(self) -> Tensor:
+        assert self._former is not None
+        assert self._again is not None
+        value, offset = self._former(), self._view.storage_offset() - self._base.storage_offset()
+        value.as_strided(self._view.size(), self._view.stride(), offset).copy_(self._again())
+        return value
+
+
+def _root(batch: LoadedBatch, name: str, line: str, tensor: Tensor, args: Any, kwargs: Any) -> Root:
+    from sirtaki.torch.auto.arguments import key_of
+
+    root = Root(key_of(batch, name, line, args, kwargs), tensor.detach().clone(), tensor.requires_grad)
+    batch.roots.append(root)
+    root.is_row = name in _PICKS and _has_all_rows(args[0], batch)
+    return root
 
 
 def _origin(marks: list[Mark]) -> tuple[LoadedBatch, str | None]:
@@ -155,9 +242,8 @@ def _origin(marks: list[Mark]) -> tuple[LoadedBatch, str | None]:
     return next((mark.batch for mark in marks if mark.batch.is_open), marks[0].batch), earlier
 
 
-def _changes_many(is_in_place: bool, args: Any) -> bool:
-    """Returns whether a call changes a tensor in place that is too large for a copy of its former value."""
-    return is_in_place and isinstance(args[0], Tensor) and args[0].numel() > _LARGEST_KEPT
+def _is_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
 
 
 def _has_all_rows(tensor: Any, batch: LoadedBatch) -> bool:
@@ -173,28 +259,30 @@ def _item_of(again: Callable[[], Any], index: int) -> Callable[[], Any]:
     return lambda: list(tensors_in(again()))[index]
 
 
-def _again(func: Any, args: Any, kwargs: Any, is_in_place: bool) -> Callable[[], Any] | None:
-    """Returns a function that computes a call with values over the whole batch; None: it cannot be kept."""
-    if (
-        sum(tensor.numel() for tensor in tensors_in((args, kwargs)) if mark_of(tensor) is None)
-        > _LARGEST_KEPT
-    ):
+def _again(func: Any, name: str, args: Any, kwargs: Any) -> Callable[[], Any] | None:
+    """Returns a function that computes a call with values over the whole batch; None: they are not known."""
+    tensors = list(tensors_in((args, kwargs)))
+    marks = [mark for mark in map(mark_of, tensors) if mark is not None]
+    size = sum(tensor.numel() for tensor in tensors if mark_of(tensor) is None)
+    if _is_in_place(name) and isinstance(args[0], Tensor):
+        size = max(size, args[0].numel())
+    if name == "grad" or size > _LARGEST_KEPT or not all(mark.is_scalar for mark in marks):
         return None
     kept, named = _kept(args), _kept(kwargs)
 
     def call() -> Any:
         with torch.no_grad():
             positional = _valued(kept)
-            if is_in_place:
+            if _is_in_place(name):
                 positional = (positional[0].clone(), *positional[1:])
             result = func(*positional, **_valued(named))
-            return positional[0] if func.__name__ == "__setitem__" else result
+            return positional[0] if name == "__setitem__" else result
 
     return call
 
 
 class _Kept:
-    """An operand that is a number of rows or a marked tensor."""
+    """An operand that is a marked tensor."""
 
     def __init__(self, value: Callable[[], Any]) -> None:
         self.value = value
@@ -205,7 +293,7 @@ def _kept(value: Any) -> Any:
         if isinstance(leaf, Tensor):
             mark = mark_of(leaf)
             return _Kept(mark.value) if mark is not None else leaf.detach().clone()
-        return _Kept(lambda: leaf.total) if isinstance(leaf, RowCount) else leaf
+        return with_numbers(leaf, int)
 
     return mapped(value, kept)
 
@@ -217,85 +305,111 @@ def _valued(value: Any) -> Any:
 # ---- Numbers of rows ---------------------------------------------------------------------------------------
 
 
-def _metadata(func: Any, name: str, args: Any, kwargs: Any, caller: Any) -> Any:
-    result = func(*args, **kwargs)
-    tensor = args[0]
+def _metadata(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    result, tensor = func(*args, **kwargs), args[0]
     if isinstance(result, Tensor):  # Tensor.data and the like
-        mark = mark_of(tensor)
-        if mark is not None and result is not tensor and mark_of(result) is None:
-            _copy_mark(result, mark)
+        return _attribute(func, name, args, result)
+    if isinstance(result, bool) or not isinstance(result, int | torch.Size):
         return result
-    if (
-        not isinstance(result, int | torch.Size)
-        or isinstance(result, bool)
-        or not _counts_rows(tensor, caller)
-    ):
+    sizes = _sizes(tensor, sys._getframe(3))
+    if sizes is None:
         return result
     if isinstance(result, torch.Size):
-        return _Shape((counted(tensor), *result[1:]))
-    if name == "numel":
-        rows: Any = counted(tensor)
-        return rows * (result // max(len(tensor), 1))
-    axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    return counted(tensor) if axis in (0, -tensor.dim()) else result
+        return sizes
+    if name != "size":
+        return sizes.numel()
+    return sizes[args[1] if len(args) > 1 else kwargs["dim"]]
 
 
-class _Shape(tuple):
-    """A shape with a first element that counts rows."""
-
-    def numel(self) -> Any:
-        result: Any = 1
-        for value in self:
-            result = result * value
+def _attribute(func: Any, name: str, args: Any, result: Tensor) -> Tensor:
+    mark = mark_of(args[0])
+    if mark is None or result is args[0] or mark_of(result) is not None:
         return result
+    if mark.whole is None or func != Tensor.data.__get__:  # type: ignore[attr-defined]
+        return follow(func, name, args, {})
+    put(result, mark)
+    return result
 
 
-def _copy_mark(tensor: Tensor, mark: Mark) -> None:
-    setattr(tensor, _MARK, mark)
-    if mark.is_scalar:
-        mark.batch.scalars.append((weakref.ref(tensor), mark))
-
-
-def _counts_rows(tensor: Any, caller: Any) -> bool:
-    """Returns whether a number counts this rank's rows, and the code that reads it counts batches."""
+def _sizes(tensor: Tensor, caller: FrameType) -> RowShape | None:
+    """Returns the shape of a marked tensor with its numbers of rows; None if it has none."""
     mark = mark_of(tensor)
-    if mark is None or not mark.batch.is_part or not tensor.dim():
-        return False
-    if is_internal(caller.f_code.co_filename) or positions.is_inside_module(caller):
-        return False
-    if mark.is_ragged:
-        raise refusal(
-            f"{user_line()}: this number of rows depends on the values of this rank's part of the "
-            f"batch (selected at {mark.line}); count with a sum over a mask: (predictions == targets).sum()"
-        )
-    return tensor.size(0) == mark.batch.count
+    if mark is None or not tensor.dim():
+        return None
+    batch, shape = mark.batch, tuple(tensor.shape)
+    if batch.proof is not None and mark.part is not None and mark.part.dim() == len(shape):
+        parts, wholes = tuple(mark.part.shape), shape
+        if not is_internal(caller.f_code.co_filename):
+            _learn(mark, caller, parts, wholes)
+    elif batch.is_part and not is_internal(caller.f_code.co_filename):
+        parts, wholes = shape, tuple(_whole_size(mark, caller, axis, size) for axis, size in enumerate(shape))
+    else:
+        return None
+    if parts == wholes:
+        return None
+    return RowShape(
+        RowCount(part, whole, batch) if part != whole else whole
+        for part, whole in zip(parts, wholes, strict=True)
+    )
 
 
-def counted(tensor: Tensor) -> RowCount:
-    """Returns the number of rows of a tensor that has a row for each row of the batch."""
-    mark = mark_of(tensor)
-    assert mark is not None
+def _learn(mark: Mark, caller: FrameType, parts: tuple[int, ...], wholes: tuple[int, ...]) -> None:
+    """Notes which axes that this place of the script reads count rows."""
     batch = mark.batch
-    return RowCount(batch.count, batch.share.total, lambda: batch.is_open)
+    for axis, (part, whole) in enumerate(zip(parts, wholes, strict=True)):
+        is_multiple = part * batch.share.total == whole * batch.part_count
+        if part != whole and not is_multiple and not _is_of_module(caller):
+            raise _no_count(mark)
+        is_of_rows, site = part != whole and is_multiple, _site(caller, axis)
+        job.sites[site] = is_of_rows if job.sites.get(site, is_of_rows) is is_of_rows else None
+
+
+def _whole_size(mark: Mark, caller: FrameType, axis: int, size: int) -> int:
+    """Returns the size for the whole batch of an axis of this rank's rows."""
+    batch, is_of_module = mark.batch, _is_of_module(caller)
+    if mark.is_ragged and not is_of_module:
+        raise _no_count(mark)
+    is_of_rows = job.sites.get(_site(caller, axis))
+    if is_of_rows is None:  # the proof did not read it here, or read sizes of both kinds
+        is_of_rows = not axis and size == batch.count and not is_of_module
+    return size // batch.count * batch.share.total if is_of_rows and size % batch.count == 0 else size
+
+
+def _no_count(mark: Mark) -> UnsupportedError:
+    return refusal(
+        f"{user_line()}: this number of rows depends on the values of this rank's part of the "
+        f"batch (selected at {mark.line}); count with a sum over a mask: (predictions == targets).sum()"
+    )
+
+
+def _site(caller: FrameType, axis: int) -> Site:
+    return caller.f_code.co_filename, caller.f_code.co_firstlineno, caller.f_lasti, axis
+
+
+def _is_of_module(frame: FrameType | None) -> bool:
+    """Returns whether code belongs to the call of a torch module."""
+    while frame is not None and frame.f_code.co_name != "_call_impl":
+        frame = frame.f_back
+    return frame is not None
 
 
 def length(value: Any) -> Any:
-    """Returns `len(value)`, as the module of a training loop sees it."""
-    if isinstance(value, Tensor) and _counts_rows(value, sys._getframe(1)):
-        return counted(value)
+    """Returns `len(value)`, as the modules of the script see it."""
+    if isinstance(value, Tensor) and mark_of(value) is not None:
+        caller = sys._getframe(1)
+        with without_functions():
+            sizes = _sizes(value, caller)
+        if sizes is not None:
+            return sizes[0]
     return len(value)
 
 
-def with_count(function: Callable[[Any, Any], Any], count: RowCount, tensor: Tensor) -> Any:
-    """Returns a function of a number of rows and a tensor; read later, with the number of the whole batch."""
-    mark = mark_of(tensor)
-    result = function(count.__index__(), tensor)
-    if mark is not None and mark.is_scalar and isinstance(result, Tensor):
-        value = _kept(tensor)
-        new = Mark(mark.batch, user_line())
-        new.call = lambda: function(count.total, _valued(value))
-        _copy_mark(result, new)
-    return result
+def count_rows() -> None:
+    """Makes `len(tensor)` in the script's own modules the number of rows of the whole batch."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file is not None and not is_internal(file) and "len" not in vars(module):
+            vars(module)["len"] = length
 
 
 # ---- Reading -----------------------------------------------------------------------------------------------
@@ -328,16 +442,6 @@ def _read(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     return func(*_replaced(args, wholes), **_replaced(kwargs, wholes))
 
 
-def _compare_read(args: Any, caller: Any) -> None:
-    """Compares a scalar that is read and has no mark, in a proof: code that hides its operands makes such."""
-    link = job.batch.link if job.batch is not None else None
-    if link is None or positions.is_inside_sirtaki(caller):
-        return
-    for tensor in tensors_in(args):
-        if tensor.numel() == 1 and not tensor.is_complex():
-            link.check(user_line(), tensor)
-
-
 def _replaced(value: Any, wholes: dict[int, Tensor]) -> Any:
     return mapped(value, lambda _, leaf: wholes.get(id(leaf), leaf))
 
@@ -348,10 +452,8 @@ def _whole(tensor: Tensor) -> Tensor:
     assert mark is not None
     if mark.whole is not None:
         return mark.whole
-    batch, result = mark.batch, tensor.detach().clone()
-    if batch.link is not None:
-        write(result, batch.link.value(mark.line, tensor))
-    elif batch.is_part:
+    result = tensor.detach().clone()
+    if mark.batch.is_part:
         write(result, mark.value())
     unmark(result)
     return result

@@ -43,8 +43,6 @@ def adopt() -> None:
 
     It happens at their first use, because the constructors of subclasses go on after that of Optimizer.
     """
-    if job.is_child:
-        return
     for optimizer in job.alive():
         if not isinstance(optimizer, Wrapped):
             _adopt(optimizer)
@@ -63,14 +61,8 @@ def _adopt(optimizer: torch.optim.Optimizer) -> None:
     distributed._make_reducer_again()
 
 
-def leave_exchange(optimizer: torch.optim.Optimizer) -> None:
-    """Restores the original class of a distributed optimizer."""
-    if isinstance(optimizer, Wrapped):
-        optimizer._unwrap()
-
-
 def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if job.context is None or job.is_child:
+    if job.context is None:
         return
     from sirtaki.torch.auto.loaders import end_closed_batch
 
@@ -98,7 +90,7 @@ def _is_left(batch: LoadedBatch, optimizer: torch.optim.Optimizer) -> bool:
 
 def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     delivered, job.delivered = job.delivered, []
-    if job.is_child or (job.batch is not None and not _is_left(job.batch, optimizer)):
+    if job.batch is not None and not _is_left(job.batch, optimizer):
         return
     open_ones = [item for item in delivered if not item.is_closed]
     if (job.latest is None or job.latest.is_closed) and not job.has_stepped_alone:

@@ -1,54 +1,42 @@
 """The proof that a training step may be split: a batch is computed as a whole, and in parts.
 
-A fork of each rank computes the rank's rows by the script's own code, while the rank computes the whole
-batch. At each backward pass the gradients of all parts, combined over the ranks, are compared with those of
-the whole, and the fork goes on with the latter. It ends with the batch, and writes nothing.
+While the script computes the whole batch, each call that depends on rows is made again for this rank's rows.
+At each backward pass the gradients of all parts, combined over the ranks, are compared with those of the
+whole batch, with which the training goes on. Operations that use rows in other ways are found below autograd.
 """
 
 from __future__ import annotations
 
-import builtins
-import fcntl
-import gc
-import io
 import math
-import os
-import signal
-import stat
-import sys
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import islice
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from numbers import Real
-from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.bindings.observing.user_code import is_internal
+from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.hints import hint
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.reduction import Sum
 from sirtaki.common.training.shares import Share
-from sirtaki.torch._private import DispatchMode
-from sirtaki.torch.auto import positions, rules
-from sirtaki.torch.auto.job import LoadedBatch, job, refusal
-from sirtaki.torch.auto.optimizers import leave_exchange
-from sirtaki.torch.auto.row_counts import RowCount
+from sirtaki.torch._private import DispatchMode, without_functions
+from sirtaki.torch.auto import rules
+from sirtaki.torch.auto.arguments import key_of_part
+from sirtaki.torch.auto.job import Key, LoadedBatch, Root, job, refusal
+from sirtaki.torch.auto.marks import Mark, count_rows, mark_of, put
+from sirtaki.torch.auto.row_counts import numbered, with_numbers
 from sirtaki.torch.auto.rules import tolerance
 from sirtaki.torch.ops.collectives import grouped_allreduce
+from sirtaki.torch.ops.nested import mapped, tensors_in
 
-_PATIENCE = 600.0  # seconds that a rank waits for its fork
+_LARGEST_STATE = 1 << 16  # elements of a tensor that a call may change without its name telling so
 _DRAWS = (
     "the steps of this loop draw random numbers, as dropout does. Each rank draws its own for its rows, so "
     "the numbers are not those of one process"
@@ -57,189 +45,205 @@ _CAUGHT = (
     "the script has caught an error of this step, which is therefore unproven: every rank computes the whole "
     "batch, until a step ends without one"
 )
-_DIVERGED = "a backward pass begins, while the computation of the whole batch reads a scalar"
-_LOST = "the process that computed this rank's rows for the comparison ended before it came here"
 
 
 def start(batch: LoadedBatch) -> None:
-    """Makes this process compute the whole batch, and a fork of it this rank's rows."""
-    _check_devices(batch)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    parameters = job.parameters()
-    ours, theirs = Pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-        pid = os.fork()
-    if pid:
-        theirs.close()
-        batch.link = Parent(pid, ours, parameters)
-    else:
-        ours.close()
-        batch.is_part = True
-        batch.link = Child(theirs, parameters)
-        Drawing(batch).__enter__()
-
-
-def _check_devices(batch: LoadedBatch) -> None:
+    """Begins to compute this rank's rows beside the whole batch."""
     devices = sorted({parameter.device.type for parameter in job.parameters()} - {"cpu"})
     if devices:
         raise UnsupportedError(
-            f"{batch.iteration.place}: the model is on a {devices[0]} device, which a fork of this process "
-            "cannot use, so it cannot be shown that the step may be split: --auto trains on CPUs; on other "
-            "devices, use @hvd.consistent or hvd.DistributedOptimizer"
+            f"{batch.iteration.place}: the model is on a {devices[0]} device, and --auto trains on CPUs: on "
+            "other devices, use @hvd.consistent or hvd.DistributedOptimizer"
         )
+    count_rows()
+    batch.proof = Proof(batch, job.parameters())
 
 
-class Child:
-    """The fork's side: computes this rank's rows, and ends with the batch."""
+@dataclass
+class Twin:
+    """A call for the whole batch and for this rank's rows.
 
-    def __init__(self, connection: Connection, parameters: Sequence[Tensor]) -> None:
-        job.is_child = True
-        self._connection, self.parameters = connection, parameters
-        gc.disable()  # what the ranks share is the parent's
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        torch.set_num_threads(1)  # a fork has no other threads
-        silence(self.fail)
-        for optimizer in job.alive():
-            leave_exchange(optimizer)
-        self._buffers = Buffers()
-        self._frame = positions.loop_frame()
-        self._watch(self._frame)
+    Attributes:
+        batch: the batch.
+        result: the result for the whole batch.
+        parts: for each tensor of the result, the tensor of this rank's rows; None if it is unknown.
+        args: the arguments for this rank's rows.
+        kwargs: the same, by name.
+    """
 
-    def _watch(self, loop: Any) -> None:
-        """Makes the process end when the function with the loop returns, or an exception arrives there."""
-        if loop is None:
-            return
+    batch: LoadedBatch
+    result: Any
+    parts: Sequence[Tensor | None]
+    args: Any
+    kwargs: Any
 
-        def traced(frame: Any, event: str, argument: Any) -> Any:
-            if event == "exception" and not issubclass(argument[0], StopIteration | GeneratorExit):
-                self.fail(f"{argument[0].__name__}: {argument[1]}")
-            if event == "return":
-                self.finish()
-            return traced
-
-        sys.settrace(lambda *_: None)
-        loop.f_trace, loop.f_trace_lines = traced, False
-
-    def _send(self, *message: Any) -> None:
-        try:
-            self._connection.send(message)
-        except OSError:
-            os._exit(1)
-
-    def _receive(self) -> Any:
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError):
-            os._exit(1)
-
-    def fail(self, text: str) -> None:
-        """Reports why the part cannot be computed, and ends the process."""
-        self._send("failed", text)
-        os._exit(1)
-
-    def value(self, line: str, own: Tensor) -> Any:
-        """Returns the value over the whole batch of a scalar that is read."""
-        kind, where, value = self._receive()
-        if kind != "value" or where != line:
-            self.fail(f"{line} reads a scalar, while the computation of the whole batch is at another line")
-        return value
-
-    def check(self, line: str, own: Tensor) -> None:
-        """Compares a scalar that seems not to depend on rows with that of the whole batch."""
-        value = float(self.value(line, own))
-        bound = rules.tolerance(own.dtype) * max(abs(value), abs(float(own)))
-        if not (float(own) == value or abs(float(own) - value) <= bound or value != value):
-            self.fail(f"{line} reads a scalar that depends on the rows in a way that cannot be followed")
-
-    def exchange(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Sends the gradients of this rank's rows; returns the gradients of the whole batch."""
-        self._send("gradients", _sent(gradients))
-        kind, received = self._receive()[:2]
-        if kind != "gradients":
-            self.fail(_DIVERGED)
-        return _received(received, self.parameters)
-
-    def finish(self) -> None:
-        """Reports the scalars and buffers of the part, and ends the process."""
-        batch = job.batch
-        assert batch is not None
-        scalars = [(root.key, float(root.value)) for root in batch.roots]
-        self._send("end", scalars, self._buffers.changed(), numbers_of(self._frame))
-        os._exit(0)
+    def root_of(self, root: Root, part: Tensor | None) -> tuple[Key, float] | None:
+        """Returns the key and the value of a root for this rank's rows; None if they are unknown."""
+        if part is None or part.dim():
+            return None
+        return key_of_part(self.batch, root.key, self.args, self.kwargs), float(part.detach())
 
 
-class Parent:
-    """The rank's side: computes the whole batch."""
+class Proof:
+    """This rank's rows of a batch, which are computed beside the whole batch.
 
-    def __init__(self, pid: int, connection: Connection, parameters: Sequence[Tensor]) -> None:
-        self._pid, self._connection, self.parameters = pid, connection, parameters
-        self._buffers = Buffers()
+    Attributes:
+        parameters: of all optimizers.
+        failure: why the part cannot be computed; None: it can.
+    """
+
+    def __init__(self, batch: LoadedBatch, parameters: Sequence[Tensor]) -> None:
+        self._batch, self.parameters = batch, parameters
+        self.failure: str | None = None
+        self._layers = Layers(batch)
+        self._hidden = HiddenUses()
         self._drawn = torch.get_rng_state()
-        self._frame = positions.loop_frame()
-        self._numbers = numbers_of(self._frame)
         self._are_means = False  # whether gradients are those of the parts
-        self._is_ahead = False  # whether the fork came to a backward pass before a scalar that is read here
+        self._hidden.__enter__()
 
-    def value(self, line: str, own: Tensor) -> Any:
-        """Returns the value of a scalar that is read, and passes it on."""
-        value = own.detach().clone()
-        # The fork would not read the value while it sends gradients.
-        self._is_ahead = self._is_ahead or self._connection.poll()
-        if not self._is_ahead:
-            self._send("value", line, value.tolist())
-        return value
+    def close(self) -> None:
+        """Ends the computation of the part."""
+        if self._batch.proof is self:
+            self._batch.proof = None
+            self._hidden.__exit__(None, None, None)
+            self._layers.close()
 
-    def check(self, line: str, own: Tensor) -> None:
-        """Passes on a scalar that seems not to depend on rows."""
-        self.value(line, own)
-
-    def _send(self, *message: Any) -> None:
-        with suppress(OSError):  # the fork's next message will be missing
-            self._connection.send(message)
-
-    def _receive(self, kind: str) -> tuple[Any, str | None]:
-        """Returns a message, and why it cannot be had."""
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Allows operations inside to use rows."""
+        self._hidden.depth += 1
         try:
-            if not self._connection.poll(_PATIENCE):
-                return None, f"{_LOST}: it has not answered for {_PATIENCE:.0f} s"
-            message = self._connection.recv()
-        except (EOFError, OSError):
-            return None, _LOST
-        if message[0] == "failed":
-            return None, message[1]
-        if self._is_ahead:
-            return None, _DIVERGED
-        return (message[1:], None) if message[0] == kind else (None, _LOST)
+            yield
+        finally:
+            self._hidden.depth -= 1
 
-    def exchange(self, gradients: Sequence[Tensor | None], line: str) -> list[Tensor | None]:
-        """Compares the gradients of the whole batch with the parts' combined gradients; called on all ranks.
+    def watch(self, tensor: Tensor) -> None:
+        """Finds operations on a marked tensor that are not followed."""
+        self._hidden.add(tensor)
+
+    def _failed(self, text: str) -> None:
+        self.failure = self.failure or f"{user_line()}: {text}"
+
+    # Calls
+
+    def call(self, func: Any, args: Any, kwargs: Any, is_in_place: bool) -> Twin:
+        """Makes a call for the whole batch, and for this rank's rows."""
+        operands = _Operands(self._batch, args, kwargs, is_in_place)
+        before = torch.get_rng_state()
+        with self.following():
+            result = func(*numbered(args, int), **numbered(kwargs, int))
+            after = torch.get_rng_state()
+            is_known = self.failure is None and self._hidden.found is None and operands.are_known()
+            if not is_known:
+                return Twin(self._batch, result, [None for _ in _tensors(result, args)], (), {})
+            own_args, own_kwargs = operands.of_part(args), operands.of_part(kwargs)
+            part, has_part = self._part(
+                func, own_args, own_kwargs, None if torch.equal(before, after) else before
+            )
+            torch.set_rng_state(after)
+            if trouble := operands.settle():
+                self._failed(trouble)
+        wholes = _tensors(result, args)
+        parts: list[Tensor | None] = [*_tensors(part, own_args)]
+        if not has_part or len(wholes) != len(parts):
+            if has_part:
+                self._failed(
+                    f"{getattr(func, '__name__', func)} makes {len(wholes)} tensors of the whole batch and "
+                    f"{len(parts)} of this rank's rows: code that uses rows one by one cannot be split"
+                )
+            parts = [None] * len(wholes)
+        return Twin(self._batch, result, parts, own_args, own_kwargs)
+
+    def _part(self, func: Any, args: Any, kwargs: Any, state: Tensor | None) -> tuple[Any, bool]:
+        """Returns the result for this rank's rows, and whether it could be computed."""
+        try:
+            if state is not None:
+                torch.set_rng_state(state)
+            with nullcontext() if state is None else Drawing(self._batch):
+                return func(*args, **kwargs), True
+        except Exception as error:
+            self._failed(f"{type(error).__name__}: {error}")
+            return None, False
+
+    # Backward passes
+
+    def backward(self, plain: Callable[..., None], args: Any, kwargs: Any) -> None:
+        """Makes a backward pass over the whole batch, and compares gradients. All ranks call it together.
 
         Raises:
-            UnsupportedError: they differ. The proof is over, and this process has computed the whole batch.
+            UnsupportedError: the parts have other gradients. The proof is over; the parameters have the
+                gradients of the whole batch.
         """
-        batch = job.batch
-        assert batch is not None
+        line = user_line()
+        before = [parameter.grad for parameter in self.parameters]
+        for tensor in self.parameters:
+            tensor.grad = None
         try:
-            self._compare(gradients, batch, line)
+            with self.following():
+                parts = self._gradients_of_part(*args, **kwargs)
+                plain(*args, **kwargs)
+            self._compare([parameter.grad for parameter in self.parameters], parts, line)
         except BaseException as error:
+            self._batch.is_refused = isinstance(error, UnsupportedError)
             self.close()
-            batch.link, batch.is_refused = None, isinstance(error, UnsupportedError)
             raise
-        self._send("gradients", _sent(gradients))
-        return list(gradients)
+        finally:
+            for tensor, former in zip(self.parameters, before, strict=True):
+                tensor.grad = _sum(former, tensor.grad)
 
-    def _compare(self, gradients: Sequence[Tensor | None], batch: LoadedBatch, line: str) -> None:
-        message, failure = self._receive("gradients")
-        _raise_first(failure, line)
-        difference = compare(gradients, _received(message[0], self.parameters), batch.share)
+    def _gradients_of_part(
+        self, losses: Any, grad_tensors: Any = None, retain_graph: Any = None, create_graph: bool = False,
+        grad_variables: Any = None, inputs: Any = None,
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Returns the gradients of this rank's rows, with the arguments of `torch.autograd.backward`."""
+        operands = _Operands(self._batch, (losses, grad_tensors), {}, False)
+        found: list[Tensor | None] = [None] * len(self.parameters)
+        asked = None if inputs is None else {id(tensor) for tensor in tensors_in(inputs)}
+        trained = [
+            index
+            for index, parameter in enumerate(self.parameters)
+            if parameter.requires_grad and (asked is None or id(parameter) in asked)
+        ]
+        if self.failure is not None or not operands.are_known() or not trained:
+            return found
+        outputs, ones = (list(tensors_in(tree)) for tree in operands.of_part((losses, grad_tensors)))
+        try:
+            gradients = torch.autograd.grad(
+                outputs, [self.parameters[index] for index in trained], ones or None, retain_graph=True,
+                create_graph=create_graph, allow_unused=True,
+            )  # fmt: skip
+        except Exception as error:
+            self._failed(f"{type(error).__name__}: {error}")
+            return found
+        for index, gradient in zip(trained, gradients, strict=True):
+            found[index] = gradient
+        return found
+
+    def _compare(self, wholes: list[Tensor | None], parts: list[Tensor | None], line: str) -> None:
+        self._raise_first(line)
+        difference = compare(wholes, parts, self._batch.share)
         if difference is Difference.NONE:
             self._are_means = True
         elif difference is not Difference.UNKNOWN:
-            raise refusal(self._cause(difference, batch, line))
+            raise refusal(self._cause(difference, line))
 
-    def _cause(self, difference: Difference, batch: LoadedBatch, line: str) -> str:
+    def _raise_first(self, line: str) -> bool:
+        """Raises UnsupportedError on all ranks if any failed; returns whether any script caught an error."""
+        failure = self.failure or self._hidden.found
+        share = self._batch.share
+        found = gather_objects(
+            share.context, (failure, self._batch.has_refused), "auto.proof", global_process_set
+        )
+        for rank, (text, _) in enumerate(found):
+            if text is not None:
+                raise refusal(
+                    f"{line}: this step cannot be computed on a part of a batch as on the whole: on rank "
+                    f"{rank}, {text}. Use @hvd.consistent, or hvd.DistributedOptimizer"
+                )
+        return any(has_refused for _, has_refused in found)
+
+    def _cause(self, difference: Difference, line: str) -> str:
+        batch = self._batch
         losses = [root for root in batch.roots if root.requires_grad]
         where = f" (its loss: {losses[-1].key[0]} at {losses[-1].line})" if losses else ""
         text = (
@@ -247,7 +251,7 @@ class Parent:
             f"are not the mean of those over the parts of {batch.share.context.size} ranks, so the ranks "
             "cannot split it: "
         )
-        kinds = [type(module).__name__ for module in self._buffers.modules.values() if module.training]
+        kinds = [type(module).__name__ for module in self._layers.modules.values() if module.training]
         norms = sorted({kind for kind in kinds if "BatchNorm" in kind})
         if norms:
             return text + (
@@ -273,20 +277,16 @@ class Parent:
         Raises:
             UnsupportedError: the state of a layer depends on how the batch is split.
         """
-        batch = job.batch
-        assert batch is not None
-        message, failure = self._receive("end")
-        self.close()
-        if failure is None:
-            found = self._buffers.difference(message[1])
-            failure = found and (
+        batch, place = self._batch, self._batch.iteration.place
+        with self.following():
+            found = self._layers.difference()
+        if found:
+            self._failed(
                 f"{found} is another one after the whole batch than after this rank's part of it, so the "
                 "layer keeps statistics of the batch"
             )
-            numbers = numbers_of(self._frame)
-            failure = failure or miscounted(self._numbers, numbers, message[2], batch.share)
-        place = batch.iteration.place
-        if _raise_first(failure, place, batch.refusals):
+        self.close()
+        if self._raise_first(place):
             if not job.has_caught and batch.share.context.rank == 0:
                 hint(f"{place}: {_CAUGHT}")
             job.has_caught = True
@@ -295,152 +295,174 @@ class Parent:
             batch.iteration.state.proven.add(batch.share.is_even)
         if not torch.equal(self._drawn, torch.get_rng_state()) and batch.share.context.rank == 0:
             hint(f"{place}: {_DRAWS}")
-        roots = gather_objects(batch.share.context, message[0], "auto.roots", global_process_set)
-        counts = batch.share.counts
+        mine = [root.part for root in batch.roots]
+        of_ranks = gather_objects(batch.share.context, mine, "auto.roots", global_process_set)
+        with_rows = [(rank, rows) for rank, rows in zip(of_ranks, batch.share.counts, strict=True) if rows]
         for index, root in enumerate(batch.roots):
-            parts = [
-                (rank[index], rows)
-                for rank, rows in zip(roots, counts, strict=True)
-                if index < len(rank) and rows
-            ]
-            if len(parts) == sum(map(bool, counts)) and all(key == root.key for (key, _), _ in parts):
-                rules.narrow(root, [(value, rows) for (_, value), rows in parts])
-
-    def close(self) -> None:
-        """Ends the fork, if it has not ended."""
-        self._buffers.close()
-        self._connection.close()
-        if self._pid:
-            pid, self._pid = self._pid, 0
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+            parts = [(rank[index], rows) for rank, rows in with_rows]
+            if all(part is not None and part[0] == root.key for part, _ in parts):
+                rules.narrow(root, [(part[1], rows) for part, rows in parts])
 
 
-def _raise_first(failure: str | None, line: str, known: Sequence[str] = ()) -> bool:
-    """Raises UnsupportedError on all ranks if any rank failed, unless its script caught that error before.
+def _tensors(result: Any, args: Any) -> list[Tensor]:
+    """Returns the tensors that a call has made; `Tensor.__setitem__` changes its operand instead."""
+    return list(tensors_in(args[0] if result is None and args else result))
 
-    Returns whether any rank has failed.
+
+@torch.no_grad()
+def _sum(former: Tensor | None, new: Tensor | None) -> Tensor | None:
+    if former is None or new is None:
+        return new if former is None else former
+    return former.add_(new)
+
+
+# ---- The operands of a call, for this rank's rows ------------------------------------------------------
+
+
+class _Operands:
+    """The operands of a call, for the whole batch and for this rank's rows.
+
+    A tensor without rows serves for both. It is copied if the call may change it.
     """
-    context = job.context
-    assert context is not None
-    is_known = failure is not None and failure.partition(": ")[2] in known
-    failures = gather_objects(context, (failure, is_known), "auto.proof", global_process_set)
-    for rank, (text, is_caught) in enumerate(failures):
-        if text is not None and not is_caught:
-            raise refusal(
-                f"{line}: this step cannot be computed on a part of a batch as on the whole: on rank "
-                f"{rank}, {text}. Use @hvd.consistent, or hvd.DistributedOptimizer"
-            )
-    return any(text is not None for text, _ in failures)
+
+    def __init__(self, batch: LoadedBatch, args: Any, kwargs: Any, is_in_place: bool) -> None:
+        self._batch = batch
+        self._own: dict[int, Tensor] = {}  # by the tensor of the whole batch
+        self._shared: list[tuple[Tensor, int]] = []  # with the number of changes so far
+        self._written = args[0] if is_in_place and args else kwargs.get("out")
+        self._base: Tensor | None = None  # of the copy, if the tensor that is written is a view
+        self._is_known = True
+        for tensor in tensors_in((args, kwargs)):
+            mark = mark_of(tensor)
+            if mark is not None and mark.batch is batch:
+                self._is_known = self._is_known and mark.part is not None
+                if mark.part is not None:
+                    self._own[id(tensor)] = mark.part
+            elif id(tensor) not in self._own and not tensor.is_inference():
+                self._add_shared(tensor)
+
+    def _add_shared(self, tensor: Tensor) -> None:
+        if tensor is self._written:
+            self._own[id(tensor)] = self._copy(tensor)
+        else:
+            self._shared.append((tensor, tensor._version))
+            if not tensor.requires_grad and tensor.numel() <= _LARGEST_STATE:
+                self._own[id(tensor)] = tensor.clone()
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        base = tensor._base
+        if base is None:
+            return tensor.clone()
+        self._base = base.detach().clone()
+        offset = tensor.storage_offset() - base.storage_offset()
+        return self._base.as_strided(tensor.size(), tensor.stride(), offset)
+
+    def are_known(self) -> bool:
+        """Returns whether all operands are known for this rank's rows."""
+        return self._is_known
+
+    def of_part(self, value: Any) -> Any:
+        """Returns arguments for this rank's rows."""
+
+        def own(_: Any, leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                return self._own.get(id(leaf), leaf)
+            return with_numbers(leaf, lambda count: count.part)
+
+        return mapped(value, own)
+
+    def settle(self) -> str | None:
+        """Marks tensors that the call has changed beside its results; returns why it cannot."""
+        if self._base is not None:
+            self._mark(self._written._base, self._base)
+        for tensor, version in self._shared:
+            if tensor._version == version:
+                continue
+            if id(tensor) not in self._own:
+                return "the call changes a tensor that does not belong to the rows"
+            self._mark(tensor, self._own[id(tensor)])
+        return None
+
+    def _mark(self, tensor: Tensor, part: Tensor) -> None:
+        mark = Mark(self._batch, user_line())
+        mark.part = part
+        put(tensor, mark)
 
 
-# ---- Keeps a fork that computes part of a batch from writing -------------------------------------------
-# The rank itself writes what the step writes.
+# ---- Operations that use rows without being followed ---------------------------------------------------
 
 
-_CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.truncate"}
+class HiddenUses(DispatchMode):
+    """Finds an operation below autograd that uses marked tensors, and is not followed.
 
-
-def silence(fail: Callable[[str], None]) -> None:
-    """Drops what this process writes to files and its outputs from now on; calls `fail` before it deletes."""
-    silent = os.open(os.devnull, os.O_RDWR)
-    for entry in os.listdir("/proc/self/fd"):
-        descriptor = int(entry)
-        if descriptor in (1, 2) or _is_written_file(descriptor):
-            os.dup2(silent, descriptor)
-    opened: Any = io.open
-
-    def harmless(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if set(mode) & set("wax+"):
-            file, mode = os.devnull, mode.replace("x", "w")
-        return opened(file, mode, *args, **kwargs)
-
-    builtins.open = io.open = harmless
-    torch.save = lambda *args, **kwargs: None
-
-    def audited(event: str, arguments: Any) -> None:
-        if event in _CHANGES:
-            fail(f"the step changes the file {arguments[0]!r} while a batch is computed twice")
-
-    sys.addaudithook(audited)
-
-
-def _is_written_file(descriptor: int) -> bool:
-    try:
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        return bool(flags & os.O_ACCMODE) and stat.S_ISREG(os.fstat(descriptor).st_mode)
-    except OSError:  # the folder that was listed
-        return False
-
-
-# ---- The buffers of layers that a batch changes, which may depend on how it is split -------------------
-
-
-class Buffers:
-    """The buffers of the modules that are called during a batch."""
+    Attributes:
+        depth: number of calls that are followed now.
+        found: the first such line and operation, as text; None: there was none.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
+        self.depth = 0
+        self.found: str | None = None
+        self._memory: dict[int, list[weakref.ref[Tensor]]] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Begins to watch the memory of a marked tensor."""
+        if tensor.layout == torch.strided and tensor.numel():
+            known = self._memory.setdefault(tensor.untyped_storage().data_ptr(), [])
+            known[:] = [reference for reference in known if reference() is not None]
+            known.append(weakref.ref(tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.depth and self.found is None and any(map(self._is_marked, tensors_in((args, kwargs)))):
+            self.found = f"{user_line()}: {func} computes with rows of the batch where it cannot be followed"
+        return func(*args, **kwargs)
+
+    def _is_marked(self, tensor: Tensor) -> bool:
+        if tensor.layout != torch.strided or not tensor.numel():
+            return False
+        known = self._memory.get(tensor.untyped_storage().data_ptr(), ())
+        return any(mark_of(reference()) is not None for reference in known)
+
+
+# ---- The buffers of layers, which may keep statistics of the batch -------------------------------------
+
+
+class Layers:
+    """The modules that are called during a batch."""
+
+    def __init__(self, batch: LoadedBatch) -> None:
+        self._batch = batch
         self.modules: dict[int, nn.Module] = {}
-        self._before: dict[tuple[int, str], tuple[Tensor | None, int]] = {}
         self._hook = register_module_forward_pre_hook(self._called)
 
     def _called(self, module: nn.Module, _: Any) -> None:
-        if id(module) not in self.modules:
-            number = len(self.modules)
-            self.modules[id(module)] = module
-            for name, buffer in module.named_buffers(recurse=False):
-                self._before[number, name] = (buffer, buffer._version)
+        self.modules[id(module)] = module
 
     def close(self) -> None:
         self._hook.remove()
 
-    def changed(self) -> dict[tuple[int, str], np.ndarray]:
-        """Returns the buffers that have changed, by the number of the module and the name."""
-        found = {}
-        for number, module in enumerate(self.modules.values()):
+    def difference(self) -> str | None:
+        """Returns the first buffer that whole batch and part make unequal, as text; None: all are equal."""
+        for module in self.modules.values():
             for name, buffer in module.named_buffers(recurse=False):
-                before, version = self._before.get((number, name), (None, 0))
-                if before is not buffer or version != buffer._version:
-                    found[number, name] = _portable(buffer)
-        return found
-
-    def difference(self, others: dict[tuple[int, str], np.ndarray]) -> str | None:
-        """Returns, as text, the first buffer with unequal values after batch and part; None: all equal."""
-        mine = self.changed()
-        modules = list(self.modules.values())
-        for key in sorted({*mine, *others}):
-            first, second = mine.get(key), others.get(key)
-            if first is None or second is None or not _is_close(first, second):
-                kind = type(modules[key[0]]).__name__ if key[0] < len(modules) else "a module"
-                return f"the buffer {key[1]!r} of {kind}"
+                mark = mark_of(buffer)
+                if mark is None or mark.batch is not self._batch:
+                    continue
+                with without_functions():
+                    is_close = mark.part is not None and _is_close(buffer, mark.part)
+                if not is_close:
+                    return f"the buffer {name!r} of {type(module).__name__}"
         return None
 
 
-def _sent(gradients: Sequence[Tensor | None]) -> list[np.ndarray | None]:
-    return [None if gradient is None else _portable(gradient) for gradient in gradients]
-
-
-def _received(arrays: Sequence[np.ndarray | None], parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    return [
-        None if array is None else torch.from_numpy(array).to(parameter.dtype)
-        for array, parameter in zip(arrays, parameters, strict=True)
-    ]
-
-
-def _portable(tensor: Tensor) -> np.ndarray:
-    """Returns a copy that can be pickled: torch's own pickles refer to the memory of the process."""
-    wide = _dense(tensor)
-    return (
-        wide.float() if wide.dtype.is_floating_point and wide.element_size() < 4 else wide.clone()
-    ).numpy()
-
-
-def _is_close(first: np.ndarray, second: np.ndarray) -> bool:
-    if first.shape != second.shape or first.dtype.kind != "f":
-        return np.array_equal(first, second)
-    bound = rules.tolerance(torch.as_tensor(first).dtype)
-    return np.allclose(first, second, rtol=bound, atol=bound * np.abs(first).max(initial=0.0))
+def _is_close(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape or not first.dtype.is_floating_point:
+        return torch.equal(first, second)
+    bound = tolerance(first.dtype)
+    largest = float(first.abs().max()) if first.numel() else 0.0
+    return torch.allclose(first, second, rtol=bound, atol=bound * largest, equal_nan=True)
 
 
 # ---- Random numbers in a proof -------------------------------------------------------------------------
@@ -456,7 +478,7 @@ class Drawing(DispatchMode):
 
     def __init__(self, batch: LoadedBatch) -> None:
         super().__init__()
-        self._count, self._total, self._rows = batch.count, batch.share.total, batch.rows
+        self._count, self._total, self._rows = batch.part_count, batch.share.total, batch.rows
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -514,77 +536,6 @@ class Drawing(DispatchMode):
         own = args[0]
         whole, mask = func(own.new_ones(self._enlarged(own.shape)), *args[1:], **kwargs)
         return own * self._own(whole, own.shape), self._own(mask, own.shape)
-
-
-# ---- The numbers of a script that a step changes -------------------------------------------------------
-# A proof finds the numbers that grow by the rows of a part.
-
-
-_DEEPEST = 4
-_MOST = 1000  # elements of a container that are read
-_CLOSE = 1e-9
-Numbers = dict[str, float]
-
-
-def numbers_of(frame: FrameType | None) -> Numbers:
-    """Returns the numbers that a function of the script, and its callers in the script, can reach."""
-    found: Numbers = {}
-    depth = 0
-    while frame is not None:
-        for name, value in list(frame.f_locals.items()):
-            if not name.startswith("__"):
-                found.update((f"{depth}:{path}", number) for path, number in _numbers(value, name, _DEEPEST))
-        frame = positions.user_frame(frame.f_back) if frame.f_back else None
-        depth += 1
-    return found
-
-
-def _numbers(value: Any, path: str, depth: int) -> Iterator[tuple[str, float]]:
-    if isinstance(value, bool | torch.Tensor):
-        return
-    if isinstance(value, Real | RowCount):
-        yield path, float(value)
-    elif depth:
-        for name, item in _elements(value):
-            yield from _numbers(item, f"{path}{name}", depth - 1)
-
-
-def _elements(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and type(value).__module__ in ("builtins", "collections"):
-        for key, item in islice(list(value.items()), _MOST):
-            yield f"[{key!r}]", item
-    elif isinstance(value, list | tuple | deque):
-        start = max(0, len(value) - _MOST)
-        for index, item in enumerate(islice(value, start, None)):
-            yield f"[{start + index}]", item
-    elif not isinstance(value, torch.nn.Module | type) and _is_users(type(value)):
-        for name, item in list(getattr(value, "__dict__", {}).items()):
-            yield f".{name}", item
-
-
-def _is_users(kind: type) -> bool:
-    """Returns whether a class is defined by the script rather than by a library."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and not is_internal(file)
-
-
-def miscounted(before: Numbers, whole: Numbers, part: Numbers, share: Share) -> str | None:
-    """Returns which number has grown by the rows of a part, or by their reciprocal; None: none has."""
-    if share.count in (0, share.total):
-        return None
-    for path, number in whole.items():
-        start = before.get(path, 0.0)
-        grown, other = number - start, part.get(path, math.nan) - start
-        for factor in (share.count / share.total, share.total / share.count):
-            if grown and math.isclose(other, grown * factor, rel_tol=_CLOSE):
-                name = path.partition(":")[2]
-                return (
-                    f"{name} grows by {other:g} with the {share.count} rows of this rank, and by {grown:g} "
-                    f"with the {share.total} of the whole batch: count rows by tensor.size(0), "
-                    "tensor.shape[0] or len(tensor), which are the whole batch's in the function of the "
-                    "loop"
-                )
-    return None
 
 
 # ---- The comparison of a batch's gradients with those of its parts -------------------------------------

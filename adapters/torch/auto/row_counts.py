@@ -1,102 +1,101 @@
-"""The number of rows of a tensor, as the code of a loop reads it while a batch is split."""
+"""The number of rows of a tensor, as the script reads it while a batch is split."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor
+import torch
+
+from sirtaki.torch.auto.job import LoadedBatch
+from sirtaki.torch.ops.nested import mapped
 
 
-class RowCount:
-    """A number of rows: of this rank's part for tensors and indices, of the whole batch for all other uses.
+class RowCount(int):
+    """A number of rows: of the whole batch, and beside it of this rank's part, for tensors of the part.
 
     `x.view(x.size(0), -1)` needs the rows that are here, and `total += loss.item() * x.size(0)` those of
     the batch. Sums and products with integers keep both numbers, until the batch has ended.
 
     Attributes:
-        part: the number for tensors.
-        total: the number for Python.
+        part: the number for tensors of this rank's part.
+        batch: the batch that has the rows.
     """
 
-    __array_ufunc__ = None  # NumPy's numbers leave the operation to this class
-    __slots__ = ("_is_current", "part", "total")
+    part: int
+    batch: LoadedBatch
 
-    def __init__(self, part: int, total: int, is_current: Callable[[], bool]) -> None:
-        self.part, self.total, self._is_current = part, total, is_current
+    def __new__(cls, part: int, total: int, batch: LoadedBatch) -> RowCount:
+        count = super().__new__(cls, total)
+        count.part, count.batch = part, batch
+        return count
 
-    def __index__(self) -> int:
-        return self.part if self._is_current() else self.total
-
-    def __int__(self) -> int:
-        return self.total
-
-    def __float__(self) -> float:
-        return float(self.total)
-
-    def __bool__(self) -> bool:
-        return bool(self.total)
-
-    def __hash__(self) -> int:
-        return hash(self.total)
-
-    def __repr__(self) -> str:
-        return repr(self.total)
-
-    def __format__(self, spec: str) -> str:
-        return format(self.total, spec)
-
-    def __round__(self, digits: int | None = None) -> int:
-        return round(self.total, digits) if digits is not None else self.total
+    @property
+    def here(self) -> int:
+        """Returns the number for the tensors that this process computes."""
+        return self.part if self.batch.is_open and self.batch.is_part else int(self)
 
     def __reduce__(self) -> Any:
-        return int, (self.total,)
+        return int, (int(self),)
 
 
-def counting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of torch that takes numbers of rows where it takes nothing but numbers."""
+class RowShape(tuple):
+    """The shape of a tensor, with numbers of rows in it."""
 
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        numbers = [
-            operator.index(argument) if isinstance(argument, RowCount) else argument for argument in args
-        ]
-        named = {
-            key: operator.index(value) if isinstance(value, RowCount) else value
-            for key, value in kwargs.items()
-        }
-        return function(*numbers, **named)
+    def numel(self) -> Any:
+        """Returns the number of elements."""
+        result: Any = 1
+        for value in self:
+            result = result * value
+        return result
 
-    return call
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return RowShape(found) if isinstance(index, slice) else found
 
 
-def _operation(function: Callable[[Any, Any], Any], is_reflected: bool, keeps_both: bool) -> Any:
-    def apply(first: Any, second: Any) -> Any:
-        return function(second, first) if is_reflected else function(first, second)
+def counts_in(value: Any) -> Iterator[RowCount]:
+    """Yields the numbers of rows in nested arguments of a call."""
+    if isinstance(value, RowCount):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from counts_in(item)
+    elif isinstance(value, dict):
+        yield from counts_in(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from counts_in((value.start, value.stop, value.step))
+
+
+def with_numbers(leaf: Any, number: Callable[[RowCount], Any]) -> Any:
+    """Returns an argument of a call with plain numbers in place of the numbers of rows."""
+    if isinstance(leaf, RowCount):
+        return number(leaf)
+    if isinstance(leaf, RowShape):
+        return torch.Size(with_numbers(item, number) for item in leaf)
+    if isinstance(leaf, slice):
+        return slice(*(with_numbers(item, number) for item in (leaf.start, leaf.stop, leaf.step)))
+    return leaf
+
+
+def numbered(value: Any, number: Callable[[RowCount], Any]) -> Any:
+    """Returns nested arguments of a call with plain numbers in place of the numbers of rows."""
+    return mapped(value, lambda _, leaf: with_numbers(leaf, number))
+
+
+def _operation(name: str) -> Callable[[RowCount, Any], Any]:
+    plain = getattr(int, name)
 
     def method(self: RowCount, other: Any) -> Any:
-        if isinstance(other, Tensor):
-            from sirtaki.torch.auto.marks import with_count
-
-            return with_count(apply, self, other)
-        number = other.total if isinstance(other, RowCount) else other
-        total = apply(self.total, number)
+        total = plain(int(self), other)
         # `seen += rows` is a count of rows, which Python keeps.
-        is_counting = is_reflected and function is operator.add
-        is_whole = isinstance(other, int | RowCount) and type(total) is int and not is_counting
-        if not keeps_both or not is_whole or not self._is_current():
+        if total is NotImplemented or name == "__radd__" or not self.batch.is_open:
             return total
-        return RowCount(apply(self.part, operator.index(other)), total, self._is_current)
+        return RowCount(plain(self.part, getattr(other, "part", other)), total, self.batch)
 
     return method
 
 
-for _name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow"):
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
     for _prefix in ("", "r"):
-        _function = getattr(operator, _name)
-        _both = _name not in ("truediv", "pow")
-        setattr(RowCount, f"__{_prefix}{_name}__", _operation(_function, bool(_prefix), _both))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(RowCount, f"__{_name}__", _operation(getattr(operator, _name), False, False))
+        setattr(RowCount, f"__{_prefix}{_name}__", _operation(f"__{_prefix}{_name}__"))

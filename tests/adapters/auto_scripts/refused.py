@@ -79,6 +79,8 @@ def train():
                 out = out.view(len(y), -1, 4).mean(1)
             if name == "running_mean":
                 center, out = 0.9 * center + 0.1 * out.mean(0).detach(), out - center  # running_mean
+            if name == "vmapped":
+                out = out + torch.func.vmap(torch.tanh)(out)
             loss = loss_of(out, y, epoch)
             if name == "new_loss" and epoch:
                 loss = loss + (out**2).mean()  # new_loss
@@ -95,9 +97,9 @@ def train():
             if name == "one_row":
                 counted.append(y[0].item())  # one_row
             if name == "diverged":
-                counted.extend(loss.item() for _ in list(out))
+                counted.extend(loss.item() for _ in list(out))  # diverged
             if name == "length_of_list":
-                counted.append(len(list(out)) * loss.item())
+                counted.append(len(list(out)) * loss.item())  # length_of_list
             loss.backward()  # backward
             optimizer.step()
 

@@ -1,0 +1,104 @@
+"""Models whose code uses numbers of rows, or calls that torch does not show, by name; nothing of sirtaki."""
+
+import json
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+name, path = sys.argv[1:]
+torch.manual_seed(3)
+torch.set_default_dtype(torch.float64)
+inputs = torch.randn(53, 6, 8)
+targets = (inputs.mean((1, 2)) > 0).long()
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=12, shuffle=True)  # the last batch has 5 rows
+seen = []  # numbers that the script reads
+
+
+class Scaled(torch.autograd.Function):
+    """Multiplies rows with weights."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient * weight, (gradient * x).sum((0, 1))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.first = nn.Parameter(torch.zeros(1, 1, 8))
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.memory = nn.LSTM(8, 8, batch_first=True)
+        self.last = nn.Linear(8, 2)
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, x):
+        return self.last(getattr(self, name)(x).mean(1))
+
+    def own_function(self, x):
+        return Scaled.apply(x, self.weight)
+
+    def first_token(self, x):
+        rows = x.shape[0]
+        return self.encoder(torch.cat([self.first.expand(rows, -1, -1), x], 1))
+
+    def padded(self, x):
+        rows, steps, _ = x.shape
+        is_padding = torch.zeros(rows, steps, dtype=torch.bool)
+        is_padding[:, 4:] = True
+        return self.encoder(x, src_key_padding_mask=is_padding)
+
+    def recurrent(self, x):
+        rows = x.size(0)
+        return self.memory(x, (torch.zeros(1, rows, 8), x.new_zeros(1, rows, 8)))[0]
+
+    def checkpointed(self, x):
+        return checkpoint(self.encoder, x, use_reentrant=False)
+
+    def flattened(self, x):
+        rows, steps, width = x.shape
+        flat = torch.tanh(x.reshape(rows * steps, width))
+        seen.append(flat.size(0))
+        return flat.view(rows, steps, width)
+
+    def counting(self, x):
+        self.rows.add_(x.size(0))
+        return x
+
+    def penalised(self, x):
+        return x
+
+
+def train():
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    hits = torch.zeros(2, 3)
+    for epoch in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            out = model(x)
+            loss = functional.cross_entropy(out, y, reduction="sum") / len(x)
+            if name == "penalised":
+                (1e-3 * sum((parameter**2).sum() for parameter in model.parameters())).backward()
+            loss.backward()
+            optimizer.step()
+            hits[0, epoch] += (out.argmax(1) == y).sum()
+            hits[1][epoch].add_(loss.detach())
+            seen.append(loss.item())
+    seen.extend([*hits[0].tolist(), *hits[1].tolist(), float(model.rows)])
+    return model
+
+
+parameters = [parameter.tolist() for parameter in train().parameters()]
+with open(path, "w") as file:
+    json.dump({"seen": seen, "parameters": parameters}, file)
