@@ -28,6 +28,20 @@ def hvdrun(ranks: int, *command: str | Path, **environment: str) -> list[str]:
     return [*prefix, sys.executable, "-m", "sirtaki.runner", "-np", str(ranks), *map(str, command)]
 
 
+def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; `options` are further ones of `subprocess.run`."""
+    words = [str(part) for part in command]
+    return subprocess.run(words, text=True, capture_output=True, timeout=PATIENCE, check=False, **options)
+
+
+def output_of(*command: str | Path, **options: Any) -> str:
+    """Runs a command that has to succeed; returns its output, then its errors."""
+    finished = run(*command, **options)
+    output = finished.stdout + finished.stderr
+    assert finished.returncode == 0, output
+    return output
+
+
 def run_script(folder: Path, source: str, exit_code: int = 0, **settings: str) -> str:
     """Runs a program on three ranks, with these settings, until its end; returns its output."""
     script = folder / "train.py"

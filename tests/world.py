@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import traceback
@@ -71,6 +72,20 @@ def world(size: int, transport: str = "shm", **settings: str) -> Iterator[World]
             yield World(contexts, pool)
         finally:
             list(pool.map(Context.shutdown, contexts))
+
+
+def in_world(size: int, **settings: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Runs the body of a test as every rank of a world; its parameter `transport`, if any, connects them."""
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def run(*arguments: Any, **named: Any) -> None:
+            with world(size, named.get("transport", "shm"), **settings) as ranks:
+                ranks.run(body, *arguments, **named)
+
+        return run
+
+    return decorate
 
 
 def _topologies(size: int, on_many_hosts: bool) -> list[Topology]:

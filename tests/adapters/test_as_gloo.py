@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, run
 
 pytest.importorskip("torch")
 
@@ -16,20 +16,17 @@ PROGRAM = Path(__file__).with_name("programs_as_gloo.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(
-        command, env=environment, text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
+def with_one_thread(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return run(*command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
 
 
 @pytest.mark.parametrize("launcher", ["hvdrun", "torchrun"])
 def test_every_name_of_gloo_means_sirtaki(launcher: str, tmp_path: Path) -> None:
     program = [str(PROGRAM), "calls", str(tmp_path)]
     if launcher == "hvdrun":
-        ended = run([*hvdrun(2, "--as-gloo", sys.executable), *program])
+        ended = with_one_thread([*hvdrun(2, "--as-gloo", sys.executable), *program])
     else:
-        ended = run([*TORCHRUN, *program], SIRTAKI_AS="gloo")
+        ended = with_one_thread([*TORCHRUN, *program], SIRTAKI_AS="gloo")
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
     assert output.count("is done") == 2
@@ -37,6 +34,6 @@ def test_every_name_of_gloo_means_sirtaki(launcher: str, tmp_path: Path) -> None
 
 
 def test_another_name_is_refused() -> None:
-    failed = run([sys.executable, "-c", "import torch"], SIRTAKI_AS="nccl")
+    failed = with_one_thread([sys.executable, "-c", "import torch"], SIRTAKI_AS="nccl")
     assert failed.returncode != 0
     assert "sirtaki can only stand for gloo" in failed.stderr

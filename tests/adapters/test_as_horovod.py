@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, output_of, run
 
 PROGRAMS = Path(__file__).with_name("programs_as_horovod.py")
 ROOT = Path(__file__).parents[2]
@@ -20,14 +20,7 @@ def python(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program in a process without the variables of another job."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SIRTAKI_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment | (variables or {}),
-        text=True,
-        capture_output=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = run(sys.executable, "-c", code, env=environment | (variables or {}))
     assert done.returncode == ends, done.stdout + done.stderr
     return done
 
@@ -145,8 +138,7 @@ if __name__ == "__main__":
         assert pool.apply(stands_for_sirtaki, (kind,))
     subprocess.run([sys.executable, "-c", "import horovod; assert horovod.STANDS_FOR_SIRTAKI"], check=True)
 """)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
+    output_of(sys.executable, script)
 
 
 def test_it_comes_before_a_real_horovod(real_horovod: dict[str, str]) -> None:
@@ -196,15 +188,12 @@ print(run(max, args=(1, 2), np=2))
 def test_ignite_runs_on_it() -> None:
     pytest.importorskip("ignite")
     command = hvdrun(2, "--as-horovod", sys.executable, PROGRAMS, "collectives", "training")
-    done = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output = output_of(*command)
     for program in ("collectives", "training"):
-        assert done.stdout.count(f"{program}: as expected") == 2
+        assert output.count(f"{program}: as expected") == 2
 
 
 def test_the_code_of_the_page_runs() -> None:
     pytest.importorskip("torch")
-    command = hvdrun(2, sys.executable, RUN_BLOCKS, PAGE)
-    done = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(f"ran {PAGE.read_text().count('```python')} blocks") == 2
+    output = output_of(*hvdrun(2, sys.executable, RUN_BLOCKS, PAGE))
+    assert output.count(f"ran {PAGE.read_text().count('```python')} blocks") == 2

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from test_structure import ROOT
 from torch import nn
-from world import world
+from world import in_world
 
 import sirtaki.torch as hvd
 from sirtaki.bindings.default_context import current
@@ -40,23 +40,20 @@ MADE_BY: dict[str, dict[str, Any]] = {
 OF_OPTIMIZERS = [rule for rule in RULES if rule.technique in MADE_BY]
 
 
+@in_world(3)
 def test_each_rule_of_an_optimizer_is_the_answer_to_a_program() -> None:
-    def body() -> None:
-        context = current()
-        pair = hvd.add_process_set([0, 1])
-        arguments = {**MADE_BY, "process_set": {"process_set": pair}}
-        for rule in OF_OPTIMIZERS:
-            chosen = {**arguments[rule.technique], **arguments[rule.other]}
-            context.survivors = Survivors() if "elastic" in rule else None
-            pieces = re.split(r"{technique}|{other}", rule.text)
-            try:
-                with pytest.raises(ValueError, match=".*".join(map(re.escape, pieces))):
-                    hvd.DistributedOptimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), **chosen)
-            finally:
-                context.survivors = None
-
-    with world(3) as ranks:
-        ranks.run(body)
+    context = current()
+    pair = hvd.add_process_set([0, 1])
+    arguments = {**MADE_BY, "process_set": {"process_set": pair}}
+    for rule in OF_OPTIMIZERS:
+        chosen = {**arguments[rule.technique], **arguments[rule.other]}
+        context.survivors = Survivors() if "elastic" in rule else None
+        pieces = re.split(r"{technique}|{other}", rule.text)
+        try:
+            with pytest.raises(ValueError, match=".*".join(map(re.escape, pieces))):
+                hvd.DistributedOptimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), **chosen)
+        finally:
+            context.survivors = None
 
 
 def test_the_keys_are_known_and_no_rule_is_twice() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, run
 
 numpy = pytest.importorskip("numpy")
 pytest.importorskip("deepmd")
@@ -64,8 +63,7 @@ def train(folder: Path, *launcher: str | Path | int) -> str:
     """Trains in a new folder; returns the output."""
     write_input(folder)
     dp = [sys.executable, "-m", "deepmd", "--tf", "train", "-m", "workers", "input.json"]
-    command = list(map(str, [*launcher, *dp]))
-    done = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=PATIENCE, check=False)
+    done = run(*launcher, *dp, cwd=folder)
     if "of TensorFlow used to compile this" in done.stderr:
         pytest.skip("this DeePMD-kit was compiled for another version of TensorFlow")
     assert done.returncode == 0, done.stdout + done.stderr

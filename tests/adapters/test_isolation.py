@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, run
 
 PROGRAM = """
 import time
@@ -34,8 +33,7 @@ def test_ranks_that_train_for_themselves(exchanges: bool, tmp_path: Path) -> Non
     script = tmp_path / "train.py"
     what = 'gradients = {"w": hvd.allreduce(gradients["w"])}' if exchanges else "pass"
     script.write_text(PROGRAM.replace("WHAT", what))
-    command = hvdrun(2, sys.executable, script)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = run(*hvdrun(2, sys.executable, script))
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if "exchanged nothing" in line]
     if exchanges:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, run
 
 pytest.importorskip("jax")
 
@@ -16,12 +15,6 @@ PROGRAMS = Path(__file__).with_name("programs_jax_collectives.py")
 LATE = "import jax, sirtaki.jax as hvd; hvd.init(); hvd.enable_collectives()"
 USED = "import sirtaki.jax as hvd, jax; jax.devices(); hvd.init(); hvd.enable_collectives()"
 RIGHT = "import sirtaki.jax as hvd; hvd.init(); hvd.enable_collectives()"
-
-
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
 
 
 def devices(count: int) -> str:

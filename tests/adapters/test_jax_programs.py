@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, run
 
 for package in ("jax", "optax", "flax"):
     pytest.importorskip(package)
@@ -18,12 +17,6 @@ PAGE = ROOT / "docs" / "guide" / "jax.md"
 PROGRAMS = Path(__file__).with_name("programs_jax.py")
 DIGITS = ROOT / "examples" / "jax_digits.py"
 TWO_DEVICES = "XLA_FLAGS=--xla_force_host_platform_device_count=2"
-
-
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
 
 
 def test_jax_is_not_imported_before_it_is_asked_for() -> None:

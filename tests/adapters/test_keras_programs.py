@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, output_of, run
 from tiers import exhaustive_unless
 
 pytest.importorskip("keras")
@@ -53,17 +52,9 @@ print(f"rank {hvd.rank()}: {CUDA_VISIBLE_DEVICES.value}")
 """
 
 
-def run(*command: str | Path) -> str:
-    finished = subprocess.run(
-        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout
-
-
 def test_each_rank_has_its_own_gpu_on_jax() -> None:
     environment = {"KERAS_BACKEND": "jax", "CUDA_VISIBLE_DEVICES": "4,7"}
-    printed = run(*hvdrun(2, sys.executable, "-c", OWN_GPU, **environment))
+    printed = output_of(*hvdrun(2, sys.executable, "-c", OWN_GPU, **environment))
     assert sorted(re.findall(r"rank \d: \w+", printed)) == ["rank 0: 0", "rank 1: 1"]
 
 
@@ -77,7 +68,7 @@ def test_the_digits_example_learns(backend: str, tmp_path: Path) -> None:
         pytest.skip(f"there is no {backend} here")
     saved = tmp_path / "best.keras"
     environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    text = run(*hvdrun(2, sys.executable, DIGITS, "--epochs", "4", "--save", saved, **environment))
+    text = output_of(*hvdrun(2, sys.executable, DIGITS, "--epochs", "4", "--save", saved, **environment))
     reports = re.findall(r"epoch +(\d+): loss [\d.]+, test accuracy ([\d.]+)%", text)
     assert [int(epoch) for epoch, _ in reports] == list(range(1, 5))
     assert float(reports[-1][1]) >= 90
@@ -85,7 +76,7 @@ def test_the_digits_example_learns(backend: str, tmp_path: Path) -> None:
     if backend == "torch":  # one backend is enough
         # As if sirtaki were not installed: torch looks for its entry point.
         absent = ("KERAS_BACKEND=torch", "TORCH_DEVICE_BACKEND_AUTOLOAD=0")
-        loaded = run("env", *absent, sys.executable, "-c", LOAD, saved)
+        loaded = output_of("env", *absent, sys.executable, "-c", LOAD, saved)
         assert re.fullmatch(r"Adam \d+", loaded.strip())
 
 
@@ -93,8 +84,7 @@ def test_an_exception_of_one_rank_is_the_one_that_is_reported() -> None:
     """On JAX, `fit` ends its optimizer although a callback has raised: the rank has not ended by itself."""
     pytest.importorskip("jax")
     environment = {"KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = hvdrun(2, sys.executable, "-c", RAISES_ON_RANK_1, **environment)
-    finished = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE, check=False)
+    finished = run(*hvdrun(2, sys.executable, "-c", RAISES_ON_RANK_1, **environment))
     output = finished.stdout + finished.stderr
     assert finished.returncode, output
     assert "RuntimeError: mine" in output
@@ -103,7 +93,7 @@ def test_an_exception_of_one_rank_is_the_one_that_is_reported() -> None:
 
 
 def test_the_code_of_the_page_runs() -> None:
-    text = run(*hvdrun(2, sys.executable, RUN_BLOCKS, PAGE, KERAS_BACKEND="torch"))
+    text = output_of(*hvdrun(2, sys.executable, RUN_BLOCKS, PAGE, KERAS_BACKEND="torch"))
     assert text.count("ran 1 blocks") == 2
     names = set(re.findall(r"\bhvd\.((?:[A-Za-z_]\w*\.?)+)", PAGE.read_text()))
     assert {name.split(".")[0] for name in names} <= set(hvd.__all__)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, output_of
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -18,11 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(ranks: int, *command: str | Path) -> str:
-    finished = subprocess.run(
-        hvdrun(ranks, sys.executable, *command), text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout
+    return output_of(*hvdrun(ranks, sys.executable, *command))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, run
 
 PROGRAMS = {
     "torch": """
@@ -77,8 +76,7 @@ def test_the_rank_of_a_gradient_that_is_not_finite_is_named(framework: str, tmp_
     pytest.importorskip(framework)
     script = tmp_path / "train.py"
     script.write_text(PROGRAMS[framework])
-    command = hvdrun(2, sys.executable, script)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = run(*hvdrun(2, sys.executable, script))
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if " adds " in line]
     named = r"\[1\] sirtaki: rank 1 \(pid \d+ on \S+\) adds a NaN to the sum of '\S+' over 2 ranks"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, run
 
 pytest.importorskip("tensorflow")
 
@@ -17,12 +16,6 @@ ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "tensorflow_digits.py"
 PAGE = ROOT / "docs" / "guide" / "tensorflow.md"
 RUN_BLOCKS = ROOT / "tests" / "documents" / "run_blocks.py"
-
-
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
 
 
 @pytest.mark.parametrize(("as_horovod", "error"), [("0", "AbortedError"), ("1", "UnknownError")])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, output_of
 
 from sirtaki.bindings.errors import UnsupportedError
 
@@ -45,45 +44,36 @@ tell("the program ends:")
 """
 
 
-def run(*command: str | Path) -> str:
-    finished = subprocess.run(
-        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
-    output = finished.stdout + finished.stderr
-    assert finished.returncode == 0, output
-    return output
-
-
 @pytest.mark.parametrize("program", SPAWNED)
 def test_spawned(program: str, tmp_path: Path) -> None:
-    assert f"{program} is done" in run(sys.executable, PROGRAMS, program, tmp_path)
+    assert f"{program} is done" in output_of(sys.executable, PROGRAMS, program, tmp_path)
 
 
 def test_hvdrun(tmp_path: Path) -> None:
-    output = run(*hvdrun(2, sys.executable, PROGRAMS, "under_hvdrun", tmp_path))
+    output = output_of(*hvdrun(2, sys.executable, PROGRAMS, "under_hvdrun", tmp_path))
     assert output.count("is done") == 2
 
 
 def test_hvdrun_with_torchs_variables(tmp_path: Path) -> None:
     hvdrun_of_two = hvdrun(2, "--torch-env", sys.executable, PROGRAMS, "with_torchs_variables", tmp_path)
-    assert run(*hvdrun_of_two).count("is done") == 2
+    assert output_of(*hvdrun_of_two).count("is done") == 2
 
 
 def test_torchs_checks_in_detail(tmp_path: Path) -> None:
     command = hvdrun(2, sys.executable, PROGRAMS, "under_detail", tmp_path, TORCH_DISTRIBUTED_DEBUG="DETAIL")
-    assert run(*command).count("is done") == 2
+    assert output_of(*command).count("is done") == 2
 
 
 def test_torchrun(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    output = run(sys.executable, *torchrun, PROGRAMS, "under_torchrun", tmp_path)
+    output = output_of(sys.executable, *torchrun, PROGRAMS, "under_torchrun", tmp_path)
     assert output.count("is done") == 2
 
 
 def test_torchs_own_cases(tmp_path: Path) -> None:
     """Each case that passes over gloo passes, or is refused with a reason; all ranks exit with code 0."""
     pytest.importorskip("expecttest")
-    output = run(*hvdrun(3, sys.executable, SUITE, tmp_path, OMP_NUM_THREADS="1"))
+    output = output_of(*hvdrun(3, sys.executable, SUITE, tmp_path, OMP_NUM_THREADS="1"))
     passed = re.findall(r"(\d+) cases passed", output)
     assert len(passed) == 3, output
     assert min(map(int, passed)) > 60, output
@@ -105,7 +95,7 @@ assert "sirtaki.autoload" in sys.modules and "sirtaki.torch" not in sys.modules
 dist.init_process_group("sirtaki", store=dist.HashStore(), rank=0, world_size=1)
 tensor = torch.ones(2); dist.all_reduce(tensor); print(tensor, "is done")
 """
-    assert "is done" in run(sys.executable, "-c", code)
+    assert "is done" in output_of(sys.executable, "-c", code)
 
 
 def test_a_version_of_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +109,12 @@ def test_a_version_of_torch_that_is_too_old_is_refused(monkeypatch: pytest.Monke
 
 
 def test_a_lost_rank_is_named(tmp_path: Path) -> None:
-    run(sys.executable, PROGRAMS, "lost_rank", tmp_path)
+    output_of(sys.executable, PROGRAMS, "lost_rank", tmp_path)
 
 
 def test_no_thread_completes_futures_when_the_interpreter_ends(tmp_path: Path) -> None:
     """It would be stopped inside torch's code, which ends the process by an abort."""
     script = tmp_path / "ending.py"
     script.write_text(ENDING)
-    output = run(*hvdrun(2, sys.executable, script))
+    output = output_of(*hvdrun(2, sys.executable, script))
     assert output.count("the program ends: True") == output.count("the interpreter ends: False") == 2

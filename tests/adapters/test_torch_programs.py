@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, run
 from tiers import exhaustive_unless
 
 pytest.importorskip("torch")
@@ -24,12 +24,6 @@ STALE = EXAMPLES / "staleness_digits.py"
 DEADLINE = EXAMPLES / "deadline_digits.py"
 OVERLAPPED = EXAMPLES / "overlap_digits.py"
 PARALLEL_LINEAR = EXAMPLES / "pytorch_parallel_linear.py"
-
-
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command], text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
 
 
 def test_no_framework_is_imported_before_it_is_asked_for() -> None:

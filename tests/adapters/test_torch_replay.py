@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from cases.torch_models import distributed, network, own_loss  # noqa: E402
 from cases.warned import warnings_of_this_rank  # noqa: E402
 from torch import nn  # noqa: E402
-from world import world  # noqa: E402
+from world import in_world, world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.common.exceptions import ParametersDifferError, ResultsDifferError  # noqa: E402
@@ -86,13 +86,10 @@ def test_a_replay_changes_nothing(size: int, options: dict[str, Any]) -> None:
         (lambda rank, call: rank == 1, "other bits from the same batch and parameters than 2 of 3 ranks"),
     ],
 )
+@in_world(3, replay="2")
 def test_a_rank_that_errs_is_named_on_all_ranks(err: Err, words: str) -> None:
-    def body() -> None:
-        with pytest.raises(ResultsDifferError, match=rf"^rank 1 \(pid \d+ on .*\) computed {words}"):
-            training(err)
-
-    with world(3, replay="2") as ranks:
-        ranks.run(body)
+    with pytest.raises(ResultsDifferError, match=rf"^rank 1 \(pid \d+ on .*\) computed {words}"):
+        training(err)
 
 
 def test_a_model_that_is_not_repeatable_ends_the_replays() -> None:
@@ -107,30 +104,24 @@ def test_a_model_that_is_not_repeatable_ends_the_replays() -> None:
     assert not nothing
 
 
+@in_world(2, replay="4")
 def test_other_parameters_are_reported_as_such() -> None:
-    def body() -> None:
-        model = network()
-        optimizer = distributed(model)
-        for step in range(4):
-            optimizer.zero_grad()
-            own_loss(model, step).backward()
-            if step == 3:
-                with torch.no_grad():
-                    model[0].weight.add_(hvd.rank())
-                with pytest.raises(ParametersDifferError, match=r"0\.weight"):
-                    optimizer.step()
-            else:
+    model = network()
+    optimizer = distributed(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        own_loss(model, step).backward()
+        if step == 3:
+            with torch.no_grad():
+                model[0].weight.add_(hvd.rank())
+            with pytest.raises(ParametersDifferError, match=r"0\.weight"):
                 optimizer.step()
+        else:
+            optimizer.step()
 
-    with world(2, replay="4") as ranks:
-        ranks.run(body)
 
-
+@in_world(1, replay="1")
 def test_what_cannot_be_replayed_is_refused() -> None:
-    def body() -> None:
-        for options in ({"overlap_forward": True}, {"op": hvd.Adasum}, {"staleness": 1}, {"deadline": 1.0}):
-            with pytest.raises(ValueError, match="Leave out --replay"):
-                distributed(network(), **options)
-
-    with world(1, replay="1") as ranks:
-        ranks.run(body)
+    for options in ({"overlap_forward": True}, {"op": hvd.Adasum}, {"staleness": 1}, {"deadline": 1.0}):
+        with pytest.raises(ValueError, match="Leave out --replay"):
+            distributed(network(), **options)

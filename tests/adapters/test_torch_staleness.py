@@ -6,14 +6,13 @@ import heapq
 import itertools
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import PATIENCE, hvdrun, run
 
 pytest.importorskip("torch")
 
@@ -153,8 +152,7 @@ def failing(tmp_path: Path, program: str, fault: str, **environment: str) -> str
     """Returns the output of a job in which rank 1 does this after some steps."""
     script = tmp_path / "train.py"
     script.write_text(program.replace("FAULT", fault))
-    command = hvdrun(3, sys.executable, script, **environment)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = run(*hvdrun(3, sys.executable, script, **environment))
     assert done.returncode != 0
     return done.stdout + done.stderr
 

@@ -16,7 +16,7 @@ from fake_gpu import needs_fake
 torch = pytest.importorskip("torch")
 
 from fake_gpu.tensors import PATIENCE, FakeTensors  # noqa: E402  # it imports torch
-from world import world  # noqa: E402
+from world import in_world, world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.context import Context  # noqa: E402
@@ -129,39 +129,33 @@ def test_the_host_does_not_wait_and_memory_lives_until_the_gpu_is_done(
     assert set(waits) == {tensors.driver.stream(0), tensors.driver.stream(1)}
 
 
+@in_world(2, gpu_backend="nccl")
 def test_gradients_are_released_before_the_next_step(tensors: FakeTensors) -> None:
-    def body() -> None:
-        model = torch.nn.Linear(100, 100)
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-        for _ in range(3):
-            model(torch.full((2, 100), 1.0 + hvd.rank())).sum().backward()
-            gradients = [weakref.ref(one.grad) for one in model.parameters() if one.grad is not None]
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            assert [one() for one in gradients] == [None, None]
-
-    with world(2, gpu_backend="nccl") as ranks:
-        ranks.run(body)
+    model = torch.nn.Linear(100, 100)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    for _ in range(3):
+        model(torch.full((2, 100), 1.0 + hvd.rank())).sum().backward()
+        gradients = [weakref.ref(one.grad) for one in model.parameters() if one.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        assert [one() for one in gradients] == [None, None]
 
 
+@in_world(2, gpu_backend="nccl")
 def test_works_of_process_groups_release_their_tensors(tensors: FakeTensors, recorded: list[Record]) -> None:
-    def body() -> None:
-        context, stream = current(), tensors.driver.stream(hvd.rank())
-        tensor, batch = torch.ones(5), Batch(1)
-        describe(batch, ALLREDUCE, view(tensor), tensor.data_ptr(), Call("x", 0), 0, how=Reduction(SUM))
-        batch.set_all_streams([stream])
-        batch.keepalive[:] = [tensor]
-        context.enqueue(batch)
-        work = StreamWork(context, batch, lambda *_: None, [tensor], timedelta(seconds=PATIENCE))
-        work.wait()
-        assert tensor.tolist() == [2.0] * 5
-        assert (stream, tensor.data_ptr()) in recorded
-        assert batch.keepalive == [None]
-
-    with world(2, gpu_backend="nccl") as ranks:
-        ranks.run(body)
+    context, stream = current(), tensors.driver.stream(hvd.rank())
+    tensor, batch = torch.ones(5), Batch(1)
+    describe(batch, ALLREDUCE, view(tensor), tensor.data_ptr(), Call("x", 0), 0, how=Reduction(SUM))
+    batch.set_all_streams([stream])
+    batch.keepalive[:] = [tensor]
+    context.enqueue(batch)
+    work = StreamWork(context, batch, lambda *_: None, [tensor], timedelta(seconds=PATIENCE))
+    work.wait()
+    assert tensor.tolist() == [2.0] * 5
+    assert (stream, tensor.data_ptr()) in recorded
+    assert batch.keepalive == [None]
 
 
 def test_what_is_waited_for_in_another_stream_is_kept_for_it(
@@ -183,25 +177,19 @@ def test_what_is_waited_for_in_another_stream_is_kept_for_it(
         ranks.run(body)
 
 
+@in_world(1)
 def test_a_rank_works_on_one_gpu(tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch) -> None:
-    def body() -> None:
+    hvd.allreduce(torch.ones(1))
+    monkeypatch.setattr(device, "ordinal", lambda tensor: 1)
+    with pytest.raises(ValueError, match=r"torch.cuda.set_device\(hvd.local_rank\(\)\)"):
         hvd.allreduce(torch.ones(1))
-        monkeypatch.setattr(device, "ordinal", lambda tensor: 1)
-        with pytest.raises(ValueError, match=r"torch.cuda.set_device\(hvd.local_rank\(\)\)"):
-            hvd.allreduce(torch.ones(1))
-
-    with world(1) as ranks:
-        ranks.run(body)
 
 
+@in_world(1)
 def test_graphs_cannot_capture_operations(tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch) -> None:
-    def body() -> None:
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        with pytest.raises(ValueError, match="CUDA graph"):
-            hvd.allreduce(torch.ones(1))
-
-    with world(1) as ranks:
-        ranks.run(body)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(ValueError, match="CUDA graph"):
+        hvd.allreduce(torch.ones(1))
 
 
 def test_gradients_of_several_streams_leave_when_the_pass_ends(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, output_of
 from tiers import Marks, exhaustive_unless
 
 torch = pytest.importorskip("torch")
@@ -30,18 +29,8 @@ LAUNCHERS = {
 
 
 def run(tmp_path: Path, *command: str | Path) -> str:
-    finished = subprocess.run(
-        [str(part) for part in command],
-        cwd=tmp_path,  # for files that trainers leave
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        text=True,
-        capture_output=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    output = finished.stdout + finished.stderr
-    assert finished.returncode == 0, output
-    return output
+    # Trainers leave files in the working folder.
+    return output_of(*command, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
 def python_of(launcher: str) -> list[str]:

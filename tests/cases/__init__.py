@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 Body = Callable[[], None]
 
@@ -25,101 +26,23 @@ MODULES = (
     "shared_memory",
     "wire_formats",
 )
-TORCH_MODULES = (
-    "torch_autograd",
-    "torch_by_hand",
-    "torch_closures",
-    "torch_collectives",
-    "torch_compression",
-    "torch_compression_limits",
-    "torch_consistency",
-    "torch_data",
-    "torch_failed_passes",
-    "torch_loss_scale",
-    "torch_matrix",
-    "torch_mistakes",
-    "torch_more_collectives",
-    "torch_nested",
-    "torch_one_batch",
-    "torch_optimizer",
-    "torch_out_of_memory",
-    "torch_overlap",
-    "torch_overlap_calls",
-    "torch_overlap_traps",
-    "torch_parameter_server",
-    "torch_passes",
-    "torch_periodic",
-    "torch_periodic_formats",
-    "torch_periodic_topk",
-    "torch_quantised",
-    "torch_sampler",
-    "torch_sharding",
-    "torch_shared_gradients",
-    "torch_sharding_calls",
-    "torch_sharding_orders",
-    "torch_some_ranks",
-    "torch_sparse",
-    "torch_staleness",
-    "torch_state",
-    "torch_steps",
-    "torch_sync_batch_norm",
-    "torch_training",
-    "torch_unequal_passes",
-)
-TORCH_BACKEND_MODULES = (  # a process has one default group: these run as processes only
-    "torch_backend_any_source",
-    "torch_backend_calls",
-    "torch_backend_messages",
-    "torch_backend_some_ranks",
-    "torch_backend_moving",
-    "torch_backend_rank_order",
-    "torch_backend_reducing",
-    "torch_backend_sharding",
-    "torch_backend_store",
-    "torch_backend_training",
-    "torch_backend_works",
-)
-TENSORFLOW_MODULES = (
-    "tensorflow_collectives",
-    "tensorflow_consistency",
-    "tensorflow_functions",
-    "tensorflow_gradients",
-    "tensorflow_mistakes",
-    "tensorflow_session_training",
-    "tensorflow_sessions",
-    "tensorflow_steps",
-    "tensorflow_training",
-    "tensorflow_xla",
-)
-KERAS_MODULES = (  # on the backend that KERAS_BACKEND names
-    "keras_callbacks",
-    "keras_consistency",
-    "keras_data",
-    "keras_gradients",
-    "keras_loss_scale",
-    "keras_mistakes",
-    "keras_periodic",
-    "keras_saving",
-    "keras_sharding",
-    "keras_steps",
-    "keras_training",
-    "keras_values",
-)
-JAX_MODULES = (
-    "jax_collectives",
-    "jax_consistency",
-    "jax_mistakes",
-    "jax_one_batch",
-    "jax_periodic",
-    "jax_programs",
-    "jax_sharding",
-    "jax_steps",
-    "jax_training",
-    "jax_transforms",
-)
-HOROVODS_RULES_MODULES = ("tensorflow_horovods_rules", "torch_horovods_rules")  # where those rules hold
+_FILES = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+
+
+def _of(framework: str, *apart: str) -> tuple[str, ...]:
+    """Returns the modules of a framework, and those without cases beside them; none whose name starts so."""
+    return tuple(name for name in _FILES if name.startswith(f"{framework}_") and not name.startswith(apart))
+
+
 GPU_MODULES = ("torch_gpu",)  # also run without a GPU: the fake libraries provide some
 TORCH_BACKEND_GPU_MODULES = ("torch_backend_on_gpus",)  # these too, with ranks as processes only
+HOROVODS_RULES_MODULES = ("tensorflow_horovods_rules", "torch_horovods_rules")  # where those rules hold
+TORCH_MODULES = _of("torch", "torch_backend_", *GPU_MODULES, *HOROVODS_RULES_MODULES)
+# A process has one default group: these run as processes only.
+TORCH_BACKEND_MODULES = _of("torch_backend", *TORCH_BACKEND_GPU_MODULES)
+TENSORFLOW_MODULES = _of("tensorflow", *HOROVODS_RULES_MODULES)
+KERAS_MODULES = _of("keras")  # on the backend that KERAS_BACKEND names
+JAX_MODULES = _of("jax")
 
 
 @dataclass(frozen=True)

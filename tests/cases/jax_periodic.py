@@ -12,12 +12,10 @@ import optax
 import pytest
 
 import sirtaki.jax as hvd
-from cases import case
+from cases import case, periodic_replicas
 from cases.jax_training import parameters, same_on_all_ranks
 
 RATE, MOMENTUM = 0.1, 0.9
-Replica = dict[str, np.ndarray]
-STARTS = {"hidden.w": (4, 8), "hidden.b": (8,), "out.w": (8, 2), "out.b": (2,)}
 
 
 def inner() -> Any:
@@ -30,15 +28,11 @@ def gradients(params: Any, rank: int, step: int) -> Any:
     return jax.tree.map(lambda one: one * 0.3 - pull, params)
 
 
-class Replicas:
-    """The parameters and momenta of all ranks, in one process, without JAX."""
+class Replicas(periodic_replicas.Replicas):
+    """Without JAX."""
 
     def __init__(self, start: Any, size: int) -> None:
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(start)]
-        self.params = [[leaf.copy() for leaf in leaves] for _ in range(size)]
-        self.momenta = [[np.zeros_like(leaf) for leaf in leaves] for _ in range(size)]
-        self.whole = [leaf.copy() for leaf in leaves]
-        self.outer = [np.zeros_like(leaf) for leaf in leaves]
+        super().__init__([np.asarray(leaf) for leaf in jax.tree.leaves(start)], size)
 
     def step(self, step: int, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -46,24 +40,6 @@ class Replicas:
             for place, gradient in enumerate(found):
                 self.momenta[rank][place] = MOMENTUM * self.momenta[rank][place] + gradient
                 self.params[rank][place] = self.params[rank][place] - RATE * self.momenta[rank][place]
-
-    def mean(self, place: int, weights: Sequence[float]) -> Any:
-        parts = [own[place] * weight for own, weight in zip(self.params, weights, strict=True)]
-        return sum(parts) / sum(weights)
-
-    def average(self, weights: Sequence[float]) -> None:
-        self._all_get([self.mean(place, weights) for place in range(len(self.whole))])
-
-    def outer_step(self, weights: Sequence[float]) -> None:
-        """Takes a step with Nesterov's momentum and the paper's settings, written out."""
-        for place, whole in enumerate(self.whole):
-            change = whole - self.mean(place, weights)
-            self.outer[place] = 0.9 * self.outer[place] + change
-            self.whole[place] = whole - 0.7 * (change + 0.9 * self.outer[place])
-        self._all_get(self.whole)
-
-    def _all_get(self, values: Sequence[Any]) -> None:
-        self.params = [[value.copy() for value in values] for _ in self.params]
 
 
 def assert_replica(params: Any, replica: Sequence[Any]) -> None:

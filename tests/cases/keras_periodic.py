@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sirtaki.keras as hvd
-from cases import case
+from cases import case, periodic_replicas
 from cases.keras_models import assert_alike, values_of
 from cases.warned import warnings_of_this_rank
 from sirtaki.bindings.default_context import current
@@ -51,14 +51,11 @@ def fit(model: Any, count: int, *callbacks: Any, **options: Any) -> Any:
     )
 
 
-class Replicas:
-    """The linear models of all ranks, with gradients written out."""
+class Replicas(periodic_replicas.Replicas):
+    """Linear models, with gradients written out."""
 
     def __init__(self, size: int) -> None:
-        start = values_of(linear().trainable_variables)
-        self.params = [[one.copy() for one in start] for _ in range(size)]
-        self.momenta = [[np.zeros_like(one) for one in start] for _ in range(size)]
-        self.whole, self.outer = [one.copy() for one in start], [np.zeros_like(one) for one in start]
+        super().__init__(values_of(linear().trainable_variables), size)
 
     def step(self, rank: int, batch: tuple[Any, Any]) -> None:
         (kernel, bias), (x, y) = self.params[rank], batch
@@ -66,18 +63,6 @@ class Replicas:
         for place, gradient in enumerate((x.T @ slope, slope.sum(axis=0))):
             self.momenta[rank][place] = MOMENTUM * self.momenta[rank][place] - RATE * gradient
             self.params[rank][place] = self.params[rank][place] + self.momenta[rank][place]
-
-    def average(self, weights: Sequence[float], has_outer: bool) -> None:
-        for place, whole in enumerate(self.whole):
-            parts = [own[place] * weight for own, weight in zip(self.params, weights, strict=True)]
-            mean = sum(parts) / sum(weights)
-            if has_outer:  # Nesterov's momentum with the paper's settings
-                change = whole - mean
-                self.outer[place] = 0.9 * self.outer[place] + change
-                mean = whole - 0.7 * (change + 0.9 * self.outer[place])
-            self.whole[place] = mean
-            for own in self.params:
-                own[place] = mean.copy()
 
     def epoch(self, counts: Sequence[int], every: int, has_outer: bool = False) -> None:
         """Trains so many batches of each rank, and averages after `every` batches and at the end."""
@@ -88,7 +73,7 @@ class Replicas:
                 for batch in range(window, window + count):
                     rows = slice(batch * ROWS, (batch + 1) * ROWS)
                     self.step(rank, (x[rows], y[rows]))
-            self.average(taken, has_outer)
+            (self.outer_step if has_outer else self.average)(taken)
 
 
 def assert_replica(model: Any, replica: Sequence[Any]) -> None:
@@ -149,7 +134,7 @@ def windows_may_span_epochs() -> None:
             rows = slice(number % 2 * ROWS, (number % 2 + 1) * ROWS)
             replicas.step(rank, (x[rows], y[rows]))
         if number in (2, 3):
-            replicas.average([1.0] * hvd.size(), has_outer=False)
+            replicas.average([1.0] * hvd.size())
     assert_replica(model, replicas.params[0])
     assert_alike(model.trainable_variables)
 

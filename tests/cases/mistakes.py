@@ -32,62 +32,50 @@ def ranks_disagree(call: Callable[[], Any], *words: str) -> None:
     still_works()
 
 
-@case(least=2)
-def shapes_differ() -> None:
-    mine = np.ones((2, 3 + hvd.rank() % 2), np.float32)
-    ranks_disagree(lambda: hvd.allreduce(mine, name="weights"), "weights", "[2, 3]", "[2, 4]")
+# Calls that differ on ranks of odd numbers, and words of the error, by what the ranks disagree about.
+DISAGREEMENTS: dict[str, tuple[Callable[[bool], Any], tuple[str, ...]]] = {
+    "shapes": (
+        lambda is_odd: hvd.allreduce(np.ones((2, 3 + is_odd), np.float32), name="weights"),
+        ("weights", "[2, 3]", "[2, 4]"),
+    ),
+    "numbers of dimensions": (
+        lambda is_odd: hvd.allreduce(np.ones((4,) if is_odd else (2, 2)), name="weights"),
+        ("[4]", "[2, 2]"),
+    ),
+    "dtypes": (
+        lambda is_odd: hvd.allreduce(np.ones(3, np.float64 if is_odd else np.float32), name="weights"),
+        ("weights", "float32", "float64"),
+    ),
+    "ops": (
+        lambda is_odd: hvd.allreduce(np.ones(3), op=hvd.Max if is_odd else hvd.Sum, name="loss"),
+        ("loss", "sum", "max"),
+    ),
+    "factors": (
+        lambda is_odd: hvd.allreduce(np.ones(3), prescale_factor=1.0 + is_odd, name="loss"),
+        ("loss",),
+    ),
+    "roots": (lambda is_odd: hvd.broadcast(np.ones(3), int(is_odd), name="start"), ("start", "root")),
+    "kinds": (
+        lambda is_odd: (
+            hvd.broadcast(np.ones(3), 0, name="thing") if is_odd else hvd.allreduce(np.ones(3), name="thing")
+        ),
+        ("thing",),
+    ),
+    "memory orders": (
+        lambda is_odd: hvd.allreduce(np.ones((3, 4), order="F" if is_odd else "C"), name="weights"),
+        ("weights",),
+    ),
+    "gathered shapes beyond dimension 0": (
+        lambda is_odd: hvd.allgather(np.ones((hvd.rank(), 2 + is_odd)), name="rows"),
+        ("rows",),
+    ),
+}
 
 
-@case(least=2)
-def numbers_of_dimensions_differ() -> None:
-    mine = np.ones((4,) if hvd.rank() else (2, 2), np.float32)
-    ranks_disagree(lambda: hvd.allreduce(mine, name="weights"), "[4]", "[2, 2]")
-
-
-@case(least=2)
-def dtypes_differ() -> None:
-    mine = np.ones(3, np.float64 if hvd.rank() else np.float32)
-    ranks_disagree(lambda: hvd.allreduce(mine, name="weights"), "weights", "float32", "float64")
-
-
-@case(least=2)
-def ops_differ() -> None:
-    op = hvd.Max if hvd.rank() else hvd.Sum
-    ranks_disagree(lambda: hvd.allreduce(np.ones(3), op=op, name="loss"), "loss", "sum", "max")
-
-
-@case(least=2)
-def factors_differ() -> None:
-    factor = 2.0 if hvd.rank() else 1.0
-    ranks_disagree(lambda: hvd.allreduce(np.ones(3), prescale_factor=factor, name="loss"), "loss")
-
-
-@case(least=2)
-def roots_differ() -> None:
-    ranks_disagree(lambda: hvd.broadcast(np.ones(3), hvd.rank() % 2, name="start"), "start", "root")
-
-
-@case(least=2)
-def kinds_differ() -> None:
-    def call() -> None:
-        if hvd.rank() == 0:
-            hvd.allreduce(np.ones(3), name="thing")
-        else:
-            hvd.broadcast(np.ones(3), 0, name="thing")
-
-    ranks_disagree(call, "thing")
-
-
-@case(least=2)
-def memory_orders_differ() -> None:
-    mine = np.ones((3, 4), order="F" if hvd.rank() else "C")
-    ranks_disagree(lambda: hvd.allreduce(mine, name="weights"), "weights")
-
-
-@case(least=2)
-def gathered_shapes_differ_beyond_dimension_0() -> None:
-    mine = np.ones((hvd.rank(), 2 + hvd.rank() % 2))
-    ranks_disagree(lambda: hvd.allgather(mine, name="rows"), "rows")
+@case(least=2, about=DISAGREEMENTS)
+def ranks_that_disagree(about: str) -> None:
+    call, words = DISAGREEMENTS[about]
+    ranks_disagree(lambda: call(hvd.rank() % 2 == 1), *words)
 
 
 @case(least=2)
@@ -119,33 +107,48 @@ def unknown_op() -> None:
     refused(lambda: hvd.reducescatter(np.ones(4), op="max"), "say op=hvd.Max")
 
 
-@case(least=2)
-def a_name_that_is_already_in_flight() -> None:
+def refused_in_flight(first: Callable[[], Any], second: Callable[[], Any], words: str) -> Any:
+    """Checks that `second` is refused while `first` is in flight; returns the result of `first`."""
     if hvd.rank() == 0:
-        handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="twice")
-        with pytest.raises(ValueError, match="twice"):
-            hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="twice")
+        handle = first()
+        with pytest.raises(ValueError, match=words):
+            second()
         hvd.barrier()
     else:
         hvd.barrier()
-        handle = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="twice")
-    assert (handle.wait() == hvd.size()).all()
+        handle = first()
+    result = handle.wait()
     still_works()
+    return result
+
+
+@case(least=2)
+def a_name_that_is_already_in_flight() -> None:
+    def call() -> Any:
+        return hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="twice")
+
+    assert (refused_in_flight(call, call, "twice") == hvd.size()).all()
 
 
 @case(least=2)
 def memory_that_is_already_in_flight() -> None:
     mine = np.ones(3)
-    if hvd.rank() == 0:
-        handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="first")
-        with pytest.raises(ValueError, match=r"'second' would use memory of 'first', .* pass a copy"):
-            hvd.allreduce_async_(mine, op=hvd.Sum, name="second")
-        hvd.barrier()
-    else:
-        hvd.barrier()
-        handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="first")
-    assert (handle.wait() == hvd.size()).all()
-    still_works()
+    result = refused_in_flight(
+        lambda: hvd.allreduce_async_(mine, op=hvd.Sum, name="first"),
+        lambda: hvd.allreduce_async_(mine, op=hvd.Sum, name="second"),
+        r"'second' would use memory of 'first', .* pass a copy",
+    )
+    assert (result == hvd.size()).all()
+
+
+@case(least=2)
+def memory_that_is_written_twice() -> None:
+    whole = np.ones(100)
+    refused_in_flight(
+        lambda: hvd.allreduce_async_(whole[:60], op=hvd.Sum, name="left"),
+        lambda: hvd.allreduce_async_(whole[40:], op=hvd.Sum, name="right"),
+        "right",
+    )
 
 
 @case(least=2)
@@ -181,21 +184,6 @@ def roots_that_are_none(root: int) -> None:
 def factors_that_are_no_numbers(factor: float) -> None:
     refused(lambda: hvd.allreduce(1.0, prescale_factor=factor), "scale")
     refused(lambda: hvd.allreduce(1.0, postscale_factor=factor), "scale")
-
-
-@case(least=2)
-def memory_that_is_written_twice() -> None:
-    whole = np.ones(100)
-    if hvd.rank() == 0:
-        handle = hvd.allreduce_async_(whole[:60], op=hvd.Sum, name="left")
-        with pytest.raises(ValueError, match="right"):
-            hvd.allreduce_async_(whole[40:], op=hvd.Sum, name="right")
-        hvd.barrier()
-    else:
-        hvd.barrier()
-        handle = hvd.allreduce_async_(whole[:60], op=hvd.Sum, name="left")
-    handle.wait()
-    still_works()
 
 
 @case()

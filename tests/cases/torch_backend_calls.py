@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 from cases import case
 from cases.torch_backend_groups import default_group
-from cases.torch_backend_rank_order import keeps_order
+from cases.torch_backend_rank_order import keeps_order, orders
 
 _never_destroyed: list[Any] = []  # see cases.torch_backend_groups
 
@@ -79,8 +79,8 @@ class Calls:
         return self.lay(values.reshape(shape).to(self.dtype))
 
     def each(self, rows: int = 0) -> list[Tensor]:
-        """Returns a tensor for each rank of the group; of `rows` more rows for each rank, if any."""
-        shapes = [(rows * (rank + 1), 2) if rows else self.shape for rank in range(self.size)]
+        """Returns a tensor for each rank of the group; of `rows` more rows for each rank after the first."""
+        shapes = [(rows * rank, 2) if rows else self.shape for rank in range(self.size)]
         return [self.mine(rank, shape) for rank, shape in enumerate(shapes)]
 
     def empty(self, shape: Sequence[int] | None = None) -> Tensor:
@@ -175,15 +175,15 @@ def reduce_scatter_tensor(calls: Calls) -> None:
 def all_to_all_single(calls: Calls) -> None:
     output, source = calls.empty((2 * calls.size, 3)), calls.mine(shape=(2 * calls.size, 3))
     calls.ended(dist.all_to_all_single(output, source, **calls.named), output)
-    sent = list(range(1, calls.size + 1))
-    received = [calls.rank + 1] * calls.size
+    sent = [calls.rank + 2 * other for other in range(calls.size)]
+    received = [other + 2 * calls.rank for other in range(calls.size)]
     output, source = calls.empty((sum(received), 2)), calls.mine(shape=(sum(sent), 2))
     calls.ended(dist.all_to_all_single(output, source, received, sent, **calls.named), output)
 
 
 def all_to_all(calls: Calls) -> None:
     inputs = calls.each(rows=1)
-    outputs = [calls.empty((calls.rank + 1, 2)) for _ in range(calls.size)]
+    outputs = [calls.empty((calls.rank, 2)) for _ in range(calls.size)]
     if calls.is_over_gloo:  # which has none: what all ranks send, by objects
         everyone: list[Any] = [None] * calls.size
         dist.all_gather_object(everyone, inputs, calls.group)
@@ -241,11 +241,9 @@ def objects(calls: Calls) -> None:
 
 def coalescing_manager(calls: Calls) -> None:
     """Only the backend has the manager; gloo makes the calls one by one."""
-    reduced, gathered = (
-        [calls.mine(0), calls.mine(1, (2,))],
-        [calls.empty([2 * calls.size]) for _ in range(2)],
-    )
-    inputs = [calls.mine(index, (2,)) for index in range(2)]
+    reduced = [calls.mine(0), calls.mine(1, (2,)), calls.mine(2, (0,))]
+    inputs = [calls.mine(index, (count,)) for index, count in enumerate((1, 3))]
+    gathered = [calls.empty([len(tensor) * calls.size]) for tensor in inputs]
     scattered = [calls.empty((3,)) for _ in range(2)]
     sources = [calls.mine(index, (3 * calls.size,)) for index in range(2)]
 
@@ -278,11 +276,13 @@ def functional_collectives(calls: Calls) -> None:
     wide = [calls.mine(0, (2 * count, 3)), calls.mine(1, (2 * count,))]
     calls.results += [
         functional.all_reduce(tensors[0], "max", group),
+        functional.all_reduce(tensors[0], "sum", group),
         functional.broadcast(tensors[0], 0, group),
         functional.all_gather_tensor(tensors[0], 0, group),
         functional.all_gather_tensor(tensors[0], 1, group),
         functional.reduce_scatter_tensor(wide[0], "sum", 0, group),
         functional.all_to_all_single(wide[0], None, None, group),
+        functional.all_to_all_single(wide[0], [2] * count, [2] * count, group),
         functional.permute_tensor(tensors[1], [(rank + 1) % count for rank in range(count)], group),
         functional.all_reduce_coalesced(tensors, "sum", group),
     ]
@@ -334,18 +334,17 @@ def run(call: Callable[[Calls], None], calls: Calls) -> Any:
 
 
 def pairs_of_groups() -> list[tuple[Any, Any]]:
-    """Returns groups of this rank over gloo and over sirtaki: all ranks, another order, some ranks."""
+    """Returns groups of this rank over gloo and over sirtaki: all ranks, other orders, some ranks."""
     size = dist.get_world_size()
-    orders = [list(range(size)), list(reversed(range(size)))]
-    if size > 2:
-        orders += [[0, 1, 2], [size - 1, 0]]
     named = {"sort_ranks": False} if keeps_order() else {}
     found = []
-    for order in orders:
-        pair = [dist.new_group(order, backend=backend, **named) for backend in ("gloo", "sirtaki")]
-        _never_destroyed.append(pair[0])
+    for order in (list(range(size)), *orders(), list(range(min(size, 3)))):
+        ours, theirs = (dist.new_group(order, backend=backend, **named) for backend in ("sirtaki", "gloo"))
+        _never_destroyed.append(theirs)
         if dist.get_rank() in order:
-            found.append((pair[0], pair[1]))
+            place = (order if named else sorted(order)).index(dist.get_rank())
+            assert (ours.rank(), ours.size()) == (place, len(order))
+            found.append((theirs, ours))
     return found
 
 

@@ -60,6 +60,14 @@ def in_group(body: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def rank() -> int:
+    return dist.get_rank()
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Returns small integers: every dtype holds them, their sums and their products over 4 ranks exactly."""
     numbers = torch.arange(int(torch.Size(shape).numel())) * 5 + rank * 7

@@ -14,18 +14,10 @@ from torch import Tensor
 
 import sirtaki.torch as hvd
 from cases import case
-from cases.torch_backend_groups import FLOATS, INTEGERS, SHAPES, in_group, same, values
+from cases.torch_backend_groups import FLOATS, INTEGERS, SHAPES, in_group, rank, same, size, values
 from sirtaki.common.exceptions import MismatchError
 
 DTYPES = (*FLOATS, *INTEGERS, torch.bool, torch.complex64)
-
-
-def rank() -> int:
-    return dist.get_rank()
-
-
-def size() -> int:
-    return dist.get_world_size()
 
 
 def of_all(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -46,24 +38,6 @@ def broadcast() -> None:
     parameter = torch.nn.Parameter(torch.full((3,), float(rank() + 1)))
     dist.broadcast(parameter.data, 0)
     same(parameter.detach(), torch.ones(3))
-
-
-@case()
-@in_group
-def all_gather_coalesced() -> None:
-    """The output has a list for each rank, with a tensor for each input, also where the numbers are equal."""
-    shapes = [(3,), (2, 2), (1,)]
-    for count in (1, 2, 3):
-        mine = [values(rank(), shape, torch.float32) + index for index, shape in enumerate(shapes[:count])]
-        outputs = [[torch.zeros_like(tensor) for tensor in mine] for _ in range(size())]
-        with pytest.warns(FutureWarning):
-            dist.all_gather_coalesced(outputs, mine)
-        for other, tensors in enumerate(outputs):
-            for index, tensor in enumerate(tensors):
-                same(tensor, values(other, shapes[index], torch.float32) + index)
-    if size() > 1:
-        with pytest.warns(FutureWarning), pytest.raises(ValueError, match="one list for each"):
-            dist.all_gather_coalesced([[torch.zeros(3)]], [torch.zeros(3)])
 
 
 @case()
@@ -148,12 +122,6 @@ def all_gather_in_place_and_strided() -> None:
     dist.all_gather_into_tensor(narrow, values(rank(), (2, 3), torch.float32).t())
     same(narrow, torch.cat([one.t() for one in of_all((2, 3), torch.float32)]))
     assert (wide[:, 0] == 0).all()
-    with dist._coalescing_manager():
-        outputs = [torch.zeros(size() * count) for count in (1, 3)]
-        for output, count in zip(outputs, (1, 3), strict=True):
-            dist.all_gather_into_tensor(output, values(rank(), (count,), torch.float32))
-    for output, count in zip(outputs, (1, 3), strict=True):
-        same(output, torch.cat(of_all((count,), torch.float32)))
 
 
 @case()
@@ -198,43 +166,6 @@ def all_to_all() -> None:
         same(whole, torch.cat(outputs))
 
 
-@case()
-@in_group
-def all_to_all_of_different_sizes() -> None:
-    def part(sender: int, receiver: int) -> Tensor:
-        return torch.full((sender + 2 * receiver, 2), float(10 * sender + receiver))
-
-    sent = [part(rank(), other) for other in range(size())]
-    expected = [part(other, rank()) for other in range(size())]
-    outputs = [torch.zeros_like(one) for one in expected]
-    dist.all_to_all(outputs, sent)
-    for output, one in zip(outputs, expected, strict=True):
-        same(output, one)
-    whole = torch.zeros_like(torch.cat(expected))
-    counts = [[len(one) for one in parts] for parts in (expected, sent)]
-    dist.all_to_all_single(whole, torch.cat(sent), *counts)
-    same(whole, torch.cat(expected))
-    with pytest.raises(ValueError, match="output_split_sizes"):
-        dist.all_to_all_single(whole, torch.cat(sent), [1] * (size() + 1), counts[1])
-
-
-@case()
-@in_group
-def objects() -> None:
-    everything = [None] * size()
-    dist.all_gather_object(everything, {"rank": rank(), "text": "x" * rank()})
-    assert everything == [{"rank": other, "text": "x" * other} for other in range(size())]
-    mine = [rank(), "two"] if rank() == 0 else [None, None]
-    dist.broadcast_object_list(mine, 0)
-    assert mine == [0, "two"]
-    gathered = [None] * size() if rank() == 0 else None
-    dist.gather_object((rank(),), gathered, 0)
-    assert gathered is None or gathered == [(other,) for other in range(size())]
-    received: list[object] = [None]
-    dist.scatter_object_list(received, list(range(size())) if rank() == 0 else None, 0)
-    assert received == [rank()]
-
-
 @case(least=2)
 @in_group
 def a_barrier_waits_for_all() -> None:
@@ -269,11 +200,14 @@ def calls_with_wrong_lists_are_refused() -> None:
         lambda: dist.reduce_scatter(torch.zeros(2), [ones] * (size + 1)),
         lambda: dist.reduce_scatter_tensor(torch.zeros(2), ones),
         lambda: dist.all_to_all([torch.zeros(2)] * (size + 1), [ones] * size),
-        lambda: dist.all_to_all_single(torch.zeros(size), torch.ones(size), [1] * (size + 1), [1] * size),
         lambda: dist.gather(ones, [torch.zeros(2)] * (size + 1), dst=dist.get_rank()),
         lambda: dist.scatter(torch.zeros(2), [ones] * (size + 1), src=dist.get_rank()),
     ]
     for call in refused:
         with pytest.raises((ValueError, TypeError, RuntimeError)):
             call()
+    with pytest.raises(ValueError, match="output_split_sizes"):
+        dist.all_to_all_single(torch.zeros(size), torch.ones(size), [1] * (size + 1), [1] * size)
+    with pytest.warns(FutureWarning), pytest.raises(ValueError, match="one list for each"):
+        dist.all_gather_coalesced([[torch.zeros(2)]], [ones])
     dist.barrier()

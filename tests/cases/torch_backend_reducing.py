@@ -12,7 +12,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cases import case
-from cases.torch_backend_groups import FLOATS, INTEGERS, SHAPES, everyone, gloo_group, in_group, same, values
+from cases.torch_backend_groups import (
+    FLOATS,
+    INTEGERS,
+    SHAPES,
+    everyone,
+    gloo_group,
+    in_group,
+    rank,
+    same,
+    size,
+    values,
+)
 from sirtaki.common.exceptions import MismatchError, UnsupportedError
 
 ReduceOp = dist.ReduceOp
@@ -28,14 +39,6 @@ BITWISE: dict[str, tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = {
     "BOR": (ReduceOp.BOR, torch.bitwise_or),
     "BXOR": (ReduceOp.BXOR, torch.bitwise_xor),
 }
-
-
-def rank() -> int:
-    return dist.get_rank()
-
-
-def size() -> int:
-    return dist.get_world_size()
 
 
 @case(op=OPS)
@@ -134,18 +137,6 @@ def complex_numbers() -> None:
     tensor = torch.complex(torch.full((3,), float(rank())), torch.ones(3))
     dist.all_reduce(tensor)
     same(tensor, torch.complex(torch.full((3,), float(sum(range(size())))), torch.full((3,), float(size()))))
-
-
-@case()
-@in_group
-def coalesced_all_reduce() -> None:
-    shapes = [(3,), (0,), (2, 2)]
-    tensors = [values(rank(), shape, torch.float32) for shape in shapes]
-    with dist._coalescing_manager():
-        for tensor in tensors:
-            dist.all_reduce(tensor)
-    for tensor, shape in zip(tensors, shapes, strict=True):
-        same(tensor, everyone(shape, torch.float32).sum(0))
 
 
 @case()

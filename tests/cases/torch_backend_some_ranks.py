@@ -14,17 +14,9 @@ from torch.distributed.fsdp import fully_shard
 
 import sirtaki.torch as hvd
 from cases import case
-from cases.torch_backend_groups import in_group, same
+from cases.torch_backend_groups import in_group, rank, same, size
 from cases.torch_backend_sharding import batch, model, over_both, train, whole
 from sirtaki.common.exceptions import DeadlineError
-
-
-def rank() -> int:
-    return dist.get_rank()
-
-
-def size() -> int:
-    return dist.get_world_size()
 
 
 def check(group: dist.ProcessGroup, ranks: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cases import case
 from cases.torch_backend_groups import default_group, same
+from cases.torch_backend_sharding import over_both, train, whole
 from sirtaki.common.exceptions import MismatchError
 
-STEPS = 4
+Build = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def model() -> nn.Module:
@@ -29,98 +31,79 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(5, 6, generator=generator).double(), torch.randn(5, 3, generator=generator).double()
 
 
-def trained(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Returns the losses of some steps, and the parameters after them."""
-    losses = []
-    for step in range(STEPS):
-        inputs, targets = batch(step)
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(net(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return [*losses, *(parameter.detach().clone() for parameter in net.parameters())]
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1)
 
 
-def over(backend: str, **options: Any) -> list[Tensor]:
-    with default_group(backend):
-        net = DistributedDataParallel(model(), **options)
-        return trained(net, torch.optim.SGD(net.parameters(), lr=0.1))
+def compare(net_of: Callable[[], nn.Module], optimizer_of: Build = sgd) -> None:
+    """Compares losses and parameters of a training over sirtaki with those over gloo."""
+
+    def run() -> list[Tensor]:
+        net = net_of()
+        losses = train(net, batch, optimizer_of(net))
+        return [*losses, *(whole(parameter) for parameter in net.parameters())]
+
+    over_both(run)
 
 
-def close(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+DDP_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "small buckets": {"bucket_cap_mb": 0.0005, "gradient_as_bucket_view": True},
+    "unused parameters": {"find_unused_parameters": True},
+}
 
 
-@case()
-def ddp() -> None:
-    close(over("sirtaki"), over("gloo"))
-
-
-@case()
-def ddp_with_small_buckets() -> None:
-    options = {"bucket_cap_mb": 0.0005, "gradient_as_bucket_view": True}
-    close(over("sirtaki", **options), over("gloo", **options))
-
-
-@case()
-def ddp_with_unused_parameters() -> None:
-    close(over("sirtaki", find_unused_parameters=True), over("gloo", find_unused_parameters=True))
+@case(options=DDP_OPTIONS)
+def ddp(options: str) -> None:
+    compare(lambda: DistributedDataParallel(model(), **DDP_OPTIONS[options]))
 
 
 @case(keeps_divisor=[True, False])
 def join(keeps_divisor: bool) -> None:
     """Ranks with different numbers of batches."""
-    results = []
-    for backend in ("sirtaki", "gloo"):
-        with default_group(backend):
-            net = DistributedDataParallel(model())
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-            with net.join(divide_by_initial_world_size=keeps_divisor):
-                for step in range(2 + dist.get_rank()):
-                    optimizer.zero_grad()
-                    net(batch(step)[0]).square().sum().backward()
-                    optimizer.step()
-            results.append([parameter.detach().clone() for parameter in net.parameters()])
-    close(*results)
+
+    def run() -> list[Tensor]:
+        net = DistributedDataParallel(model())
+        optimizer = sgd(net)
+        with net.join(divide_by_initial_world_size=keeps_divisor):
+            for step in range(2 + dist.get_rank()):
+                optimizer.zero_grad()
+                net(batch(step)[0]).square().sum().backward()
+                optimizer.step()
+        return [whole(parameter) for parameter in net.parameters()]
+
+    over_both(run)
 
 
 @case()
 def communication_hooks() -> None:
-    results = []
-    for backend in ("sirtaki", "gloo"):
-        with default_group(backend):
-            net = DistributedDataParallel(model())
-            net.register_comm_hook(None, default_hooks.allreduce_hook)
-            results.append(trained(net, torch.optim.SGD(net.parameters(), lr=0.1)))
-    close(*results)
+    def hooked() -> nn.Module:
+        net = DistributedDataParallel(model())
+        net.register_comm_hook(None, default_hooks.allreduce_hook)
+        return net
+
+    compare(hooked)
 
 
 @case()
 def power_sgd() -> None:
-    results = []
-    for backend in ("sirtaki", "gloo"):
-        with default_group(backend):
-            net = DistributedDataParallel(model().float())
-            state = powerSGD_hook.PowerSGDState(
-                None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
-            )
-            net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-            net.double()
-            results.append(trained(net, torch.optim.SGD(net.parameters(), lr=0.1)))
-    close(*results)
+    def hooked() -> nn.Module:
+        net = DistributedDataParallel(model().float())
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return net.double()
+
+    compare(hooked)
 
 
 @case()
 def zero_redundancy_optimizer() -> None:
-    results = []
-    for backend in ("sirtaki", "gloo"):
-        with default_group(backend):
-            net = DistributedDataParallel(model())
-            optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-            results.append(trained(net, optimizer))
-    close(*results)
+    def divided(net: nn.Module) -> torch.optim.Optimizer:
+        return ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+
+    compare(lambda: DistributedDataParallel(model()), divided)
 
 
 @case(least=2)

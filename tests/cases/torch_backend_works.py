@@ -12,16 +12,8 @@ import torch.distributed as dist
 
 import sirtaki.torch as hvd
 from cases import case
-from cases.torch_backend_groups import default_group, in_group, same
+from cases.torch_backend_groups import default_group, in_group, rank, same, size
 from sirtaki.common.exceptions import DeadlineError
-
-
-def rank() -> int:
-    return dist.get_rank()
-
-
-def size() -> int:
-    return dist.get_world_size()
 
 
 @case(least=2)

@@ -111,6 +111,23 @@ def assert_alike(actual: nn.Module, expected: nn.Module) -> None:
         )
 
 
+def assert_trains_as_one_process(
+    run: Callable[[Any, Any, Callable[..., Tensor]], Any],
+    build: Callable[[], nn.Module] = network,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    **options: Any,
+) -> None:
+    """Compares a training of all ranks, each with its part of the batches, with one of the whole batches.
+
+    `run` receives the model, its optimizer and the loss to train with, as `train` does.
+    """
+    ours, reference = build(), build()
+    run(ours, distributed(ours, optimizer(ours), **options), own_loss)
+    run(reference, optimizer(reference), whole_loss)
+    assert_alike(ours, reference)
+    assert_same_on_all_ranks(ours)
+
+
 def assert_same_on_all_ranks(model: nn.Module) -> None:
     """Checks that parameters are equal to the bit on all ranks."""
     states = hvd.allgather_object([parameter.detach().numpy().tobytes() for parameter in model.parameters()])

@@ -6,16 +6,19 @@ import copy
 import gc
 import io
 import pickle
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import sirtaki.torch as hvd
 from cases import case
 from cases.torch_models import (
     assert_alike,
+    assert_trains_as_one_process,
     batch,
     distributed,
     loss_of,
@@ -98,17 +101,16 @@ def calls_of_horovod_s_recipe_for_clipping() -> None:
 
 @case(to_none=[True, False])
 def gradients_are_dropped_at_any_time(to_none: bool) -> None:
-    model, plain = network(), network()
-    optimizer, alone = distributed(model), sgd(plain)
-    for step in range(3):
-        for one, each, loss in ((model, optimizer, own_loss), (plain, alone, whole_loss)):
-            each.zero_grad(set_to_none=to_none)
-            loss(one, 10 + step).backward()
-            each.zero_grad(to_none)
-            loss(one, step).backward()
-            each.step()
-            one.zero_grad(to_none)
-    assert_alike(model, plain)
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor]) -> None:
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=to_none)
+            loss(model, 10 + step).backward()
+            optimizer.zero_grad(to_none)
+            loss(model, step).backward()
+            optimizer.step()
+            model.zero_grad(to_none)
+
+    assert_trains_as_one_process(steps)
 
 
 @case(skips=[False, True])
@@ -278,19 +280,16 @@ def gradients_that_are_conjugates_or_negatives_of_their_memory(op: str) -> None:
 
 @case()
 def lbfgs_with_closures() -> None:
-    model, plain = network(), network()
-    optimizers = (
-        distributed(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)),
-        torch.optim.LBFGS(plain.parameters(), lr=0.1, max_iter=3),
-    )
-    for one, optimizer, loss in zip((model, plain), optimizers, (own_loss, whole_loss), strict=True):
-
-        def closure(one: nn.Module = one, optimizer=optimizer, loss=loss) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def steps(model: nn.Module, optimizer: Any, loss: Callable[..., Tensor]) -> None:
+        def closure() -> Tensor:
             optimizer.zero_grad()
-            value = loss(one, 0)
+            value = loss(model, 0)
             value.backward()
             return value
 
         for _ in range(2):
             optimizer.step(closure)
-    assert_alike(model, plain)
+
+    assert_trains_as_one_process(
+        steps, optimizer=lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    )

@@ -14,6 +14,7 @@ from cases import case
 from cases.torch_models import (
     assert_alike,
     assert_same_on_all_ranks,
+    assert_trains_as_one_process,
     batch,
     distributed,
     fill,
@@ -91,10 +92,7 @@ def the_number_of_passes_can_change() -> None:
 
 @case()
 def a_step_before_the_last_pass_exchanges_what_there_is() -> None:
-    model, plain = network(), network()
-    optimizer = distributed(model, backward_passes_per_step=4)
-    train(model, optimizer, own_loss, steps=3)
-    assert_alike(model, train(plain, sgd(plain), whole_loss, steps=3))
+    assert_trains_as_one_process(train, backward_passes_per_step=4)
 
 
 @case(op=OPS)
@@ -223,21 +221,15 @@ def gradients_that_are_set_by_hand() -> None:
 
 @case()
 def a_second_order_gradient() -> None:
-    model, plain = network(), network()
-    optimizer, plain_optimizer = distributed(model), sgd(plain)
+    def steps(model: nn.Module, optimizer: Any, loss: Callable[..., Tensor]) -> None:
+        for step in range(3):
+            optimizer.zero_grad()
+            value = loss(model, step)
+            gradients = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+            (value + sum(gradient.sum() for gradient in gradients)).backward()
+            optimizer.step()
 
-    def penalised(model: nn.Module, loss: Tensor) -> Tensor:
-        gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-        return loss + sum(gradient.sum() for gradient in gradients)
-
-    for step in range(3):
-        optimizer.zero_grad()
-        penalised(model, own_loss(model, step)).backward()
-        optimizer.step()
-        plain_optimizer.zero_grad()
-        penalised(plain, whole_loss(plain, step)).backward()
-        plain_optimizer.step()
-    assert_alike(model, plain)
+    assert_trains_as_one_process(steps)
 
 
 @case(freezes=[False, True])
@@ -284,23 +276,20 @@ def two_optimizers_that_end_a_pass_in_another_order_on_each_rank() -> None:
 
 @case()
 def parameters_that_are_frozen_for_a_while() -> None:
-    def steps(model: nn.Sequential, optimizer: Any, loss: Any) -> nn.Module:
+    def steps(model: nn.Sequential, optimizer: Any, loss: Callable[..., Tensor]) -> None:
+        assert not model[0].weight.requires_grad
         for step in range(4):
             model[0].requires_grad_(step >= 2)
             optimizer.zero_grad()
             loss(model, step).backward()
             optimizer.step()
-        return model
 
     def frozen() -> Any:
-        model = network()
+        model: Any = network()
         model[0].requires_grad_(False)
         return model
 
-    model, plain = frozen(), frozen()
-    optimizer = distributed(model)
-    assert not model[0].weight.requires_grad
-    assert_alike(steps(model, optimizer, own_loss), steps(plain, sgd(plain), whole_loss))
+    assert_trains_as_one_process(steps, frozen)
 
 
 def expect_two_passes_a_step(begin: Callable[[nn.Module], None]) -> None:

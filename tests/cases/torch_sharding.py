@@ -29,8 +29,10 @@ from cases.torch_sharding_models import (
     WHOLE,
     WIDTH,
     assert_equal,
+    assert_same_bits,
     assert_states_equal,
     both,
+    wide_network,
 )
 
 
@@ -65,15 +67,13 @@ def it_computes_what_one_process_computes(name: str) -> None:
 
 @case(dtype=["float32", "bfloat16"])
 def other_dtypes(dtype: str) -> None:
-    for shard in SHARDS:
-        (model, optimizer), (other, plain) = both(shard, OPTIMIZERS["Adam"], getattr(torch, dtype))
+    def loss(net: nn.Module, step: int) -> Tensor:
+        return own_loss(lambda one: net(one.to(next(net.parameters()).dtype)).double(), step)
 
-        def loss(net: nn.Module, step: int) -> Tensor:
-            return own_loss(lambda one: net(one.to(next(net.parameters()).dtype)).double(), step)
+    def run(net: nn.Module, shard: str | None) -> None:
+        train(net, distributed(net, OPTIMIZERS["Adam"](net.parameters()), shard=shard), loss)
 
-        train(model, optimizer, loss)
-        train(other, plain, loss)
-        assert_equal(model, other)
+    assert_same_bits(run, lambda: wide_network().to(getattr(torch, dtype)))
 
 
 @case(name=WHOLE)
@@ -101,54 +101,49 @@ def whole_parameters_belong_to_one_rank(name: str) -> None:
 
 @case()
 def groups_and_schedulers_are_those_of_the_program() -> None:
-    for shard in SHARDS:
-        nets, rates = [network(width=WIDTH) for _ in range(2)], []
-        for net, how in zip(nets, (shard, None), strict=True):
-            groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": list(net[2:].parameters())}]
-            optimizer = torch.optim.AdamW(groups, lr=0.01)
-            before = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-            optimizer = distributed(net, optimizer, shard=how)
-            after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-            for step in range(5):
-                train(net, optimizer, own_loss, steps=1)
-                before.step()
-                after.step()
-                optimizer.param_groups[1]["weight_decay"] = 0.1 * step
-            rates.append([group["lr"] for group in optimizer.param_groups])
-            assert optimizer.param_groups[0]["params"][0] is net[0].weight
-        assert rates[0] == rates[1]
-        assert_equal(*nets)
+    def run(net: nn.Sequential, shard: str | None) -> list[float]:
+        groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": list(net[2:].parameters())}]
+        optimizer = torch.optim.AdamW(groups, lr=0.01)
+        before = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        optimizer = distributed(net, optimizer, shard=shard)
+        after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for step in range(5):
+            train(net, optimizer, own_loss, steps=1)
+            before.step()
+            after.step()
+            optimizer.param_groups[1]["weight_decay"] = 0.1 * step
+        assert optimizer.param_groups[0]["params"][0] is net[0].weight
+        return [group["lr"] for group in optimizer.param_groups]
+
+    assert_same_bits(run)
 
 
 @case()
 def parameters_may_be_added() -> None:
-    for shard in SHARDS:
-        nets = [network(width=WIDTH) for _ in range(2)]
-        for net, how in zip(nets, (shard, None), strict=True):
-            optimizer = torch.optim.Adam(net[2:].parameters(), lr=0.01)
-            optimizer = hvd.DistributedOptimizer(optimizer, shard=how)
-            train(net, optimizer, own_loss, steps=2)
-            optimizer.add_param_group({"params": list(net[0].parameters()), "lr": 0.05})
-            train(net, optimizer, own_loss, steps=3)
-        assert_equal(*nets)
+    def run(net: nn.Sequential, shard: str | None) -> None:
+        optimizer = torch.optim.Adam(net[2:].parameters(), lr=0.01)
+        optimizer = hvd.DistributedOptimizer(optimizer, shard=shard)
+        train(net, optimizer, own_loss, steps=2)
+        optimizer.add_param_group({"params": list(net[0].parameters()), "lr": 0.05})
+        train(net, optimizer, own_loss, steps=3)
+
+    assert_same_bits(run)
 
 
 @case()
 def closures() -> None:
-    for shard in SHARDS:
-        nets, losses = [network(width=WIDTH) for _ in range(2)], []
-        for net, how in zip(nets, (shard, None), strict=True):
-            optimizer = distributed(net, OPTIMIZERS["Adam"](net.parameters()), shard=how)
+    def run(net: nn.Module, shard: str | None) -> list[float]:
+        optimizer = distributed(net, OPTIMIZERS["Adam"](net.parameters()), shard=shard)
 
-            def closure(net: nn.Module = net, optimizer: Any = optimizer) -> Tensor:
-                optimizer.zero_grad()
-                loss = own_loss(net, 0)
-                loss.backward()
-                return loss
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = own_loss(net, 0)
+            loss.backward()
+            return loss
 
-            losses.append([float(optimizer.step(closure).detach()) for _ in range(3)])
-        assert losses[0] == losses[1]
-        assert_equal(*nets)
+        return [float(optimizer.step(closure).detach()) for _ in range(3)]
+
+    assert_same_bits(run)
 
 
 @case()
@@ -183,27 +178,28 @@ def several_passes_before_a_step() -> None:
 @case()
 def passes_that_are_not_followed_by_a_step() -> None:
     """Drops gradients in each way that a program may, so that none may return in a later step."""
-    for shard in SHARDS:
-        (model, optimizer), (other, plain) = both(shard, OPTIMIZERS["momentum"])
-        for net, one in ((model, optimizer), (other, plain)):
-            own_loss(net, 0).backward()
-            net.zero_grad()
-            own_loss(net, 1).backward()
-            one.step()
-            one.zero_grad(set_to_none=False)
-            own_loss(net, 2).backward()
-            one.step()
-            net.zero_grad(set_to_none=False)
-            one.step()
-            with one.no_sync():
-                own_loss(net, 3).backward()
-            one.zero_grad()
-            one.step()
-            for parameter in net.parameters():
-                parameter.grad = torch.full_like(parameter, 0.1 * (hvd.rank() + 1))
-            one.step()
-            one.step()
-        assert_equal(model, other)
+
+    def run(net: nn.Module, shard: str | None) -> None:
+        one = distributed(net, OPTIMIZERS["momentum"](net.parameters()), shard=shard)
+        own_loss(net, 0).backward()
+        net.zero_grad()
+        own_loss(net, 1).backward()
+        one.step()
+        one.zero_grad(set_to_none=False)
+        own_loss(net, 2).backward()
+        one.step()
+        net.zero_grad(set_to_none=False)
+        one.step()
+        with one.no_sync():
+            own_loss(net, 3).backward()
+        one.zero_grad()
+        one.step()
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, 0.1 * (hvd.rank() + 1))
+        one.step()
+        one.step()
+
+    assert_same_bits(run)
 
 
 @case()
@@ -213,19 +209,18 @@ def parameters_that_some_ranks_or_none_use() -> None:
             return net[:3](torch.ones(2, 4, dtype=torch.float64)).square().mean()
         return own_loss(net, step)
 
-    for shard in SHARDS:
-        nets = [network(width=WIDTH) for _ in range(2)]
-        for net, how in zip(nets, (shard, None), strict=True):
-            net.unused = nn.Parameter(torch.ones(100, dtype=torch.float64))
-            net[2].weight.requires_grad_(False)
-            optimizer = distributed(net, OPTIMIZERS["AdamW"](net.parameters()), shard=how)
-            run = net[:]
-            train(run, optimizer, loss)
-            assert net.unused.grad is None
-            net[2].weight.requires_grad_(True)
-            train(run, optimizer, loss)
-        assert_equal(*nets)
-        assert torch.equal(nets[0].unused, torch.ones(100, dtype=torch.float64))
+    def run(net: Any, shard: str | None) -> None:
+        net.unused = nn.Parameter(torch.ones(100, dtype=torch.float64))
+        net[2].weight.requires_grad_(False)
+        optimizer = distributed(net, OPTIMIZERS["AdamW"](net.parameters()), shard=shard)
+        layers = net[:]
+        train(layers, optimizer, loss)
+        assert net.unused.grad is None
+        net[2].weight.requires_grad_(True)
+        train(layers, optimizer, loss)
+        assert torch.equal(net.unused, torch.ones(100, dtype=torch.float64))
+
+    assert_same_bits(run)
 
 
 @case()
@@ -267,30 +262,29 @@ def other_options(options: str) -> None:
         "predivide": {"gradient_predivide_factor": 4.0},
         "groups": {"groups": 2},
     }[options]
-    for shard in SHARDS:
-        if (options, shard) == ("groups", "gradients"):
-            with pytest.raises(ValueError, match="groups have no meaning"):
-                distributed(network(), shard=shard, **given)
-            continue
-        nets = [network(width=WIDTH) for _ in range(2)]
-        for net, how in zip(nets, (shard, None), strict=True):
-            optimizer = distributed(net, OPTIMIZERS["momentum"](net.parameters()), shard=how, **given)
-            train(net, optimizer, own_loss)
-        assert_equal(*nets)
+
+    def run(net: nn.Module, shard: str | None) -> None:
+        train(net, distributed(net, OPTIMIZERS["momentum"](net.parameters()), shard=shard, **given), own_loss)
+
+    if options == "groups":
+        with pytest.raises(ValueError, match="groups have no meaning"):
+            distributed(network(), shard="gradients", **given)
+    assert_same_bits(run, shards=("state",) if options == "groups" else SHARDS)
 
 
 @case(least=3)
 def a_process_set() -> None:
     members = hvd.add_process_set([0, 2])
-    for shard in SHARDS:
-        nets = [network(width=WIDTH) for _ in range(2)]
-        for net, how in zip(nets, (shard, None), strict=True):
-            optimizer = OPTIMIZERS["Adam"](net.parameters())
-            optimizer = distributed(net, optimizer, shard=how, process_set=members)
-            train(net, optimizer, own_loss)
-        assert_equal(*nets)
-        (expected,) = {len(one) for one in hvd.allgather_object(optimizer.state)} - {0}
-        assert expected == len(list(nets[0].parameters()))
+
+    def run(net: nn.Module, shard: str | None) -> None:
+        optimizer = OPTIMIZERS["Adam"](net.parameters())
+        optimizer = distributed(net, optimizer, shard=shard, process_set=members)
+        train(net, optimizer, own_loss)
+        if shard is None:
+            (expected,) = {len(one) for one in hvd.allgather_object(optimizer.state)} - {0}
+            assert expected == len(list(net.parameters()))
+
+    assert_same_bits(run)
     hvd.remove_process_set(members)
 
 
@@ -312,15 +306,16 @@ def checkpoints_inside_a_pass() -> None:
 @case(least=2)
 def gradients_are_divided_during_the_pass() -> None:
     """Layers of 2 MB each, so that gradients leave before the pass has ended."""
-    for shard in SHARDS:
-        nets = []
-        for how in (shard, None):
-            net = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4))).double()
-            nets.append(fill(net))
-            optimizer = leaving_early(distributed(net, OPTIMIZERS["momentum"](net.parameters()), shard=how))
-            for step in range(3):
-                optimizer.zero_grad()
-                source = generator(step * 10 + hvd.rank())
-                net(torch.randn(3, 512, generator=source, dtype=torch.float64)).square().mean().backward()
-                optimizer.step()
-        assert_equal(*nets)
+
+    def build() -> nn.Module:
+        return fill(nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4))).double())
+
+    def loss(net: nn.Module, step: int) -> Tensor:
+        source = generator(step * 10 + hvd.rank())
+        return net(torch.randn(3, 512, generator=source, dtype=torch.float64)).square().mean()
+
+    def run(net: nn.Module, shard: str | None) -> None:
+        optimizer = distributed(net, OPTIMIZERS["momentum"](net.parameters()), shard=shard)
+        train(net, leaving_early(optimizer), loss, steps=3)
+
+    assert_same_bits(run, build)

@@ -7,6 +7,7 @@ import copy
 import io
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from cases.torch_sharding_models import (
     SHARDS,
     WIDTH,
     assert_equal,
+    assert_same_bits,
     assert_states_equal,
     both,
     state_bytes,
@@ -148,16 +150,13 @@ def norms_that_are_not_finite_are_found() -> None:
 
 @case()
 def values_are_clipped() -> None:
-    for shard in SHARDS:
-        (model, optimizer), (other, plain) = both(shard, OPTIMIZERS["momentum"])
-        for net, one, clip in (
-            (model, optimizer, hvd.clip_grad_value_),
-            (other, plain, nn.utils.clip_grad_value_),
-        ):
-            own_loss(net, 0).backward()
-            clip(net.parameters(), 0.01)
-            one.step()
-        assert_equal(model, other)
+    def run(net: nn.Module, shard: str | None) -> None:
+        optimizer = distributed(net, OPTIMIZERS["momentum"](net.parameters()), shard=shard)
+        own_loss(net, 0).backward()
+        (hvd.clip_grad_value_ if shard else nn.utils.clip_grad_value_)(net.parameters(), 0.01)
+        optimizer.step()
+
+    assert_same_bits(run)
 
 
 @case()
@@ -187,14 +186,12 @@ def the_whole_state_loads_everywhere() -> None:
 
 @case()
 def an_optimizer_that_has_stepped_may_be_divided() -> None:
-    for shard in SHARDS:
-        model, other = network(width=WIDTH), network(width=WIDTH)
-        for net in (model, other):
-            optimizer = OPTIMIZERS["Adagrad"](net.parameters())
-            train(net, optimizer, whole_loss, steps=2)
-            optimizer = distributed(net, optimizer, shard=shard if net is model else None)
-            train(net, optimizer, own_loss)
-        assert_equal(model, other)
+    def run(net: nn.Module, shard: str | None) -> None:
+        optimizer = OPTIMIZERS["Adagrad"](net.parameters())
+        train(net, optimizer, whole_loss, steps=2)
+        train(net, distributed(net, optimizer, shard=shard), own_loss)
+
+    assert_same_bits(run)
 
 
 @case(least=2)
@@ -212,27 +209,24 @@ def parts_of_the_state_never_look_like_the_whole() -> None:
 
 @case()
 def an_overflow_on_one_rank_skips_the_step_on_all() -> None:
-    for shard in SHARDS:
-        for fused in (False, True):
-            (model, optimizer), (other, plain) = both(
-                shard, lambda given, fused=fused: torch.optim.AdamW(given, lr=0.01, fused=fused)
-            )
-            scales = []
-            for net, one in ((model, optimizer), (other, plain)):
-                scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
-                for step in range(5):
-                    one.zero_grad()
-                    loss = own_loss(net, step)
-                    if step == 2 and hvd.rank() == hvd.size() - 1:
-                        loss = loss + net[4].bias[0] * float("inf")
-                    scaler.scale(loss).backward()
-                    if step % 2 and not fused:
-                        scaler.unscale_(one)
-                    scaler.step(one)
-                    scaler.update()
-                scales.append(scaler.get_scale())
-            assert scales[0] == scales[1] == 128.0
-            assert_equal(model, other)
+    def run(net: nn.Sequential, shard: str | None, fused: bool) -> None:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=fused)
+        optimizer = distributed(net, optimizer, shard=shard)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
+        for step in range(5):
+            optimizer.zero_grad()
+            loss = own_loss(net, step)
+            if step == 2 and hvd.rank() == hvd.size() - 1:
+                loss = loss + net[4].bias[0] * float("inf")
+            scaler.scale(loss).backward()
+            if step % 2 and not fused:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 128.0
+
+    for fused in (False, True):
+        assert_same_bits(partial(run, fused=fused))
 
 
 def trained_with_hooks(shard: str | None, registers_first: bool) -> tuple[nn.Module, list[Tensor]]:

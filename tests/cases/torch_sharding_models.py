@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,24 @@ def both(shard: str, make: Callable[[Any], torch.optim.Optimizer], dtype: torch.
         (model, distributed(model, make(model.parameters()), shard=how))
         for model, how in zip(models, (shard, None), strict=True)
     ]
+
+
+def wide_network() -> nn.Module:
+    return network(width=WIDTH)
+
+
+def assert_same_bits(
+    run: Callable[[Any, str | None], Any],
+    build: Callable[[], nn.Module] = wide_network,
+    shards: Sequence[str] = SHARDS,
+) -> None:
+    """Trains equal models, with each `shard` and with none; compares parameters and results to the bit."""
+    other = build()
+    expected = run(other, None)
+    for shard in shards:
+        model = build()
+        assert run(model, shard) == expected
+        assert_equal(model, other)
 
 
 def assert_equal(model: nn.Module, other: nn.Module) -> None:

@@ -16,6 +16,7 @@ from cases.torch_models import (
     as_compiled,
     assert_alike,
     assert_same_on_all_ranks,
+    assert_trains_as_one_process,
     batch,
     distributed,
     fill,
@@ -32,11 +33,7 @@ from sirtaki.torch.training.reducer import Overlap
 
 @case(kind=OPTIMIZERS)
 def as_one_process(kind: str) -> None:
-    ours, reference = network(), network()
-    train(ours, distributed(ours, OPTIMIZERS[kind](ours.parameters())), own_loss)
-    train(reference, OPTIMIZERS[kind](reference.parameters()), whole_loss)
-    assert_alike(ours, reference)
-    assert_same_on_all_ranks(ours)
+    assert_trains_as_one_process(train, optimizer=lambda model: OPTIMIZERS[kind](model.parameters()))
 
 
 @case()
@@ -153,17 +150,14 @@ def branches_with_gradients_that_are_not_dropped() -> None:
 
 @case(seed=[0, 1])
 def clipped_gradients(seed: int) -> None:
-    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, loss) -> None:  # type: ignore[no-untyped-def]
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor]) -> None:
         for step in range(4):
             optimizer.zero_grad()
             loss(model, step).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
 
-    ours, reference = network(seed), network(seed)
-    steps(ours, distributed(ours), own_loss)
-    steps(reference, sgd(reference), whole_loss)
-    assert_alike(ours, reference)
+    assert_trains_as_one_process(steps, lambda: network(seed))
 
 
 @case(wrap=["before", "after"])
@@ -190,7 +184,7 @@ def a_learning_rate_schedule(wrap: str) -> None:
 
 @case(keyword=[False, True])
 def closures(keyword: bool) -> None:
-    def steps(model: nn.Module, optimizer, loss) -> None:  # type: ignore[no-untyped-def]
+    def steps(model: nn.Module, optimizer: Any, loss: Callable[..., Tensor]) -> None:
         for step in range(3):
 
             def closure(step: int = step) -> torch.Tensor:
@@ -202,10 +196,7 @@ def closures(keyword: bool) -> None:
             returned = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
             assert returned.requires_grad
 
-    ours, reference = network(), network()
-    steps(ours, distributed(ours), own_loss)
-    steps(reference, sgd(reference), whole_loss)
-    assert_alike(ours, reference)
+    assert_trains_as_one_process(steps)
 
 
 @case()
@@ -271,10 +262,7 @@ def compressed_gradients_that_some_ranks_lack(name: str) -> None:
 
 @case()
 def division_before_the_average() -> None:
-    ours, reference = network(), network()
-    train(ours, distributed(ours, gradient_predivide_factor=4.0), own_loss)
-    train(reference, sgd(reference), whole_loss)
-    assert_alike(ours, reference)
+    assert_trains_as_one_process(train, gradient_predivide_factor=4.0)
 
 
 @case()

@@ -96,6 +96,8 @@ inline int main(int count, char** arguments) {
 
 }  // namespace check
 
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 // The number lets two files that are compiled together use the same name.
 #define TEST(name) CHECK_CASE(name, __COUNTER__)
 #define CHECK_CASE(name, number) CHECK_NUMBERED_CASE(name, number)

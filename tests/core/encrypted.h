@@ -11,6 +11,9 @@ namespace sirtaki {
 
 inline void expect_ok(const Status& status) { CHECK_EQUAL(std::string(status.text()), ""); }
 
+using ::contains;
+inline bool contains(const Status& status, const std::string& part) { return ::contains(status.text(), part); }
+
 }  // namespace sirtaki
 
 namespace encrypted {

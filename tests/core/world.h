@@ -301,6 +301,32 @@ inline void run_well(Context& context, const srt_request& request, const std::fu
   if (handle) context.release(&handle, 1);
 }
 
+// Runs a request, and returns how it ended.
+inline Status end_of(Context& context, const srt_request& request) {
+  Ticket handle = 0;
+  Status status = run_one(context, request, handle);
+  if (handle) context.release(&handle, 1);
+  return status;
+}
+
+// Submits a request, which must be accepted, and returns its handle.
+inline Ticket start(Context& context, const srt_request& request) {
+  Ticket handle = 0;
+  expect_ok(context.enqueue(&request, 1, &handle));
+  return handle;
+}
+
+// Runs requests that must succeed as one batch, looks at their handles, and releases them.
+inline void run_batch_well(Context& context, const std::vector<srt_request>& requests,
+                           const std::function<void(const std::vector<Ticket>&)>& look = {}) {
+  const auto count = static_cast<int32_t>(requests.size());
+  std::vector<Ticket> handles(requests.size());
+  expect_ok(context.enqueue(requests.data(), count, handles.data()));
+  expect_ok(context.wait(handles.data(), count, seconds(60)));
+  if (look) look(handles);
+  context.release(handles.data(), count);
+}
+
 // A sum of floats, in place.
 struct FloatSum {
   explicit FloatSum(const char* name, int64_t elements = 10, float value = 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from world import world
+from world import in_world, world
 
 import sirtaki.torch as hvd
 
@@ -96,19 +96,15 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(fused: bool) -> None:
 
 
 @pytest.mark.parametrize("order", ["unscale_ first", "no synchronize", "no synchronize, fused"])
+@in_world(2)
 def test_gradients_are_exchanged_before_they_are_unscaled(order: str) -> None:
     """Otherwise a rank with an overflow skips a step, whose infinite gradients others apply."""
-
-    def body() -> None:
-        training = Training("fused" in order, **ALL)
-        training.backward(INFINITE if hvd.rank() else 1.0)
-        call = training.scaler.unscale_ if order == "unscale_ first" else training.scaler.step
-        with pytest.raises(ValueError, match=r"call optimizer\.synchronize\(\) after backward\(\)"):
-            call(training.optimizer)
-        assert training.weight.item() == 0.0
-
-    with world(2) as ranks:
-        ranks.run(body)
+    training = Training("fused" in order, **ALL)
+    training.backward(INFINITE if hvd.rank() else 1.0)
+    call = training.scaler.unscale_ if order == "unscale_ first" else training.scaler.step
+    with pytest.raises(ValueError, match=r"call optimizer\.synchronize\(\) after backward\(\)"):
+        call(training.optimizer)
+    assert training.weight.item() == 0.0
 
 
 def test_a_scaler_that_is_off_changes_nothing() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from cases.torch_models import CLOSE, OPTIMIZERS, generator, network, sgd
 from torch import Tensor, nn
-from world import world
+from world import in_world, world
 
 import sirtaki.torch as hvd
 from sirtaki.bindings.default_context import current
@@ -169,35 +169,31 @@ def test_without_late_ranks_it_equals_the_synchronous_optimizer(op: int) -> None
             ranks.run(body)
 
 
+@in_world(2)
 def test_parameters_that_no_pass_touches_keep_no_gradient() -> None:
     """A parameter that only rank 0 touches gets a gradient everywhere; one that none touches gets none."""
-
-    def body() -> None:
-        touched, some, never = (nn.Parameter(torch.ones(2)) for _ in range(3))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([touched, some, never], lr=1.0), **ALL)
-        loss = touched.sum() + (4 * some.sum() if hvd.rank() == 0 else 0)
-        loss.backward()
-        optimizer.synchronize()
-        assert touched.grad is not None
-        assert some.grad is not None
-        assert touched.grad.tolist() == [1, 1]
-        assert some.grad.tolist() == [2, 2]
-        assert never.grad is None
-        touched.grad.mul_(3)
-        optimizer.step()  # with the gradients as they are now
-        assert touched.tolist() == [-2, -2]
-        assert some.tolist() == [-1, -1]
-        assert never.tolist() == [1, 1]
-        optimizer.zero_grad()
-        (touched.sum() * (1 + hvd.rank())).backward()
-        optimizer.synchronize()
-        optimizer.zero_grad()  # instead of a step: the next one exchanges again
-        (touched.sum() * hvd.rank()).backward()
-        optimizer.step()
-        assert touched.tolist() == [-2.5, -2.5]
-
-    with world(2) as ranks:
-        ranks.run(body)
+    touched, some, never = (nn.Parameter(torch.ones(2)) for _ in range(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([touched, some, never], lr=1.0), **ALL)
+    loss = touched.sum() + (4 * some.sum() if hvd.rank() == 0 else 0)
+    loss.backward()
+    optimizer.synchronize()
+    assert touched.grad is not None
+    assert some.grad is not None
+    assert touched.grad.tolist() == [1, 1]
+    assert some.grad.tolist() == [2, 2]
+    assert never.grad is None
+    touched.grad.mul_(3)
+    optimizer.step()  # with the gradients as they are now
+    assert touched.tolist() == [-2, -2]
+    assert some.tolist() == [-1, -1]
+    assert never.tolist() == [1, 1]
+    optimizer.zero_grad()
+    (touched.sum() * (1 + hvd.rank())).backward()
+    optimizer.synchronize()
+    optimizer.zero_grad()  # instead of a step: the next one exchanges again
+    (touched.sum() * hvd.rank()).backward()
+    optimizer.step()
+    assert touched.tolist() == [-2.5, -2.5]
 
 
 def _double_and_single() -> list[nn.Parameter]:
@@ -219,75 +215,60 @@ def _double_and_single() -> list[nn.Parameter]:
         ({"quorum": 0}, "quorum is 0"),
     ],
 )
+@in_world(2)
 def test_other_options_are_refused(options: dict[str, Any], text: str) -> None:
-    def body() -> None:
-        with pytest.raises(ValueError, match=text):
-            hvd.DistributedOptimizer(sgd(network()), **{"deadline": 0.1, **options})
-
-    with world(2) as ranks:
-        ranks.run(body)
+    with pytest.raises(ValueError, match=text):
+        hvd.DistributedOptimizer(sgd(network()), **{"deadline": 0.1, **options})
 
 
+@in_world(2)
 def test_what_needs_all_ranks_in_a_step_is_refused() -> None:
-    def body() -> None:
-        with pytest.raises(ValueError, match="one dtype"):
-            hvd.DistributedOptimizer(torch.optim.SGD(_double_and_single(), lr=1.0), deadline=1)
-        context, survivors = current(), current().survivors
-        context.survivors = Survivors()
-        with pytest.raises(ValueError, match="elastic job"):
-            hvd.DistributedOptimizer(sgd(network()), deadline=1)
-        context.survivors = survivors
-        model = nn.Sequential(nn.Linear(4, 4), hvd.SyncBatchNorm(4))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **ALL)
-        with pytest.raises(ValueError, match="already"):
-            hvd.DistributedOptimizer(optimizer, deadline=1)
-        with pytest.raises(ValueError, match="SyncBatchNorm waits for all ranks"):
-            model(torch.ones(3, 4))
-        with pytest.raises(ValueError, match="no closure"):
-            optimizer.step(lambda: 0.0)
-        with pytest.raises(ValueError, match="add the parameters before"):
-            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-        table = nn.Embedding(3, 2, sparse=True, _weight=torch.ones(3, 2))
-        sparse = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), **ALL)
-        table(torch.tensor([1])).sum().backward()
-        with pytest.raises(ValueError, match="is sparse"):
-            sparse.step()
-
-    with world(2) as ranks:
-        ranks.run(body)
+    with pytest.raises(ValueError, match="one dtype"):
+        hvd.DistributedOptimizer(torch.optim.SGD(_double_and_single(), lr=1.0), deadline=1)
+    context, survivors = current(), current().survivors
+    context.survivors = Survivors()
+    with pytest.raises(ValueError, match="elastic job"):
+        hvd.DistributedOptimizer(sgd(network()), deadline=1)
+    context.survivors = survivors
+    model = nn.Sequential(nn.Linear(4, 4), hvd.SyncBatchNorm(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **ALL)
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(optimizer, deadline=1)
+    with pytest.raises(ValueError, match="SyncBatchNorm waits for all ranks"):
+        model(torch.ones(3, 4))
+    with pytest.raises(ValueError, match="no closure"):
+        optimizer.step(lambda: 0.0)
+    with pytest.raises(ValueError, match="add the parameters before"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    table = nn.Embedding(3, 2, sparse=True, _weight=torch.ones(3, 2))
+    sparse = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), **ALL)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="is sparse"):
+        sparse.step()
 
 
+@in_world(2)
 def test_one_batch_that_is_split_is_refused() -> None:
-    def body() -> None:
-        model = network()
-        optimizer = hvd.DistributedOptimizer(sgd(model), **ALL)
-        backward(model, hvd.rank(), 0)
-        with using(Share(current(), 8)), pytest.raises(ValueError, match="one batch that is split"):
-            optimizer.step()
-
-    with world(2) as ranks:
-        ranks.run(body)
+    model = network()
+    optimizer = hvd.DistributedOptimizer(sgd(model), **ALL)
+    backward(model, hvd.rank(), 0)
+    with using(Share(current(), 8)), pytest.raises(ValueError, match="one batch that is split"):
+        optimizer.step()
 
 
+@in_world(2)
 def test_ranks_that_begin_with_other_parameters_are_told() -> None:
-    def body() -> None:
-        model = network(seed=hvd.rank())
-        optimizer = hvd.DistributedOptimizer(sgd(model), **ALL)
-        backward(model, hvd.rank(), 0)
-        with pytest.raises(ParametersDifferError):
-            optimizer.step()
-
-    with world(2) as ranks:
-        ranks.run(body)
+    model = network(seed=hvd.rank())
+    optimizer = hvd.DistributedOptimizer(sgd(model), **ALL)
+    backward(model, hvd.rank(), 0)
+    with pytest.raises(ParametersDifferError):
+        optimizer.step()
 
 
+@in_world(2)
 def test_torch_tensors_have_deadlines() -> None:
-    def body() -> None:
-        result, contributors = hvd.allreduce(torch.full((3,), float(hvd.rank())), **ALL)
-        assert result.tolist() == [0.5] * 3
-        assert contributors == [0, 1]
-        with pytest.raises(ValueError, match="neither compresses nor is differentiated"):
-            hvd.allreduce(torch.ones(3, requires_grad=True), **ALL)
-
-    with world(2) as ranks:
-        ranks.run(body)
+    result, contributors = hvd.allreduce(torch.full((3,), float(hvd.rank())), **ALL)
+    assert result.tolist() == [0.5] * 3
+    assert contributors == [0, 1]
+    with pytest.raises(ValueError, match="neither compresses nor is differentiated"):
+        hvd.allreduce(torch.ones(3, requires_grad=True), **ALL)

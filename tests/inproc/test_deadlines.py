@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import ENCRYPTED, TRANSPORTS, world
+from world import ENCRYPTED, TRANSPORTS, in_world, world
 
 import sirtaki.numpy as hvd
 from sirtaki.bindings.errors import HorovodInternalError, MismatchError, UnsupportedError
@@ -171,15 +171,12 @@ def test_a_lost_rank_is_an_error() -> None:
         ranks.run(body)
 
 
+@in_world(2)
 def test_ranks_that_disagree_are_told() -> None:
-    def body() -> None:
-        with pytest.raises(MismatchError, match="the same deadline and quorum"):
-            hvd.allreduce(mine(0), name="x", deadline=50 + hvd.rank(), quorum=1)
-        result, _ = hvd.allreduce(mine(0), name="x", **ALL)
-        assert_round(result, 0, [0, 1])
-
-    with world(2) as ranks:
-        ranks.run(body)
+    with pytest.raises(MismatchError, match="the same deadline and quorum"):
+        hvd.allreduce(mine(0), name="x", deadline=50 + hvd.rank(), quorum=1)
+    result, _ = hvd.allreduce(mine(0), name="x", **ALL)
+    assert_round(result, 0, [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -196,25 +193,19 @@ def test_ranks_that_disagree_are_told() -> None:
         ({"deadline": 1, "op": hvd.Adasum}, UnsupportedError, "op=Sum or op=Average"),
     ],
 )
+@in_world(2)
 def test_mistakes_are_refused(arguments: dict[str, Any], kind: type[Exception], text: str) -> None:
-    def body() -> None:
-        with pytest.raises(kind, match=text):
-            hvd.allreduce(mine(0), **arguments)
-        hvd.barrier()
-
-    with world(2) as ranks:
-        ranks.run(body)
+    with pytest.raises(kind, match=text):
+        hvd.allreduce(mine(0), **arguments)
+    hvd.barrier()
 
 
+@in_world(2)
 def test_process_sets_and_joins_are_refused() -> None:
-    def body() -> None:
-        some = hvd.add_process_set([0])
-        with pytest.raises(ValueError, match="leave out process_set"):
-            hvd.allreduce(mine(0), deadline=1, process_set=some)
-        hvd.allreduce(mine(0), **ALL)
-        with pytest.raises(ValueError, match="cannot be combined with operations that have a deadline"):
-            hvd.join()
-        hvd.barrier()
-
-    with world(2) as ranks:
-        ranks.run(body)
+    some = hvd.add_process_set([0])
+    with pytest.raises(ValueError, match="leave out process_set"):
+        hvd.allreduce(mine(0), deadline=1, process_set=some)
+    hvd.allreduce(mine(0), **ALL)
+    with pytest.raises(ValueError, match="cannot be combined with operations that have a deadline"):
+        hvd.join()
+    hvd.barrier()

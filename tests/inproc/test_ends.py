@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from launching import wait_until
-from world import TRANSPORTS, world
+from world import TRANSPORTS, in_world, world
 
 import sirtaki.numpy as hvd
 from sirtaki.bindings import context as context_module
@@ -51,22 +51,19 @@ def test_an_abort_ends_what_every_rank_has_in_flight(transport: str) -> None:
         ranks.run(body)
 
 
+@in_world(2)
 def test_a_rank_that_has_finished_is_named_by_those_who_need_it(transport: str) -> None:
-    def body() -> None:
-        context = default_context.current()
-        hvd.barrier()
-        if context.rank == 1:
-            context.shutdown()
-            with pytest.raises(HorovodInternalError):
-                hvd.barrier()
-            return
-        with pytest.raises(PeerFinishedError, match=r"rank 1.*loss"):
-            hvd.allreduce(1.0, name="loss")
-        with pytest.raises(PeerFinishedError, match="rank 1"):
+    context = default_context.current()
+    hvd.barrier()
+    if context.rank == 1:
+        context.shutdown()
+        with pytest.raises(HorovodInternalError):
             hvd.barrier()
-
-    with world(2, transport) as ranks:
-        ranks.run(body)
+        return
+    with pytest.raises(PeerFinishedError, match=r"rank 1.*loss"):
+        hvd.allreduce(1.0, name="loss")
+    with pytest.raises(PeerFinishedError, match="rank 1"):
+        hvd.barrier()
 
 
 def test_a_shutdown_right_after_a_caught_mismatch_hides_it_from_nobody(transport: str) -> None:
@@ -101,60 +98,46 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(transport: str) -> Non
         ranks.run(body)
 
 
+@in_world(2, stall_report="0.5", log_descriptor="-1")
 def test_a_stall_counts_on_the_rank_that_others_wait_for(transport: str) -> None:
-    def body() -> None:
-        if hvd.rank() == 1:
-            wait_until(lambda: hvd.stats()["stalls"] > 0, "the stall has been reported")
-        hvd.allreduce(1.0, name="loss")
-        if hvd.rank() == 0:
-            assert hvd.stats()["stalls"] == 0
-
-    with world(2, transport, stall_report="0.5", log_descriptor="-1") as ranks:
-        ranks.run(body)
+    if hvd.rank() == 1:
+        wait_until(lambda: hvd.stats()["stalls"] > 0, "the stall has been reported")
+    hvd.allreduce(1.0, name="loss")
+    if hvd.rank() == 0:
+        assert hvd.stats()["stalls"] == 0
 
 
+@in_world(3)
 def test_shutdown_lets_what_is_in_flight_end(transport: str) -> None:
-    def body() -> None:
-        context = default_context.current()
-        mine = np.full(50_000, hvd.rank() + 1.0)
-        handle = hvd.allreduce_async_(mine, op=hvd.Sum)
-        context.shutdown()
-        handle.wait()
-        assert (mine == sum(range(1, context.size + 1))).all()
-
-    with world(3, transport) as ranks:
-        ranks.run(body)
+    context = default_context.current()
+    mine = np.full(50_000, hvd.rank() + 1.0)
+    handle = hvd.allreduce_async_(mine, op=hvd.Sum)
+    context.shutdown()
+    handle.wait()
+    assert (mine == sum(range(1, context.size + 1))).all()
 
 
+@in_world(3, log_descriptor="-1")
 def test_shutdown_does_not_wait_for_what_no_rank_will_submit(transport: str) -> None:
-    def body() -> None:
-        context = default_context.current()
-        lonely = hvd.allreduce_async(np.ones(3), name=f"of rank {context.rank}")
-        mine = np.full(50_000, hvd.rank() + 1.0)
-        handle = hvd.allreduce_async_(mine, op=hvd.Sum)
-        context.shutdown(10**7)  # ms; if it does wait, the test's timeout ends it with an AbortedError
-        with pytest.raises(
-            (ShutDownError, PeerFinishedError)
-        ):  # this rank was the first to leave, or was not
-            lonely.wait()
-        handle.wait()
-        assert (mine == sum(range(1, context.size + 1))).all()
-
-    with world(3, transport, log_descriptor="-1") as ranks:
-        ranks.run(body)
+    context = default_context.current()
+    lonely = hvd.allreduce_async(np.ones(3), name=f"of rank {context.rank}")
+    mine = np.full(50_000, hvd.rank() + 1.0)
+    handle = hvd.allreduce_async_(mine, op=hvd.Sum)
+    context.shutdown(10**7)  # ms; if it does wait, the test's timeout ends it with an AbortedError
+    with pytest.raises((ShutDownError, PeerFinishedError)):  # this rank was the first to leave, or was not
+        lonely.wait()
+    handle.wait()
+    assert (mine == sum(range(1, context.size + 1))).all()
 
 
+@in_world(2)
 def test_shutdown_twice_and_calls_after_it(transport: str) -> None:
-    def body() -> None:
-        context = default_context.current()
-        hvd.barrier()
-        context.shutdown()
-        context.shutdown()
-        with pytest.raises(ShutDownError):
-            hvd.allreduce(1.0)
-
-    with world(2, transport) as ranks:
-        ranks.run(body)
+    context = default_context.current()
+    hvd.barrier()
+    context.shutdown()
+    context.shutdown()
+    with pytest.raises(ShutDownError):
+        hvd.allreduce(1.0)
 
 
 def test_results_outlive_their_world(transport: str) -> None:
@@ -196,18 +179,15 @@ def test_worlds_beside_each_other_do_not_meet(transport: str) -> None:
         assert other.run(lambda: float(hvd.allreduce(1.0, op=hvd.Sum, name="x"))) == [3.0] * 3
 
 
+@in_world(3)
 def test_a_set_goes_on_when_rank_0_has_left(transport: str) -> None:
-    def body() -> None:
-        context = default_context.current()
-        rest = hvd.add_process_set([1, 2])
-        if context.rank == 0:
-            context.shutdown()
-            return
-        for step in range(30):
-            assert hvd.allreduce(np.array(step), op=hvd.Sum, process_set=rest) == 2 * step
-        with pytest.raises(PeerFinishedError, match="rank 0"):
-            hvd.allreduce(np.ones(2))
+    context = default_context.current()
+    rest = hvd.add_process_set([1, 2])
+    if context.rank == 0:
         context.shutdown()
-
-    with world(3, transport) as ranks:
-        ranks.run(body)
+        return
+    for step in range(30):
+        assert hvd.allreduce(np.array(step), op=hvd.Sum, process_set=rest) == 2 * step
+    with pytest.raises(PeerFinishedError, match="rank 0"):
+        hvd.allreduce(np.ones(2))
+    context.shutdown()

@@ -6,7 +6,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-from world import world
+from world import in_world, world
 
 from sirtaki.bindings import default_context
 from sirtaki.bindings.observing import observe, step_counters
@@ -32,37 +32,31 @@ def take(steps: StepCounters, number: int) -> None:
         steps.end()
 
 
+@in_world(1)
 def test_steps_are_counted_by_the_core() -> None:
-    def train() -> None:
-        context = default_context.current()
-        assert observe.statistics(context)["steps"]["count"] == 0
-        take(context.steps, 3)
-        context.steps.end(4)  # at once
-        counted = observe.statistics(context)["steps"]
-        times = counted["times"]
-        assert (counted["count"], counted["number"], sum(times["counts"])) == (7, 7, 6)
-        assert (times["bounds"][0], times["bounds"][-1], len(times["counts"])) == (0.001, 60.0, 16)
-        assert times["total_seconds"] >= 4 * counted["last_seconds"] > 0
-        assert counted["productive_seconds"] <= times["total_seconds"]
-        assert counted["age_seconds"] > 0
-        assert counted["exposed_seconds"] is None
-
-    with world(1) as ranks:
-        ranks.run(train)
+    context = default_context.current()
+    assert observe.statistics(context)["steps"]["count"] == 0
+    take(context.steps, 3)
+    context.steps.end(4)  # at once
+    counted = observe.statistics(context)["steps"]
+    times = counted["times"]
+    assert (counted["count"], counted["number"], sum(times["counts"])) == (7, 7, 6)
+    assert (times["bounds"][0], times["bounds"][-1], len(times["counts"])) == (0.001, 60.0, 16)
+    assert times["total_seconds"] >= 4 * counted["last_seconds"] > 0
+    assert counted["productive_seconds"] <= times["total_seconds"]
+    assert counted["age_seconds"] > 0
+    assert counted["exposed_seconds"] is None
 
 
+@in_world(1)
 def test_a_listener_hears_of_steps_before_they_are_counted() -> None:
-    def train() -> None:
-        steps, heard = default_context.current().steps, []
-        optimizer = Stepper("gradients")
-        steps.listener = lambda by: heard.append((by, steps.read().number))
-        take(steps, 1)  # of no optimizer that it knows
-        steps.end(by=optimizer)
-        steps.end(by=optimizer)
-        assert heard == [(optimizer, 1), (optimizer, 2)]
-
-    with world(1) as ranks:
-        ranks.run(train)
+    steps, heard = default_context.current().steps, []
+    optimizer = Stepper("gradients")
+    steps.listener = lambda by: heard.append((by, steps.read().number))
+    take(steps, 1)  # of no optimizer that it knows
+    steps.end(by=optimizer)
+    steps.end(by=optimizer)
+    assert heard == [(optimizer, 1), (optimizer, 2)]
 
 
 def test_waits_inside_each_other_count_once(clock: Clock) -> None:
@@ -106,21 +100,18 @@ def test_steps_that_are_not_committed_are_lost_with_their_generation() -> None:
     assert (survivors.committed_steps, survivors.committed_seconds) == (5, seconds)
 
 
+@in_world(1)
 def test_an_elastic_job_goes_on_with_the_steps_of_its_commits() -> None:
-    def continue_training() -> None:
-        context = default_context.current()
-        survivors = context.survivors = Survivors()
-        survivors.membership = Membership(generation=2, workers=[0], initial=1)
-        survivors.committed_steps, survivors.committed_seconds = 90, 45.0
-        take(context.steps, 2)
-        survivors.commit(context.steps)
-        committed = 45.0 + context.steps.read().productive
-        take(context.steps, 1)
-        steps = observe.statistics(context)["steps"]
-        assert (steps["count"], steps["number"], steps["productive_seconds"]) == (3, 93, committed)
-
-    with world(1) as ranks:
-        ranks.run(continue_training)
+    context = default_context.current()
+    survivors = context.survivors = Survivors()
+    survivors.membership = Membership(generation=2, workers=[0], initial=1)
+    survivors.committed_steps, survivors.committed_seconds = 90, 45.0
+    take(context.steps, 2)
+    survivors.commit(context.steps)
+    committed = 45.0 + context.steps.read().productive
+    take(context.steps, 1)
+    steps = observe.statistics(context)["steps"]
+    assert (steps["count"], steps["number"], steps["productive_seconds"]) == (3, 93, committed)
 
 
 def test_the_last_waits_are_remembered_with_the_present_one(clock: Clock) -> None:

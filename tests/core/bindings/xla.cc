@@ -14,8 +14,6 @@ std::string text_of(XlaError* error) {
   return error ? std::to_string(static_cast<int>(error->code)) + " " + error->message : "";
 }
 
-bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-
 }  // namespace
 
 TEST(it_says_the_version_it_was_asked_for) {

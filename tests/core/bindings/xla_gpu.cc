@@ -62,7 +62,7 @@ TEST(programs_of_other_shapes_are_told_apart_on_gpus) {
     Step sum(SRT_ALLREDUCE, "sum");
     sum.integers["ends_step"] = 1;
     sum.add(buffer(data, count), buffer(data, count));
-    CHECK(run(context, sum, stream).find("ranks disagree about 'sum'") != std::string::npos);
+    CHECK(contains(run(context, sum, stream), "ranks disagree about 'sum'"));
     CHECK_EQUAL(steps_of(context), 0);
   });
 }
@@ -88,5 +88,5 @@ TEST(a_program_fails_with_a_collective_that_fails_after_its_launch_if_the_host_w
   while (fake.calls("ncclAllReduce") < 2) std::this_thread::yield();
   srt_abort(ranks[0], "a peer is gone");
   for (std::thread& thread : threads) thread.join();
-  for (const std::string& end : ends) CHECK(end.find("a peer is gone") != std::string::npos);
+  for (const std::string& end : ends) CHECK(contains(end, "a peer is gone"));
 }

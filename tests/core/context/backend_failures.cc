@@ -57,11 +57,9 @@ TEST(a_rank_without_memory_fails_the_job_and_not_its_process) {
     ranks.run([&](int, Context& context) {
       FloatSum sum("starved");
       sum.request.device = 0;
-      Ticket handle;
-      const Status status = run_one(context, sum.request, handle);
+      const Status status = end_of(context, sum.request);
       CHECK_EQUAL(status.code(), SRT_OUT_OF_MEMORY);
-      CHECK(std::string(status.text()).find("rank 1 (pid 101 on here) failed: there is no memory left") !=
-            std::string::npos);
+      CHECK(contains(status, "rank 1 (pid 101 on here) failed: there is no memory left"));
     });
   }
 }
@@ -76,11 +74,10 @@ TEST(a_progress_deadline_shorter_than_the_stall_report_is_kept) {
   ranks.run([&](int, Context& context) {
     FloatSum sum("held");
     sum.request.device = 0;
-    Ticket handle;
-    expect_ok(context.enqueue(&sum.request, 1, &handle));
+    const Ticket handle = start(context, sum.request);
     for (const Nanoseconds end = now() + seconds(60); !*context.death_text() && now() < end;)
       std::ignore = context.wait(&handle, 1, milliseconds(20));
-    CHECK(std::string(context.death_text()).find("'held' has not ended on the GPUs") != std::string::npos);
+    CHECK(contains(context.death_text(), "'held' has not ended on the GPUs"));
     for (++over; over < 2;) std::this_thread::yield();
     is_quiet = true;
     CHECK_EQUAL(context.wait(&handle, 1, seconds(30)).code(), SRT_TIMEOUT);

@@ -182,7 +182,7 @@ TEST(plans_that_finish_later_and_out_of_order) {
         CHECK_EQUAL(context.enqueue(&request, 1, &handles[static_cast<size_t>(i)]).code(), SRT_OK);
         if (i % 7 == 0) context.flush();
       }
-      CHECK_EQUAL(std::string(context.wait(handles.data(), rounds, seconds(60)).text()), "");
+      expect_ok(context.wait(handles.data(), rounds, seconds(60)));
       for (int i = 0; i < rounds; ++i)
         for (float value : data[static_cast<size_t>(i)]) CHECK_EQUAL(value, static_cast<float>(size * i + 3));
     });
@@ -197,8 +197,7 @@ TEST(an_abort_ends_no_handle_while_the_device_has_its_memory) {
   ranks.run([&](int rank, Context& context) {
     FloatSum sum("held");
     sum.request.device = 0;
-    Ticket handle;
-    expect_ok(context.enqueue(&sum.request, 1, &handle));
+    const Ticket handle = start(context, sum.request);
     CHECK_EQUAL(context.wait(&handle, 1, milliseconds(100)).code(), SRT_IN_PROGRESS);
     for (++started; started < 2;) std::this_thread::yield();
     std::thread aborter;
@@ -208,7 +207,7 @@ TEST(an_abort_ends_no_handle_while_the_device_has_its_memory) {
     device.hold_back(false);
     const Status status = context.wait(&handle, 1, seconds(30));
     CHECK_EQUAL(status.code(), SRT_ABORTED);
-    CHECK(std::string(status.text()).find("rank 1 (pid 101 on here) gave up: ValueError: enough") != std::string::npos);
+    CHECK(contains(status, "rank 1 (pid 101 on here) gave up: ValueError: enough"));
     if (aborter.joinable()) aborter.join();
   });
 }
@@ -229,8 +228,7 @@ TEST(hooks_are_called_once_from_the_engines_thread) {
         request.flags = SRT_REQUEST_QUEUE_SAME_NAME;
         request.on_complete = Hook::complete;
         request.user = &hook;
-        Ticket handle;
-        CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+        const Ticket handle = start(context, request);
         context.release(&handle, 1);  // nobody will poll it
       }
       CHECK(hook.wait_for(operations));
@@ -345,8 +343,7 @@ TEST(a_hook_brings_the_memory_of_a_ragged_output) {
     request.on_complete = Hook::complete;
     request.allocate = Hook::allocate;
     request.user = &hook;
-    Ticket handle;
-    CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+    const Ticket handle = start(context, request);
     CHECK(hook.wait_for(1));
     CHECK_EQUAL(hook.memory.size(), size_t{6 * 2 * 4 + 1});
     CHECK_EQUAL(reinterpret_cast<const int32_t*>(hook.memory.data())[11], 2);
@@ -364,8 +361,7 @@ TEST(a_hook_hears_of_a_failure_once) {
     srt_request request = in_place(SRT_ALLREDUCE, rank ? "one" : "other", data, count, DType::float32);
     request.on_complete = Hook::complete;
     request.user = &hook;
-    Ticket handle;
-    CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+    start(context, request);
     for (++queued; queued < 2;) std::this_thread::yield();
     if (rank) context.abort("stop");
     CHECK(hook.wait_for(1));

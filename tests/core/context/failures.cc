@@ -146,7 +146,7 @@ TEST(a_broken_link_ends_every_rank) {
     if (after > 1000) return;  // later, the job may have ended before the cut
     for (const Ending& ending : endings) {
       CHECK_EQUAL(ending.codes.back(), SRT_PEER_LOST);
-      CHECK(ending.text.find(" was lost") != std::string::npos);
+      CHECK(contains(ending.text, " was lost"));
     }
   });
 }
@@ -163,7 +163,7 @@ TEST(malformed_bytes_are_blamed_on_their_sender) {
   int seen = 0;
   for (const auto& [victim, from] : links)
     for (const Ending& ending : suffer({Fault::corrupt, 3, victim, from}, Traffic::training)) {
-      if (ending.text.find("impossible header") == std::string::npos) continue;
+      if (!contains(ending.text, "impossible header")) continue;
       CHECK_EQUAL(ending.text,
                   format("rank %d (pid %d on here): a frame with an impossible header arrived", from, 100 + from));
       ++seen;
@@ -207,15 +207,13 @@ TEST(a_rank_that_has_finished_is_named_when_it_is_needed) {
       std::atomic<int> done{0};
       ranks.run([&](int rank, Context& context) {
         FloatSum sum("x");
-        Ticket handle = 0;
-        expect_ok(run_one(context, sum.request, handle));
+        run_well(context, sum.request);
         if (rank == leaver) return;
         for (int again = 0; again < 2; ++again) {
-          const Status status = run_one(context, sum.request, handle);
+          const Status status = end_of(context, sum.request);
           CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
-          CHECK(std::string(status.text())
-                    .find(format("rank %d (pid %d on here) has finished and cannot take part", leaver, 100 + leaver)) !=
-                std::string::npos);
+          CHECK(contains(status,
+                         format("rank %d (pid %d on here) has finished and cannot take part", leaver, 100 + leaver)));
         }
         for (++done; done < 2;) std::this_thread::yield();
       });
@@ -230,11 +228,10 @@ TEST(a_rank_that_never_submits_is_given_up_by_name) {
     ranks.run([&](int rank, Context& context) {
       FloatSum sum("grad.w");
       if (rank != 1) {
-        Ticket handle = 0;
-        const Status status = run_one(context, sum.request, handle);
+        const Status status = end_of(context, sum.request);
         CHECK_EQUAL(status.code(), SRT_TIMEOUT);
-        CHECK(std::string(status.text()).find("rank 1 (pid 101 on here)") != std::string::npos);
-        CHECK(std::string(status.text()).find("grad.w") != std::string::npos);
+        CHECK(contains(status, "rank 1 (pid 101 on here)"));
+        CHECK(contains(status, "grad.w"));
         CHECK_EQUAL(context.death().origin, 1);
       }
       for (++done; done < 3;) std::this_thread::yield();
@@ -260,8 +257,7 @@ TEST(a_stall_report_names_what_a_rank_has_submitted_first) {
     std::vector<float> data[3] = {std::vector<float>(4), std::vector<float>(4), std::vector<float>(4)};
     const auto enqueue = [&](const char* name, size_t place) {
       const srt_request request = in_place(SRT_ALLREDUCE, name, data[place], count, DType::float32);
-      Ticket handle = 0;
-      CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+      const Ticket handle = start(context, request);
       return handle;
     };
     const Ticket common = enqueue("common", 0);
@@ -270,13 +266,13 @@ TEST(a_stall_report_names_what_a_rank_has_submitted_first) {
     context.release(&common, 1);
     if (rank) enqueue("third", 2);
     const Nanoseconds end = now() + seconds(30);
-    while (logged().find("it waits for 'second'") == std::string::npos && now() < end) {
+    while (!contains(logged(), "it waits for 'second'") && now() < end) {
       const srt_status code = context.wait(&own, 1, milliseconds(20)).code();
       CHECK(code == SRT_IN_PROGRESS || code == SRT_TIMEOUT);
     }
   });
-  CHECK(logged().find("it waits for 'second'") != std::string::npos);
-  CHECK(logged().find("it waits for 'third'") == std::string::npos);
+  CHECK(contains(logged(), "it waits for 'second'"));
+  CHECK(!contains(logged(), "it waits for 'third'"));
 }
 
 TEST(any_thread_may_ask_why_a_context_is_dead) {
@@ -284,8 +280,7 @@ TEST(any_thread_may_ask_why_a_context_is_dead) {
   ranks.run([](int, Context& context) {
     context.abort("enough");
     std::vector<std::thread> threads;
-    for (int i = 0; i < 4; ++i)
-      threads.emplace_back([&] { CHECK(std::string(context.death_text()).find("enough") != std::string::npos); });
+    for (int i = 0; i < 4; ++i) threads.emplace_back([&] { CHECK(contains(context.death_text(), "enough")); });
     for (std::thread& thread : threads) thread.join();
   });
 }
@@ -300,13 +295,12 @@ TEST(an_abort_does_not_overtake_the_decision_that_led_to_it) {
     ranks.run([&](int rank, Context& context) {
       const int64_t count = 10 + rank;
       std::vector<float> data(12);
-      Ticket handle = 0;
-      srt_request request = in_place(SRT_ALLREDUCE, "loss", data, count, DType::float32);
-      codes[static_cast<size_t>(rank)] = run_one(context, request, handle).code();
+      codes[static_cast<size_t>(rank)] =
+          end_of(context, in_place(SRT_ALLREDUCE, "loss", data, count, DType::float32)).code();
       if (rank == 2) context.abort("MismatchError");
       if (rank == 0) {
-        request = in_place(SRT_ALLREDUCE, "next", data, count, DType::float32);
-        CHECK_EQUAL(run_one(context, request, handle).code(), SRT_ABORTED);
+        const Status next = end_of(context, in_place(SRT_ALLREDUCE, "next", data, count, DType::float32));
+        CHECK_EQUAL(next.code(), SRT_ABORTED);
         CHECK_EQUAL(context.death().origin, 2);
       }
       for (++done; done < 3;) std::this_thread::yield();
@@ -327,11 +321,10 @@ TEST(handles_end_once_whatever_threads_do) {
         for (int i = 0; i < 200; ++i) {
           std::fill(data.begin(), data.end(), static_cast<float>(rank + i));
           srt_request request = in_place(SRT_ALLREDUCE, name.c_str(), data, count, DType::float32);
-          Ticket handle = 0;
-          CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_OK);
+          const Ticket handle = start(context, request);
           if (i % 3 == 0)
             while (context.poll(handle).code() == SRT_IN_PROGRESS) std::this_thread::yield();
-          CHECK_EQUAL(std::string(context.wait(&handle, 1, seconds(30)).text()), "");
+          expect_ok(context.wait(&handle, 1, seconds(30)));
           CHECK_EQUAL(data[999], static_cast<float>(2 * i + 1));
           context.release(&handle, 1);
           CHECK_EQUAL(context.poll(handle).code(), SRT_INVALID_ARGUMENT);

@@ -16,9 +16,7 @@ const std::vector<std::pair<std::string, std::string>> quiet{{"log_descriptor", 
 Status sum_until_it_fails(Context& context, int64_t count) {
   FloatSum sum("endless", count);
   for (;;) {
-    Ticket handle = 0;
-    const Status status = run_one(context, sum.request, handle);
-    if (handle) context.release(&handle, 1);
+    const Status status = end_of(context, sum.request);
     if (!status.is_ok()) return status;
   }
 }
@@ -64,7 +62,7 @@ TEST(an_abort_crosses_hosts_with_its_words) {
       if (rank == aborter) context.abort("RuntimeError: loss is NaN");
       else CHECK_EQUAL(sum_until_it_fails(context, sum.count).code(), SRT_ABORTED);
       CHECK(std::string(context.death_text()).find(format("rank %d (pid %d on ", aborter, 100 + aborter)) == 0);
-      CHECK(std::string(context.death_text()).find(" gave up: RuntimeError: loss is NaN") != std::string::npos);
+      CHECK(contains(context.death_text(), " gave up: RuntimeError: loss is NaN"));
     });
   });
 }
@@ -91,7 +89,7 @@ TEST(a_connection_between_hosts_that_breaks_ends_every_rank) {
     ranks.run([&](int, Context& context) {
       const Status status = sum_until_it_fails(context, 20'000);
       CHECK_EQUAL(status.code(), SRT_PEER_LOST);
-      CHECK(std::string(status.text()).find(" was lost: ") != std::string::npos);
+      CHECK(contains(status, " was lost: "));
     });
   }
 }
@@ -103,10 +101,9 @@ TEST(a_rank_that_has_left_another_host_is_named) {
       FloatSum sum("x", 5'000);
       run_well(context, sum.request);
       if (rank == leaver) return;
-      Ticket handle = 0;
-      const Status status = run_one(context, sum.request, handle);
+      const Status status = end_of(context, sum.request);
       CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
-      CHECK(std::string(status.text()).find(format("rank %d (pid %d on ", leaver, 100 + leaver)) != std::string::npos);
+      CHECK(contains(status, format("rank %d (pid %d on ", leaver, 100 + leaver)));
       for (++done; done < size - 1;) std::this_thread::yield();
     });
   });
@@ -130,11 +127,7 @@ TEST(what_stays_on_a_host_goes_on_beside_what_crosses_hosts) {
         requests.push_back(in_place(SRT_ALLREDUCE, "pair", pair, small, DType::int32));
         requests[2].process_set = across;
       }
-      std::vector<Ticket> handles(requests.size());
-      const auto many = static_cast<int32_t>(requests.size());
-      expect_ok(context.enqueue(requests.data(), many, handles.data()));
-      expect_ok(context.wait(handles.data(), many, seconds(60)));
-      context.release(handles.data(), many);
+      run_batch_well(context, requests);
       CHECK_EQUAL(std::count(world.begin(), world.end(), 6 + 4 * step), large);
       CHECK_EQUAL(std::count(local.begin(), local.end(), (rank < 2 ? 1 : 5) + 2 * step), small);
       if (crosses) CHECK_EQUAL(std::count(pair.begin(), pair.end(), 3 + 2 * step), small);

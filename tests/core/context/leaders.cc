@@ -148,12 +148,9 @@ TEST(ranks_below_a_leader_that_does_not_wait_for_them_can_take_part_in_nothing) 
       while (!has_left) std::this_thread::yield();
       const int64_t count = 100;
       std::vector<int32_t> data(100);
-      Ticket handle = 0;
-      const Status status =
-          run_one(context, in(across, in_place(SRT_ALLREDUCE, "x", data, count, DType::int32)), handle);
+      const Status status = end_of(context, in(across, in_place(SRT_ALLREDUCE, "x", data, count, DType::int32)));
       CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
-      CHECK(std::string(status.text()).find(format("rank %d (pid ", rank - 1)) != std::string::npos);
-      if (handle) context.release(&handle, 1);
+      CHECK(contains(status, format("rank %d (pid ", rank - 1)));
     }
     for (++done; done < 3;) std::this_thread::yield();
     context.shutdown(seconds(20));
@@ -178,13 +175,11 @@ TEST(a_leader_whose_links_break_ends_every_rank) {
     for (int step = 0; status.is_ok(); ++step) {
       if (rank == leader && step == 20)
         for (const Descriptor& end : others_ends) ::shutdown(end.get(), SHUT_RDWR);
-      Ticket handle = 0;
-      status = run_one(context, in_place(SRT_ALLREDUCE, "x", data, count, DType::int32), handle);
-      if (handle) context.release(&handle, 1);
+      status = end_of(context, in_place(SRT_ALLREDUCE, "x", data, count, DType::int32));
     }
     CHECK_EQUAL(status.code(), SRT_PEER_LOST);
     const bool is_elsewhere = rank != leader && rank != leader + 1;
-    if (is_elsewhere) CHECK(std::string(status.text()).find("rank 2 (pid 102 on here) was lost") != std::string::npos);
+    if (is_elsewhere) CHECK(contains(status, "rank 2 (pid 102 on here) was lost"));
   });
 }
 
@@ -199,12 +194,9 @@ TEST(whoever_has_left_above_is_named) {
       const int64_t count = 100;
       std::vector<int32_t> data(100);
       for (int attempt = 0; attempt < 2; ++attempt) {
-        Ticket handle = 0;
-        const Status status = run_one(context, in_place(SRT_ALLREDUCE, "x", data, count, DType::int32), handle);
+        const Status status = end_of(context, in_place(SRT_ALLREDUCE, "x", data, count, DType::int32));
         CHECK_EQUAL(status.code(), SRT_PEER_FINISHED);
-        CHECK(std::string(status.text()).find(format("rank %d (pid %d on ", leaver, 100 + leaver)) !=
-              std::string::npos);
-        if (handle) context.release(&handle, 1);
+        CHECK(contains(status, format("rank %d (pid %d on ", leaver, 100 + leaver)));
       }
       for (++done; done < 4;) std::this_thread::yield();
     });
@@ -235,15 +227,14 @@ TEST(a_rank_of_another_host_that_never_comes_is_given_up_by_name) {
     const int64_t count = 10;
     std::vector<int32_t> data(10);
     const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, DType::int32);
-    Ticket handle = 0;
     if (rank == 3) {
       while (context.death_text()[0] == 0) std::this_thread::yield();
-      CHECK_EQUAL(context.enqueue(&request, 1, &handle).code(), SRT_TIMEOUT);
+      CHECK_EQUAL(end_of(context, request).code(), SRT_TIMEOUT);
       return;
     }
-    const Status status = run_one(context, request, handle);
+    const Status status = end_of(context, request);
     CHECK_EQUAL(status.code(), SRT_TIMEOUT);
-    CHECK(std::string(status.text()).find("rank 3 (pid 103 on here) has not submitted it") != std::string::npos);
+    CHECK(contains(status, "rank 3 (pid 103 on here) has not submitted it"));
   });
 }
 
@@ -262,11 +253,9 @@ TEST(aggregates_that_are_damaged_on_their_way_end_every_rank_or_change_nothing) 
         gather.input = reinterpret_cast<uintptr_t>(&own);
         for (int step = 0; step < 20; ++step) {
           for (const srt_request& one : {request(SRT_BARRIER, "b", nullptr, 0), gather}) {
-            Ticket handle = 0;
-            const Status status = run_one(context, one, handle);
+            const Status status = end_of(context, one);
             if (fault == Fault::cut) CHECK(status.is_ok() || status.code() == SRT_PEER_LOST);
             else CHECK(status.code() != SRT_IN_PROGRESS);
-            if (handle) context.release(&handle, 1);
           }
         }
       });

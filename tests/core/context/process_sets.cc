@@ -12,10 +12,6 @@ using namespace world;
 
 namespace {
 
-bool contains(const Status& status, const std::string& part) {
-  return std::string(status.text()).find(part) != std::string::npos;
-}
-
 srt_request removal_of(int32_t set) {
   srt_request request = world::request(SRT_REMOVE_PROCESS_SET, nullptr, nullptr, 0);
   request.root = set;
@@ -28,18 +24,7 @@ srt_request join_of(int32_t set) {
   return request;
 }
 
-void remove_set(Context& context, int32_t set) {
-  Ticket handle = 0;
-  expect_ok(run_one(context, removal_of(set), handle));
-  context.release(&handle, 1);
-}
-
-Status end_of(Context& context, const srt_request& request) {
-  Ticket handle = 0;
-  const Status status = run_one(context, request, handle);
-  if (handle) context.release(&handle, 1);
-  return status;
-}
+void remove_set(Context& context, int32_t set) { run_well(context, removal_of(set)); }
 
 // Numbers that a set sums in place.
 struct Sum {
@@ -179,7 +164,7 @@ TEST(what_is_left_in_a_removed_set_ends_with_its_name) {
         CHECK_EQUAL(status.code(), SRT_INVALID_ARGUMENT);
         CHECK(contains(status, format("process set %d was removed before ", set)));
       }
-      CHECK(std::string(context.error(left)).find("'grad.w'") != std::string::npos);
+      CHECK(contains(context.error(left), "'grad.w'"));
     });
   });
 }
@@ -191,8 +176,7 @@ TEST(submitting_to_a_set_while_it_goes_leaves_nothing_open) {
       for (int round = 0; round < 100; ++round) {
         const int32_t set = add_set(context, {0});
         const srt_request removal = removal_of(set);
-        Ticket removing = 0;
-        expect_ok(context.enqueue(&removal, 1, &removing));
+        const Ticket removing = start(context, removal);
         context.flush();
         while (rank == 0) {
           Sum sum("x", 3);
@@ -218,10 +202,8 @@ void go_on_without_rank_0(Context& context, int rank, int size) {
     srt_request request = from_to(world::request(kind, "goes on", &count, 1, DType::int32), input, output);
     request.root = root;
     request.destination = destination;
-    Ticket handle = 0;
-    expect_ok(run_one(context, request, handle));
-    std::vector<int32_t> result = output_of<int32_t>(context, handle);
-    context.release(&handle, 1);
+    std::vector<int32_t> result;
+    run_well(context, request, [&](Ticket handle) { result = output_of<int32_t>(context, handle); });
     return result;
   };
   const auto all_are = [](const std::vector<int32_t>& values, size_t count, int32_t expected) {
@@ -265,10 +247,8 @@ TEST(every_kind_goes_on_without_those_that_have_joined) {
             Sum alone("alone", 5'000);
             if (rank == 1 + epoch % (size - 1)) CHECK(end_of(context, alone.request(0, 7)).is_ok() && alone.is(7));
           }
-          Ticket handle = 0;
-          expect_ok(run_one(context, join_of(0), handle));
-          CHECK_EQUAL(context.result_number(handle), 1 + epoch % (size - 1));
-          context.release(&handle, 1);
+          run_well(context, join_of(0),
+                   [&](Ticket handle) { CHECK_EQUAL(context.result_number(handle), 1 + epoch % (size - 1)); });
         }
         Sum together("together", 10);
         CHECK(end_of(context, together.request(0, rank)).is_ok() && together.is(size * (size - 1) / 2));
@@ -282,8 +262,7 @@ TEST(a_joined_rank_neither_gives_nor_takes) {
     ranks.run([&](int rank, Context& context) {
       if (rank == 2) {
         const srt_request join = join_of(0);
-        Ticket handle = 0;
-        expect_ok(context.enqueue(&join, 1, &handle));
+        const Ticket handle = start(context, join);
         context.flush();
         Sum sum("x", 1);
         CHECK(contains(end_of(context, sum.request(0, 1)), "rank 2 has called join() for process set 0"));
@@ -320,11 +299,7 @@ TEST(a_joined_rank_sums_many_tensors_for_the_others) {
       for (const char* name : {"a", "b", "c", "d", "e", "f", "g"}) sums.emplace_back(name, 1'000);
       std::vector<srt_request> requests;
       for (Sum& sum : sums) requests.push_back(sum.request(0, 10 * sum.name[0] + rank));
-      std::vector<Ticket> handles(requests.size());
-      const auto many = static_cast<int32_t>(requests.size());
-      expect_ok(context.enqueue(requests.data(), many, handles.data()));
-      expect_ok(context.wait(handles.data(), many, seconds(60)));
-      context.release(handles.data(), many);
+      run_batch_well(context, requests);
       for (const Sum& sum : sums) CHECK(sum.is(20 * sum.name[0] + 1));
       expect_ok(end_of(context, join_of(0)));
     });
@@ -343,8 +318,7 @@ TEST(a_join_ends_when_a_rank_leaves_and_says_who) {
           return;
         }
         const srt_request join = join_of(0);
-        Ticket handle = 0;
-        expect_ok(context.enqueue(&join, 1, &handle));
+        const Ticket handle = start(context, join);
         context.flush();
         ++joining;
         const std::string who = format("rank %d (pid %d on here) has finished", leaver, 100 + leaver);

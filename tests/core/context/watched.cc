@@ -10,12 +10,6 @@ namespace {
 
 constexpr Nanoseconds patience = seconds(60);
 
-Ticket start(Context& context, const FloatSum& sum) {
-  Ticket handle = 0;
-  expect_ok(context.enqueue(&sum.request, 1, &handle));
-  return handle;
-}
-
 // Sleeps until operations are reported; returns their handles.
 std::vector<Ticket> reports(Context& context, int32_t capacity = 8) {
   std::vector<Ticket> handles(static_cast<size_t>(capacity));
@@ -43,7 +37,7 @@ TEST(an_operation_that_nobody_waits_for_ends_and_is_reported) {
       ranks.run([size](int, Context& context) {
         for (int step = 0; step < 20; ++step) {
           const FloatSum sum("x", 100, 1);
-          const Ticket handle = start(context, sum);
+          const Ticket handle = start(context, sum.request);
           expect_ok(context.watch(&handle, 1));
           CHECK(reports(context) == std::vector<Ticket>{handle});
           CHECK_EQUAL(sum.data[99], static_cast<float>(size));
@@ -61,18 +55,18 @@ TEST(operations_are_reported_in_the_order_in_which_they_end) {
     const FloatSum early("early"), late("late");
     Ticket handles[2]{};
     if (rank == 0) {
-      handles[0] = start(context, late);
+      handles[0] = start(context, late.request);
       expect_ok(context.watch(&handles[0], 1));
-      handles[1] = start(context, early);
+      handles[1] = start(context, early.request);
       expect_ok(context.watch(&handles[1], 1));
       CHECK(reports(context) == std::vector<Ticket>{handles[1]});
       first_has_ended.arrive_and_wait();
       CHECK(reports(context) == std::vector<Ticket>{handles[0]});
     } else {
-      handles[0] = start(context, early);
+      handles[0] = start(context, early.request);
       expect_ok(context.wait(&handles[0], 1, patience));
       first_has_ended.arrive_and_wait();
-      handles[1] = start(context, late);
+      handles[1] = start(context, late.request);
       expect_ok(context.wait(&handles[1], 1, patience));
     }
     context.release(handles, 2);
@@ -83,7 +77,7 @@ TEST(what_has_ended_before_it_is_watched_is_reported_at_once) {
   World ranks(2, over(Over::memory));
   ranks.run([](int, Context& context) {
     const FloatSum one("one"), two("two"), unwatched("three");
-    const Ticket handles[]{start(context, one), start(context, two), start(context, unwatched)};
+    const Ticket handles[]{start(context, one.request), start(context, two.request), start(context, unwatched.request)};
     expect_ok(context.wait(handles, 3, patience));
     CHECK_EQUAL(nothing_reported(context), SRT_IN_PROGRESS);
     expect_ok(context.watch(handles, 2));
@@ -99,19 +93,17 @@ TEST(a_dead_context_reports_its_failed_operations_first) {
   World ranks(2, over(Over::memory));
   ranks.run([](int rank, Context& context) {
     const FloatSum alone("alone");
-    const Ticket handle = rank == 0 ? start(context, alone) : 0;
+    const Ticket handle = rank == 0 ? start(context, alone.request) : 0;
     if (rank == 0) {
       expect_ok(context.watch(&handle, 1));
       const FloatSum together("together");
-      Ticket other = 0;
-      std::ignore = run_one(context, together.request, other);
+      std::ignore = end_of(context, together.request);
       CHECK(reports(context) == std::vector<Ticket>{handle});
       CHECK_EQUAL(context.poll(handle).code(), SRT_ABORTED);
       CHECK_EQUAL(nothing_reported(context, patience), SRT_ABORTED);
     } else {
       const FloatSum together("together");
-      Ticket other = 0;
-      expect_ok(run_one(context, together.request, other));
+      run_well(context, together.request);
       context.abort("enough");
     }
   });
@@ -131,7 +123,7 @@ TEST(a_shutdown_wakes_the_thread_that_sleeps) {
 TEST(a_forked_child_is_told_so) {
   World ranks(1, {Over::memory, {}, nullptr, false});
   const FloatSum sum("x", 100, 1);
-  const Ticket handle = start(ranks[0], sum);
+  const Ticket handle = start(ranks[0], sum.request);
   expect_ok(ranks[0].wait(&handle, 1, patience));
   ranks.fork_child(0);
   CHECK_EQUAL(ranks[0].watch(&handle, 1).code(), SRT_FORKED);

@@ -62,8 +62,7 @@ TEST(ranks_must_agree_on_the_format) {
     ranks.run([](int rank, Context& context) {
       FloatSum sum("x", 10, 1);
       sum.request.wire_format = rank == 2 ? SRT_WIRE_FP8 : SRT_WIRE_INT8;
-      Ticket handle = 0;
-      const Status status = run_one(context, sum.request, handle);
+      const Status status = end_of(context, sum.request);
       CHECK_EQUAL(status.code(), SRT_MISMATCH);
       CHECK_EQUAL(std::string(status.text()),
                   "ranks disagree about 'x': rank 0 (pid 100 on here), rank 1 (pid 101 on here) have the wire format "

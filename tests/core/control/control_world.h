@@ -239,6 +239,4 @@ struct World {
   Nanoseconds now = seconds(100);
 };
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 }  // namespace sirtaki

@@ -18,8 +18,7 @@ std::vector<std::vector<float>> sums_of(const Options& options, int size, int64_
   World ranks(size, options);
   ranks.run([&](int rank, Context& context) {
     std::vector<float> data = delicate(rank, count);
-    Ticket handle = 0;
-    expect_ok(run_one(context, in_place(SRT_ALLREDUCE, "delicate", data, count, DType::float32), handle));
+    run_well(context, in_place(SRT_ALLREDUCE, "delicate", data, count, DType::float32));
     results[static_cast<size_t>(rank)] = std::move(data);
   });
   return results;
@@ -129,8 +128,7 @@ TEST(all_ranks_get_the_same_zero) {
         for (int64_t i = 0; i < count; ++i) data.push_back(i >> rank & 1 ? -0.0f : 0.0f);
         srt_request request = in_place(SRT_ALLREDUCE, "zeros", data, count, DType::float32);
         request.reduce_op = op;
-        Ticket handle = 0;
-        expect_ok(run_one(context, request, handle));
+        run_well(context, request);
       });
       for (const auto& of_rank : results) CHECK_EQUAL(std::memcmp(of_rank.data(), results[0].data(), 4 * count), 0);
     }
@@ -311,21 +309,19 @@ TEST(rows_cross_hosts_once_while_ranks_have_joined) {
     const auto size = static_cast<int>(hosts.size());
     World ranks(size, on_hosts(hosts, {{"chunk_bytes", "4096"}}));
     ranks.run([&](int rank, Context& context) {
-      Ticket handle = 0;
       if (rank != 0) {
         const int64_t rows = rank * 500;
         const std::vector<int32_t> part(static_cast<size_t>(rows), rank);
         srt_request gather = world::request(SRT_ALLGATHER, "rows", &rows, 1, DType::int32);
         gather.input = reinterpret_cast<uintptr_t>(part.data());
-        expect_ok(run_one(context, gather, handle));
         std::vector<int32_t> expected;
         for (int from = 1; from < size; ++from) expected.insert(expected.end(), static_cast<size_t>(from * 500), from);
-        CHECK(output_of<int32_t>(context, handle) == expected);
+        run_well(context, gather, [&](Ticket handle) { CHECK(output_of<int32_t>(context, handle) == expected); });
         const int64_t count = 30'000;
         std::vector<int32_t> data(static_cast<size_t>(count), rank);
         srt_request broadcast = in_place(SRT_BROADCAST, "given", data, count, DType::int32);
         broadcast.root = size - 1;
-        expect_ok(run_one(context, broadcast, handle));
+        run_well(context, broadcast);
         CHECK_EQUAL(std::count(data.begin(), data.end(), size - 1), count);
       }
       run_well(context, world::request(SRT_JOIN, nullptr, nullptr, 0));

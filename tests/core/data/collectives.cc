@@ -11,15 +11,11 @@ TEST(allreduce_sums_exactly) {
       for (int64_t count : {int64_t{1}, int64_t{7}, int64_t{1000}, int64_t{70'001}}) {
         std::vector<float> data(static_cast<size_t>(count));
         for (int64_t i = 0; i < count; ++i) data[static_cast<size_t>(i)] = static_cast<float>(i % 1000 + rank);
-        Ticket handle;
-        const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, DType::float32);
-        const Status status = run_one(context, request, handle);
-        CHECK_EQUAL(std::string(status.text()), "");
+        run_well(context, in_place(SRT_ALLREDUCE, "x", data, count, DType::float32));
         int64_t wrong = 0;
         for (int64_t i = 0; i < count; ++i)
           wrong += data[static_cast<size_t>(i)] != static_cast<float>(i % 1000 * size + size * (size - 1) / 2);
         CHECK_EQUAL(wrong, 0);
-        context.release(&handle, 1);
       }
     });
   });
@@ -41,12 +37,9 @@ TEST(many_small_tensors_in_one_batch) {
           requests.push_back(in_place(SRT_ALLREDUCE, names[static_cast<size_t>(i)].c_str(),
                                       data[static_cast<size_t>(i)], count, DType::float64));
         }
-        std::vector<Ticket> handles(tensors);
-        CHECK_EQUAL(context.enqueue(requests.data(), tensors, handles.data()).code(), SRT_OK);
-        CHECK_EQUAL(std::string(context.wait(handles.data(), tensors, seconds(30)).text()), "");
+        run_batch_well(context, requests);
         for (int i = 0; i < tensors; ++i)
           for (double value : data[static_cast<size_t>(i)]) CHECK_EQUAL(value, size * i + size * (size - 1) / 2);
-        context.release(handles.data(), tensors);
       }
     });
   });
@@ -59,28 +52,25 @@ TEST(broadcast_and_ragged_allgather) {
       std::vector<int16_t> data(static_cast<size_t>(count), static_cast<int16_t>(rank));
       srt_request broadcast = in_place(SRT_BROADCAST, "b", data, count, DType::int16);
       broadcast.root = size - 1;
-      Ticket handle;
-      CHECK_EQUAL(std::string(run_one(context, broadcast, handle).text()), "");
+      run_well(context, broadcast);
       for (int16_t value : data) CHECK_EQUAL(value, size - 1);
-      context.release(&handle, 1);
 
       const int64_t shape[] = {rank * 700, 3};
       std::vector<int32_t> part(static_cast<size_t>(shape[0] * 3 + 1), rank);
       srt_request gather = request(SRT_ALLGATHER, "g", shape, 2, DType::int32);
       gather.input = reinterpret_cast<uintptr_t>(part.data());
-      for (int again = 0; again < 2; ++again) {
-        CHECK_EQUAL(std::string(run_one(context, gather, handle).text()), "");
-        srt_tensor output;
-        CHECK_EQUAL(context.output(handle, output).code(), SRT_OK);
-        CHECK_EQUAL(output.shape[0], int64_t{700} * size * (size - 1) / 2);
-        CHECK_EQUAL(output.shape[1], 3);
-        const auto* values = reinterpret_cast<const int32_t*>(output.data);
-        int64_t wrong = 0;
-        for (int from = 0; from < size; ++from)
-          for (int i = 0; i < from * 2100; ++i) wrong += *values++ != from;
-        CHECK_EQUAL(wrong, 0);
-        context.release(&handle, 1);
-      }
+      for (int again = 0; again < 2; ++again)
+        run_well(context, gather, [&](Ticket handle) {
+          srt_tensor output;
+          expect_ok(context.output(handle, output));
+          CHECK_EQUAL(output.shape[0], int64_t{700} * size * (size - 1) / 2);
+          CHECK_EQUAL(output.shape[1], 3);
+          const auto* values = reinterpret_cast<const int32_t*>(output.data);
+          int64_t wrong = 0;
+          for (int from = 0; from < size; ++from)
+            for (int i = 0; i < from * 2100; ++i) wrong += *values++ != from;
+          CHECK_EQUAL(wrong, 0);
+        });
     });
   });
 }
@@ -110,12 +100,11 @@ TEST(a_result_goes_to_the_callers_memory_if_it_fits) {
       for (int elements_more : {0, 1, -1}) {
         std::vector<int32_t> result(expected.size() + static_cast<size_t>(elements_more), -1);
         const std::vector<int32_t> before = result;
-        Ticket handle;
-        CHECK_EQUAL(std::string(run_one(context, into(gather, result), handle).text()), "");
-        CHECK_EQUAL(is_result_in(context, handle, result), elements_more == 0);
-        CHECK(output_of<int32_t>(context, handle) == expected);
+        run_well(context, into(gather, result), [&](Ticket handle) {
+          CHECK_EQUAL(is_result_in(context, handle, result), elements_more == 0);
+          CHECK(output_of<int32_t>(context, handle) == expected);
+        });
         if (elements_more) CHECK(result == before);
-        context.release(&handle, 1);
       }
       const int64_t rows = size;
       std::vector<int32_t> sent(static_cast<size_t>(size)), received(static_cast<size_t>(size));
@@ -123,11 +112,9 @@ TEST(a_result_goes_to_the_callers_memory_if_it_fits) {
       const std::vector<int64_t> splits(static_cast<size_t>(size), 1);
       srt_request exchange = with_splits(request(SRT_ALLTOALL, "e", &rows, 1, DType::int32), splits);
       exchange.input = reinterpret_cast<uintptr_t>(sent.data());
-      Ticket handle;
-      CHECK_EQUAL(std::string(run_one(context, into(exchange, received), handle).text()), "");
-      CHECK(is_result_in(context, handle, received));
+      run_well(context, into(exchange, received),
+               [&](Ticket handle) { CHECK(is_result_in(context, handle, received)); });
       for (int from = 0; from < size; ++from) CHECK_EQUAL(received[static_cast<size_t>(from)], 10 * from + rank);
-      context.release(&handle, 1);
     });
   });
 }
@@ -144,11 +131,10 @@ TEST(a_result_does_not_overwrite_inputs) {
         const int at = is_own_place ? rank : (rank + 1) % size;
         std::fill_n(whole.begin() + place(at), count, rank);
         gather.input = reinterpret_cast<uintptr_t>(whole.data() + place(at));
-        Ticket handle;
-        CHECK_EQUAL(std::string(run_one(context, gather, handle).text()), "");
-        CHECK_EQUAL(is_result_in(context, handle, whole), is_own_place);
-        CHECK(output_of<int32_t>(context, handle) == expected);
-        context.release(&handle, 1);
+        run_well(context, gather, [&](Ticket handle) {
+          CHECK_EQUAL(is_result_in(context, handle, whole), is_own_place);
+          CHECK(output_of<int32_t>(context, handle) == expected);
+        });
       }
     });
   });
@@ -166,16 +152,13 @@ TEST(memory_for_a_result_belongs_to_one_operation) {
     std::vector<int32_t> data(4, rank), result(8);
     srt_request gather = into(request(SRT_ALLGATHER, "a", &count, 1, DType::int32), result);
     gather.input = reinterpret_cast<uintptr_t>(data.data());
-    Ticket first = 0;
+    const Ticket first = start(context, gather);
     if (rank == 0) {
-      CHECK(context.enqueue(&gather, 1, &first).is_ok());
       gather.name = "b";
-      CHECK(refusal(context, gather).find("would use memory of 'a'") != std::string::npos);
+      CHECK(contains(refusal(context, gather), "would use memory of 'a'"));
       gather.name = "c";
       gather.output_bytes = -1;
-      CHECK(refusal(context, gather).find("output_bytes is negative") != std::string::npos);
-    } else {
-      CHECK(context.enqueue(&gather, 1, &first).is_ok());
+      CHECK(contains(refusal(context, gather), "output_bytes is negative"));
     }
     CHECK(context.wait(&first, 1, seconds(30)).is_ok());
     CHECK(result == std::vector<int32_t>({0, 0, 0, 0, 1, 1, 1, 1}));

@@ -33,13 +33,12 @@ void exchange(Context& context, int rank, int size, const std::function<int64_t(
   const int64_t shape[] = {static_cast<int64_t>(input.size()) / width, width};
   srt_request request = with_splits(world::request(SRT_ALLTOALL, "exchange", shape, 2, DType::int64), splits);
   request.input = reinterpret_cast<uintptr_t>(input.data());
-  Ticket handle = 0;
-  expect_ok(run_one(context, request, handle));
-  CHECK(output_of<int64_t>(context, handle) == expected);
-  std::vector<int64_t> received(static_cast<size_t>(size), -1);
-  CHECK_EQUAL(context.result_splits(handle, received.data(), size), size);
-  CHECK_EQUAL(received, wanted_splits);
-  context.release(&handle, 1);
+  run_well(context, request, [&](Ticket handle) {
+    CHECK(output_of<int64_t>(context, handle) == expected);
+    std::vector<int64_t> received(static_cast<size_t>(size), -1);
+    CHECK_EQUAL(context.result_splits(handle, received.data(), size), size);
+    CHECK_EQUAL(received, wanted_splits);
+  });
 }
 
 // Combines whole vectors by Adasum's definition.
@@ -89,20 +88,17 @@ TEST(reducescatter_cuts_unevenly_and_sums_exactly) {
         const int64_t share = rows_of_member(rows, members, own);
         std::vector<int32_t> output(static_cast<size_t>(share * width), -1);
         const int64_t shape[] = {rows, width};
-        Ticket handle = 0;
-        expect_ok(run_one(context, from_to(request(SRT_REDUCESCATTER, "cut", shape, 2, DType::int32), input, output),
-                          handle));
+        srt_tensor described{};
+        run_well(context, from_to(request(SRT_REDUCESCATTER, "cut", shape, 2, DType::int32), input, output),
+                 [&](Ticket handle) { expect_ok(context.output(handle, described)); });
         int64_t wrong = 0;
         for (size_t i = 0; i < output.size(); ++i) {
           const auto at = (static_cast<size_t>(first * width) + i) % 1'000;
           wrong += output[i] != static_cast<int64_t>(at) * size + sum_of_ranks(size);
         }
         CHECK_EQUAL(wrong, 0);
-        srt_tensor described{};
-        expect_ok(context.output(handle, described));
         CHECK_EQUAL(described.shape[0], share);
         CHECK_EQUAL(described.bytes, output.size() * sizeof(int32_t));
-        context.release(&handle, 1);
       }
     });
   });
@@ -119,15 +115,13 @@ TEST(reducescatter_scales_and_finds_extremes) {
         request.reduce_op = op;
         request.prescale = 2.0;
         request.postscale = static_cast<double>(size);
-        Ticket handle = 0;
-        expect_ok(run_one(context, request, handle));
+        run_well(context, request);
         const auto sum = static_cast<float>(2 * (sum_of_ranks(size) + size));
         const float expected = op == SRT_SUM       ? sum * static_cast<float>(size)
                                : op == SRT_AVERAGE ? sum
                                : op == SRT_MIN     ? 2.0f * static_cast<float>(size)
                                                    : 2.0f * static_cast<float>(size * size);
         CHECK_EQUAL(std::count(output.begin(), output.end(), expected), 1'500);
-        context.release(&handle, 1);
       }
     });
   });
@@ -154,12 +148,9 @@ TEST(alltoall_without_splits_cuts_evenly) {
       const std::vector<int16_t> input(static_cast<size_t>(count), static_cast<int16_t>(rank));
       srt_request request = world::request(SRT_ALLTOALL, "even", &count, 1, DType::int16);
       request.input = reinterpret_cast<uintptr_t>(input.data());
-      Ticket handle = 0;
-      expect_ok(run_one(context, request, handle));
       std::vector<int16_t> expected;
       for (int from = 0; from < size; ++from) expected.insert(expected.end(), 2, static_cast<int16_t>(from));
-      CHECK_EQUAL(output_of<int16_t>(context, handle), expected);
-      context.release(&handle, 1);
+      run_well(context, request, [&](Ticket handle) { CHECK_EQUAL(output_of<int16_t>(context, handle), expected); });
     });
   });
 }
@@ -181,10 +172,7 @@ TEST(sends_both_ways_at_once) {
             requests.back().root = from;
             requests.back().destination = from == rank ? peer : rank;
           }
-        std::vector<Ticket> handles(requests.size());
-        const auto many = static_cast<int32_t>(requests.size());
-        expect_ok(context.enqueue(requests.data(), many, handles.data()));
-        expect_ok(context.wait(handles.data(), many, seconds(60)));
+        run_batch_well(context, requests);
         size_t at = 0;
         for (int peer = 0; peer < size; ++peer)
           for (int from : {rank, peer}) {
@@ -193,7 +181,6 @@ TEST(sends_both_ways_at_once) {
             CHECK_EQUAL(std::count(data[at].begin(), data[at].end(), expected), count);
             ++at;
           }
-        context.release(handles.data(), many);
       }
     });
   });
@@ -229,10 +216,9 @@ TEST(a_send_of_another_shape_is_told_to_both) {
     std::vector<float> data(static_cast<size_t>(count));
     srt_request request = in_place(SRT_SEND, "x", data, count, DType::float32);
     request.destination = 2;
-    Ticket handle = 0;
-    const Status status = run_one(context, request, handle);
+    const Status status = end_of(context, request);
     CHECK_EQUAL(status.code(), SRT_MISMATCH);
-    CHECK(std::string(status.text()).find("rank 2 (pid 102 on here) has float32 of shape [3]") != std::string::npos);
+    CHECK(contains(status, "rank 2 (pid 102 on here) has float32 of shape [3]"));
   });
 }
 
@@ -247,15 +233,12 @@ TEST(adasum_is_the_tree_of_its_definition) {
         std::vector<srt_request> requests{in_place(SRT_ALLREDUCE, "wide", data, count, DType::float64),
                                           in_place(SRT_ALLREDUCE, "narrow", narrow, count, DType::float32)};
         for (srt_request& request : requests) request.reduce_op = SRT_ADASUM;
-        Ticket handles[2];
-        expect_ok(context.enqueue(requests.data(), 2, handles));
-        expect_ok(context.wait(handles, 2, seconds(60)));
+        run_batch_well(context, requests);
         const std::vector<double> expected = adasum_of(everyone);
         int64_t wrong = 0;
         for (size_t i = 0; i < expected.size(); ++i)
           wrong += !is_near(data[i], expected[i], 1e-12) || !is_near(narrow[i], expected[i], 1e-6);
         CHECK_EQUAL(wrong, 0);
-        context.release(handles, 2);
       }
     });
   });
@@ -276,12 +259,9 @@ TEST(adasum_averages_what_is_equal_and_adds_what_is_orthogonal) {
         request.group_id = 1;
         request.group_size = 2;
       }
-      Ticket handles[2];
-      expect_ok(context.enqueue(requests.data(), 2, handles));
-      expect_ok(context.wait(handles, 2, seconds(60)));
+      run_batch_well(context, requests);
       CHECK(equal == gradient(0, count));
       CHECK_EQUAL(std::count(orthogonal.begin(), orthogonal.end(), 3.0), count);
-      context.release(handles, 2);
     });
   });
 }
@@ -358,13 +338,8 @@ TEST(many_small_operations_of_every_kind_at_once) {
     ranks.run([&](int rank, Context& context) {
       Crowd crowd(rank, size);
       for (int step = 0; step < 6; ++step) {
-        const std::vector<srt_request> requests = crowd.requests(step, step % 2 == 1);
-        const auto count = static_cast<int32_t>(requests.size());
-        std::vector<Ticket> handles(requests.size());
-        expect_ok(context.enqueue(requests.data(), count, handles.data()));
-        expect_ok(context.wait(handles.data(), count, seconds(60)));
-        crowd.check(context, handles, step);
-        context.release(handles.data(), count);
+        run_batch_well(context, crowd.requests(step, step % 2 == 1),
+                       [&](const std::vector<Ticket>& handles) { crowd.check(context, handles, step); });
       }
     });
   });

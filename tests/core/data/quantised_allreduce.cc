@@ -87,11 +87,7 @@ void check_sums(World& ranks, const std::vector<int>& hosts, const Sum& sum, con
     }
     std::vector<srt_request> requests;
     for (size_t i = 0; i < counts.size(); ++i) requests.push_back(in_format(sum, names[i].c_str(), data[i], counts[i]));
-    std::vector<Ticket> handles(counts.size());
-    const auto many = static_cast<int32_t>(counts.size());
-    expect_ok(context.enqueue(requests.data(), many, handles.data()));
-    expect_ok(context.wait(handles.data(), many, seconds(100)));
-    context.release(handles.data(), many);
+    run_batch_well(context, requests);
     for (size_t i = 0; i < counts.size(); ++i)
       if (!same_bits(data[i], wanted[i])) check::fail(__FILE__, __LINE__, format("tensor %zu on rank %d", i, rank));
   });
@@ -319,11 +315,10 @@ TEST(an_abort_ends_an_encoded_sum) {
       Values data = numbers_of(rank, count);
       run_well(context, in_format({}, "x", data, count));
       for (++through; through < size;) std::this_thread::yield();
-      Ticket handle = 0;
       std::thread aborter;
       if (rank == 0) aborter = std::thread([&] { context.abort("RuntimeError: enough"); });
       Status status;
-      while (status.is_ok()) status = run_one(context, in_format({}, "x", data, count), handle);
+      while (status.is_ok()) status = end_of(context, in_format({}, "x", data, count));
       CHECK_EQUAL(status.code(), SRT_ABORTED);
       if (aborter.joinable()) aborter.join();
     });
@@ -340,8 +335,7 @@ TEST(a_connection_that_breaks_in_an_encoded_sum_ends_every_rank) {
       const int64_t count = 50'000;
       Values data = numbers_of(rank, count);
       Status status;
-      Ticket handle = 0;
-      while (status.is_ok()) status = run_one(context, in_format({}, "x", data, count), handle);
+      while (status.is_ok()) status = end_of(context, in_format({}, "x", data, count));
       CHECK_EQUAL(status.code(), SRT_PEER_LOST);
     });
   }

@@ -202,9 +202,7 @@ TEST(a_rank_that_leaves_in_the_middle_is_noticed) {
   ranks.run([&](int rank, Context& context) {
     const Floats data(context, count);
     run_well(context, data.allreduce("x"));
-    Ticket handle;
-    const srt_request again = data.allreduce("x");
-    CHECK(context.enqueue(&again, 1, &handle).is_ok());
+    const Ticket handle = start(context, data.allreduce("x"));
     if (rank == 1) {
       context.shutdown(0);  // without waiting for what is in flight
       has_left = true;
@@ -232,11 +230,10 @@ TEST(a_directory_that_leads_elsewhere_is_refused) {
       while (rank == 1 && !is_over) directory[0] = uint64_t{1} << 62;
     });
     Status status;
-    for (Ticket handle; status.is_ok();) status = run_one(context, data.allreduce("x"), handle);
+    while (status.is_ok()) status = end_of(context, data.allreduce("x"));
     is_over = true;
     hostile.join();
     ::munmap(other, 4096);
-    CHECK(std::string(status.text()).find("rank 1 offered a tensor outside the memory that it shares") !=
-          std::string::npos);
+    CHECK(contains(status, "rank 1 offered a tensor outside the memory that it shares"));
   });
 }

@@ -99,10 +99,8 @@ void gather_rows(int rank, int size, Context& context, const std::function<int64
     expected.insert(expected.end(), part.begin(), part.end());
   }
   const int64_t shape[] = {rows(rank)};
-  Ticket handle;
-  expect_ok(run_one(context, gather("gather", input, shape), handle));
-  CHECK(output_of<int64_t>(context, handle) == expected);
-  context.release(&handle, 1);
+  run_well(context, gather("gather", input, shape),
+           [&](Ticket handle) { CHECK(output_of<int64_t>(context, handle) == expected); });
 }
 
 void exchange_rows(int rank, int size, Context& context, const std::function<int64_t(int from, int to)>& rows) {
@@ -117,10 +115,7 @@ void exchange_rows(int rank, int size, Context& context, const std::function<int
   const int64_t shape[] = {static_cast<int64_t>(input.size())};
   srt_request made = with_splits(request(SRT_ALLTOALL, "exchange", shape, 1, DType::int64), splits);
   made.input = reinterpret_cast<uintptr_t>(input.data());
-  Ticket handle;
-  expect_ok(run_one(context, made, handle));
-  CHECK(output_of<int64_t>(context, handle) == expected);
-  context.release(&handle, 1);
+  run_well(context, made, [&](Ticket handle) { CHECK(output_of<int64_t>(context, handle) == expected); });
 }
 
 void broadcast_all(int rank, Context& context, int root, int64_t tensors, int64_t count) {
@@ -137,11 +132,8 @@ void broadcast_all(int rank, Context& context, int root, int64_t tensors, int64_
     requests.push_back(in_place(SRT_BROADCAST, names[i].c_str(), data[i], counts[i], DType::int64));
     requests.back().root = root;
   }
-  std::vector<Ticket> handles(requests.size());
-  expect_ok(context.enqueue(requests.data(), static_cast<int32_t>(requests.size()), handles.data()));
-  expect_ok(context.wait(handles.data(), static_cast<int32_t>(handles.size()), seconds(30)));
+  run_batch_well(context, requests);
   for (int64_t i = 0; i < tensors; ++i) CHECK(data[static_cast<size_t>(i)] == numbered(count + i, i));
-  context.release(handles.data(), static_cast<int32_t>(handles.size()));
 }
 
 }  // namespace
@@ -254,16 +246,12 @@ TEST(small_pieces_are_copied_twice) {
     for (int i = 0; i < tensors; ++i) names.push_back("gather." + std::to_string(i));
     std::vector<srt_request> requests;
     for (const std::string& name : names) requests.push_back(gather(name.c_str(), input, shape));
-    std::vector<Ticket> handles(tensors);
-    expect_ok(context.enqueue(requests.data(), tensors, handles.data()));
-    expect_ok(context.wait(handles.data(), tensors, seconds(30)));
-    for (Ticket handle : handles) {
-      std::vector<int64_t> expected = numbered(64, 0);
-      const std::vector<int64_t> other = numbered(64, 1);
-      expected.insert(expected.end(), other.begin(), other.end());
-      CHECK(output_of<int64_t>(context, handle) == expected);
-    }
-    context.release(handles.data(), tensors);
+    std::vector<int64_t> expected = numbered(64, 0);
+    const std::vector<int64_t> other = numbered(64, 1);
+    expected.insert(expected.end(), other.begin(), other.end());
+    run_batch_well(context, requests, [&](const std::vector<Ticket>& handles) {
+      for (Ticket handle : handles) CHECK(output_of<int64_t>(context, handle) == expected);
+    });
     CHECK_EQUAL(single_copies(context), 0);
   });
 }

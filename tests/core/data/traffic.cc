@@ -15,9 +15,7 @@ Traffic traffic_of(int size, const Options& options, int64_t elements = 1000) {
   World ranks(size, options);
   ranks.run([&](int, Context& context) {
     std::vector<float> data(static_cast<size_t>(elements));
-    Ticket handle = 0;
-    expect_ok(run_one(context, in_place(SRT_ALLREDUCE, "x", data, elements, DType::float32), handle));
-    context.release(&handle, 1);
+    run_well(context, in_place(SRT_ALLREDUCE, "x", data, elements, DType::float32));
   });
   Traffic found;
   srt_operation_count operations[8];
@@ -78,9 +76,7 @@ TEST(rows_that_have_no_room_are_counted_nevertheless) {
     for (const int kind : {SRT_ALLREDUCE, SRT_BROADCAST}) {
       std::vector<float> data(10);
       const int64_t count = 10;
-      Ticket handle = 0;
-      expect_ok(run_one(context, in_place(kind, "x", data, count, DType::float32), handle));
-      context.release(&handle, 1);
+      run_well(context, in_place(kind, "x", data, count, DType::float32));
     }
     srt_operation_count first[2] = {};
     CHECK_EQUAL(context.count_operations(nullptr, 0), 2);

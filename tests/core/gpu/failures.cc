@@ -47,7 +47,7 @@ TEST(a_world_works_after_another) {
   for (int generation = 0; generation < 3; ++generation) {
     World ranks(3, on_gpus({}, generation % 2 ? Over::sockets : Over::memory));
     ranks.run([&](int rank, Context& context) {
-      for (int i = 0; i < 3; ++i) CHECK_EQUAL(std::string(step(fake, context, rank).text()), "");
+      for (int i = 0; i < 3; ++i) expect_ok(step(fake, context, rank));
     });
   }
 }
@@ -72,8 +72,8 @@ TEST(an_error_of_any_call_ends_all_ranks) {
       CHECK_EQUAL(all_are_well, fake.calls(function) < nth);
       for (const Status& ending : endings) {
         if (ending.is_ok()) continue;
-        const bool tells_why = contains(ending.text(), "CUDA says") || contains(ending.text(), "NCCL says") ||
-                               contains(ending.text(), "no GPU");
+        const bool tells_why =
+            contains(ending, "CUDA says") || contains(ending, "NCCL says") || contains(ending, "no GPU");
         if (!tells_why)
           check::fail(__FILE__, __LINE__, format("%s, call %d of %s: '%s'", backend, nth, function, ending.text()));
       }
@@ -94,7 +94,7 @@ TEST(a_gpu_that_cannot_be_made_current_is_not_used) {
   const GpuDevice::Scope is_current(&other.device());
   const auto check = [&](const Status& status, const char* function) {
     CHECK_EQUAL(status.code(), SRT_DEVICE);
-    CHECK(contains(status.text(), "cuCtxPushCurrent"));
+    CHECK(contains(status, "cuCtxPushCurrent"));
     CHECK_EQUAL(fake.calls(function), 0);
   };
   fake.reset();
@@ -147,7 +147,7 @@ TEST(an_error_names_rank_tensor_and_the_library_s_words) {
   for (const Status& ending : endings) {
     CHECK_EQUAL(ending.code(), SRT_DEVICE);
     for (const char* part : {"rank ", "on here", "'large'", "ncclAllReduce", "internal error"})
-      if (!contains(ending.text(), part)) check::fail(__FILE__, __LINE__, std::string(part) + ": " + ending.text());
+      if (!contains(ending, part)) check::fail(__FILE__, __LINE__, std::string(part) + ": " + ending.text());
   }
 }
 
@@ -157,17 +157,15 @@ TEST(a_kernel_that_never_ends_meets_the_deadline) {
   {
     World ranks(2, on_gpus({{"progress_deadline", "0.3"}, {"stall_report", "0.1"}}));
     ranks.run([&](int rank, Context& context) {
-      const int64_t count = 100;
-      OnGpu data(fake, rank, floats(count, 1));
-      Ticket handle;
-      const Status ending = run_one(context, in_place(SRT_ALLREDUCE, "endless", data, count, rank), handle, patience);
+      GpuSum sum(fake, rank, "endless");
+      const Status ending = end_of(context, sum.request);
       CHECK_EQUAL(ending.code(), SRT_TIMEOUT);
-      CHECK(contains(ending.text(), "'endless'"));
+      CHECK(contains(ending, "'endless'"));
     });
   }
   fake.set("hang", 0);
   World ranks(2, on_gpus());
-  ranks.run([&](int rank, Context& context) { CHECK_EQUAL(std::string(step(fake, context, rank).text()), ""); });
+  ranks.run([&](int rank, Context& context) { expect_ok(step(fake, context, rank)); });
 }
 
 TEST(an_input_may_take_longer_than_bytes_may) {
@@ -178,18 +176,15 @@ TEST(an_input_may_take_longer_than_bytes_may) {
     std::barrier waited(2);
     ranks.run([&](int rank, Context& context) {
       CHECK(step(fake, context, rank).is_ok());
-      const int64_t count = 100;
-      OnGpu data(fake, rank, floats(count, 1));
+      GpuSum sum(fake, rank, "x");
       UserStream stream(fake, rank);
       stream.hold(all_are_late || rank == 1);
-      const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-      Ticket handle;
-      CHECK(context.enqueue(&request, 1, &handle).is_ok());
+      const Ticket handle = start(context, sum.in(stream));
       CHECK_EQUAL(context.wait(&handle, 1, seconds(1)).code(),
                   SRT_IN_PROGRESS);  // 20 times, or three times the deadline
       waited.arrive_and_wait();
       stream.hold(false);
-      CHECK_EQUAL(std::string(context.wait(&handle, 1, patience).text()), "");
+      expect_ok(context.wait(&handle, 1, patience));
       context.release(&handle, 1);
     });
     CHECK(said.times("the GPU of rank 1 (pid 101 on here) has been computing the input of 'x'") > 0);
@@ -207,20 +202,14 @@ TEST(a_rank_that_is_lost_ends_what_waits_while_an_input_is_computed) {
     std::barrier launched(2);
     ranks.run([&](int rank, Context& context) {
       CHECK(step(fake, context, rank).is_ok());
-      const int64_t count = 100;
-      OnGpu data(fake, rank, floats(count, 1)), more(fake, rank, floats(count, 1));
+      GpuSum sum(fake, rank, "x"), next(fake, rank, "next");
       UserStream stream(fake, rank);
       if (rank == 0) stream.hold(true);
-      srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-      Ticket handle, next;
-      CHECK(context.enqueue(&request, 1, &handle).is_ok());
-      CHECK(context.wait_on_stream(&handle, 1, stream.number(), patience).is_ok());
+      const Ticket handle = start(context, sum.in(stream));
+      expect_ok(context.wait_on_stream(&handle, 1, stream.number(), patience));
       launched.arrive_and_wait();
       if (rank == 1) return ranks.lose(rank);
-      request = in_place(SRT_ALLREDUCE, "next", more, count, rank, stream.number());
-      const Status submitted = context.enqueue(&request, 1, &next);
-      const Status ending = submitted.is_ok() ? context.wait(&next, 1, patience) : submitted;
-      CHECK_EQUAL(ending.code(), SRT_PEER_LOST);  // while the input is not there
+      CHECK_EQUAL(end_of(context, next.in(stream)).code(), SRT_PEER_LOST);  // while the input is not there
       CHECK_EQUAL(context.poll(handle).code(), SRT_IN_PROGRESS);
       stream.hold(false);
       CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_PEER_LOST);
@@ -235,15 +224,12 @@ TEST(nccl_may_connect_for_longer_than_bytes_may_take) {
   World ranks(2, saying(said, {{"progress_deadline", "1"}, {"stall_report", "0.1"}}));
   std::barrier connecting(2);
   ranks.run([&](int rank, Context& context) {
-    const int64_t count = 100;
-    OnGpu data(fake, rank, floats(count, 1));
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
-    Ticket handle;
-    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    GpuSum sum(fake, rank, "x");
+    const Ticket handle = start(context, sum.request);
     CHECK_EQUAL(context.wait(&handle, 1, seconds(2)).code(), SRT_IN_PROGRESS);
     connecting.arrive_and_wait();
     fake.set("init_hang", 0);
-    CHECK_EQUAL(std::string(context.wait(&handle, 1, patience).text()), "");
+    expect_ok(context.wait(&handle, 1, patience));
   });
   CHECK(said.times("NCCL has been connecting the GPUs of rank 0") > 0);
 }
@@ -253,12 +239,10 @@ TEST(nccl_that_never_connects_meets_a_deadline) {
   fake.set("init_hang", 1);
   World ranks(2, on_gpus({{"progress_deadline", "0.05"}}));
   ranks.run([&](int rank, Context& context) {
-    const int64_t count = 100;
-    OnGpu data(fake, rank, floats(count, 1));
-    Ticket handle;
-    const Status ending = run_one(context, in_place(SRT_ALLREDUCE, "x", data, count, rank), handle, patience);
+    GpuSum sum(fake, rank, "x");
+    const Status ending = end_of(context, sum.request);
     CHECK_EQUAL(ending.code(), SRT_TIMEOUT);
-    CHECK(contains(ending.text(), "NCCL has been connecting the GPUs of rank 0"));
+    CHECK(contains(ending, "NCCL has been connecting the GPUs of rank 0"));
   });
 }
 
@@ -270,16 +254,13 @@ TEST(the_engine_goes_on_while_nccl_starts) {
     World ranks(2, on_gpus());
     std::barrier added(2);
     ranks.run([&](int rank, Context& context) {
-      const int64_t count = 100;
-      OnGpu data(fake, rank, floats(count, 1));
-      const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
-      Ticket handle;
-      CHECK(context.enqueue(&request, 1, &handle).is_ok());
+      GpuSum sum(fake, rank, "x");
+      const Ticket handle = start(context, sum.request);
       while (fake.calls(function) == 0) std::this_thread::yield();
       add_set(context, {0});
       added.arrive_and_wait();
       fake.hold_calls(function, 0);
-      CHECK_EQUAL(std::string(context.wait(&handle, 1, patience).text()), "");
+      expect_ok(context.wait(&handle, 1, patience));
     });
   }
 }
@@ -292,10 +273,8 @@ TEST(nccl_that_never_starts_meets_a_deadline) {
     {
       World ranks(2, on_gpus({{"progress_deadline", "0.05"}}));
       ranks.run([&](int rank, Context& context) {
-        const int64_t count = 100;
-        OnGpu data(fake, rank, floats(count, 1));
-        Ticket handle;
-        const Status ending = run_one(context, in_place(SRT_ALLREDUCE, "x", data, count, rank), handle, patience);
+        GpuSum sum(fake, rank, "x");
+        const Status ending = end_of(context, sum.request);
         CHECK_EQUAL(ending.code(), SRT_TIMEOUT);
       });
     }
@@ -315,7 +294,7 @@ TEST(a_rank_that_gives_up_ends_what_is_on_the_gpus_of_others) {
     if (rank == 1) context.abort("the loss is not a number");
     const Status ending = context.wait(&sum.handle, 1, patience);
     CHECK_EQUAL(ending.code(), SRT_ABORTED);
-    CHECK(contains(ending.text(), "the loss is not a number"));
+    CHECK(contains(ending, "the loss is not a number"));
   });
 }
 
@@ -350,7 +329,7 @@ TEST(a_rank_that_is_lost_ends_what_waits_for_it_on_the_gpus_of_others) {
     if (rank == 1) return ranks.lose(rank);
     const Status ending = context.wait(&sum.handle, 1, patience);
     CHECK_EQUAL(ending.code(), SRT_PEER_LOST);
-    CHECK(contains(ending.text(), "rank 1"));
+    CHECK(contains(ending, "rank 1"));
   });
 }
 
@@ -359,13 +338,10 @@ TEST(an_input_that_never_comes_ends_with_the_world) {
   World ranks(2, on_gpus());
   std::barrier queued(2);
   ranks.run([&](int rank, Context& context) {
-    const int64_t count = 100;
-    OnGpu data(fake, rank, floats(count, 1));
+    GpuSum sum(fake, rank, "x");
     UserStream stream(fake, rank);
     stream.hold(true);
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-    Ticket handle;
-    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    const Ticket handle = start(context, sum.in(stream));
     queued.arrive_and_wait();
     if (rank == 0) context.abort("enough");
     CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_ABORTED);
@@ -379,12 +355,9 @@ TEST(no_gpu_is_a_refusal_of_the_request_alone) {
     const int64_t count = 10;
     std::vector<float> data(10, 1);
     srt_request request = world::in_place(SRT_ALLREDUCE, "x", data, count, DType::float32);
-    Ticket handle;
-    const srt_request there = on_gpu(request, 0);
-    const Status refused = context.enqueue(&there, 1, &handle);
+    const Status refused = end_of(context, on_gpu(request, 0));
     CHECK_EQUAL(refused.code(), SRT_UNSUPPORTED);
-    CHECK(contains(refused.text(), "libcuda"));
-    CHECK_EQUAL(std::string(run_one(context, request, handle).text()), "");
-    context.release(&handle, 1);
+    CHECK(contains(refused, "libcuda"));
+    run_well(context, request);
   });
 }

@@ -185,7 +185,7 @@ TEST(a_kernel_comes_after_the_tasks_that_make_its_inputs_and_before_those_that_u
     reduce();
     std::string found = fakes.take_misuse();
     CHECK(found.starts_with("ncclAllReduce (task ") && found.ends_with("writes"));
-    CHECK(found.find("reads: the same memory, in no order with it: cuMemcpyAsync (task ") != std::string::npos);
+    CHECK(contains(found, "reads: the same memory, in no order with it: cuMemcpyAsync (task "));
     gpu.wait(after_launches());
     gpu.wait(gpu.record());
     reduce();
@@ -193,7 +193,7 @@ TEST(a_kernel_comes_after_the_tasks_that_make_its_inputs_and_before_those_that_u
     fakes.control.await_tasks();
     OK(gpu.cuda.copy(source.memory, output.memory, 4, gpu.stream));
     found = fakes.take_misuse();
-    CHECK(found.find("reads: the same memory, in no order with it: ncclAllReduce (task ") != std::string::npos);
+    CHECK(contains(found, "reads: the same memory, in no order with it: ncclAllReduce (task "));
     gpu.wait(after_launches());
     gpu.wait(gpu.record());
     OK(gpu.cuda.stream_destroy(launches));
@@ -282,7 +282,7 @@ TEST(a_part_that_overlaps_the_whole_elsewhere_is_noticed) {
     CHECK_EQUAL(nccl.reducescatter(all.data(), all.data() + 1, 2, float32, sum, communicator.handle, gpu.stream),
                 invalid_argument);
   });
-  CHECK(fakes.take_misuse().find("is not this rank's part of the larger") != std::string::npos);
+  CHECK(contains(fakes.take_misuse(), "is not this rank's part of the larger"));
 }
 
 TEST(ranks_share_a_gpu_only_where_nccl_lets_them) {

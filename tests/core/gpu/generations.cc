@@ -19,13 +19,9 @@ int open_communicators(const FakeGpu& fake) {
 
 // Runs an all-reduce of ones, and checks its result.
 void sum_once(Fake& fake, Context& context, int rank, int size) {
-  const int64_t count = 20'000;
-  OnGpu data(fake, rank, floats(count, 1));
-  Ticket handle;
-  const Status ending = run_one(context, in_place(SRT_ALLREDUCE, "sum", data, count, rank), handle, patience);
-  CHECK_EQUAL(std::string(ending.text()), "");
-  CHECK_EQUAL(values_in<float>(data.bytes()), std::vector<float>(count, static_cast<float>(size)));
-  context.release(&handle, 1);
+  GpuSum sum(fake, rank, "sum", 20'000);
+  run_well(context, sum.request);
+  CHECK_EQUAL(sum.values(), std::vector<float>(20'000, static_cast<float>(size)));
 }
 
 // Leaves a world as a survivor does, which must take neither the limit that it sets nor a peer.
@@ -83,11 +79,8 @@ TEST(a_rank_is_lost_while_communicators_are_made) {
     World ranks(3, until_lost());
     std::barrier begun(3);
     ranks.run([&](int rank, Context& context) {
-      const int64_t count = 100;
-      OnGpu data(fake, rank, floats(count, 1));
-      const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
-      Ticket handle;
-      CHECK(context.enqueue(&request, 1, &handle).is_ok());
+      GpuSum sum(fake, rank, "x");
+      const Ticket handle = start(context, sum.request);
       while (fake.calls("ncclCommInitRankConfig") < 3) std::this_thread::yield();
       begun.arrive_and_wait();
       if (rank == 2) return ranks.lose(rank);
@@ -104,15 +97,15 @@ TEST(a_rank_is_lost_in_a_collective_that_was_launched) {
   fake.set("hang", 1);
   {
     World ranks(3, until_lost());
-    std::barrier launched(3);
+    std::barrier all_launched(3);
     ranks.run([&](int rank, Context& context) {
       const int64_t count = 20'000;  // without scratch memory, which a lost rank would not give back
-      Launched sum(fake, context, rank, count);
-      launched.arrive_and_wait();
+      Launched launched(fake, context, rank, count);
+      all_launched.arrive_and_wait();
       if (rank == 2) return ranks.lose(rank);
-      CHECK_EQUAL(context.wait(&sum.handle, 1, patience).code(), SRT_PEER_LOST);
+      CHECK_EQUAL(context.wait(&launched.handle, 1, patience).code(), SRT_PEER_LOST);
       leave(context);
-      CHECK_EQUAL(values_in<float>(sum.data.bytes()), std::vector<float>(count, 1));
+      CHECK_EQUAL(launched.sum.values(), std::vector<float>(count, 1));
     });
   }
   fake.set("hang", 0);
@@ -128,13 +121,8 @@ TEST(a_rank_is_lost_between_two_collectives) {
       sum_once(fake, context, rank, 3);
       done.arrive_and_wait();
       if (rank == 2) return ranks.lose(rank);
-      const int64_t count = 100;
-      OnGpu data(fake, rank, floats(count, 1));
-      const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
-      Ticket handle;
-      Status ending = context.enqueue(&request, 1, &handle);
-      if (ending.is_ok()) ending = context.wait(&handle, 1, patience);
-      CHECK_EQUAL(ending.code(), SRT_PEER_LOST);
+      GpuSum sum(fake, rank, "x");
+      CHECK_EQUAL(end_of(context, sum.request).code(), SRT_PEER_LOST);
       leave(context);
     });
     CHECK_EQUAL(open_communicators(fake), 0);  // although the contexts still exist
@@ -208,14 +196,11 @@ TEST(a_new_world_works_while_the_old_one_still_exists) {
   World next(2, on_gpus({{"gpu_backend", "nccl"}}));
   next.run([&](int rank, Context& context) {
     sum_once(fake, context, rank, 2);
-    const int64_t count = 100;
-    OnGpu data(fake, rank, floats(count, 1));
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
-    Ticket handle;
-    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    GpuSum sum(fake, rank, "x");
+    const Ticket handle = start(context, sum.request);
     if (rank == 0) old.reset();
-    CHECK_EQUAL(std::string(context.wait(&handle, 1, patience).text()), "");
-    CHECK_EQUAL(values_in<float>(data.bytes()), std::vector<float>(count, 2));
+    expect_ok(context.wait(&handle, 1, patience));
+    CHECK_EQUAL(sum.values(), std::vector<float>(100, 2));
   });
 }
 
@@ -226,12 +211,9 @@ TEST(a_host_that_waits_learns_of_a_failure_after_the_launch) {
   std::barrier waited(2);
   ranks.run([&](int rank, Context& context) {
     context.wait_on_host();
-    const int64_t count = 100;
-    OnGpu data(fake, rank, floats(count, 1));
+    GpuSum sum(fake, rank, "x");
     UserStream stream(fake, rank);
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-    Ticket handle;
-    CHECK(context.enqueue(&request, 1, &handle).is_ok());
+    const Ticket handle = start(context, sum.in(stream));
     const auto wait = [&](Nanoseconds timeout) {
       return context.wait_on_stream(&handle, 1, stream.number(), timeout).code();
     };
@@ -240,6 +222,6 @@ TEST(a_host_that_waits_learns_of_a_failure_after_the_launch) {
     waited.arrive_and_wait();
     if (rank == 0) context.abort("a peer is gone");
     CHECK_EQUAL(wait(patience), SRT_ABORTED);
-    CHECK_EQUAL(values_in<float>(data.bytes()), std::vector<float>(count, 1));
+    CHECK_EQUAL(sum.values(), std::vector<float>(100, 1));
   });
 }

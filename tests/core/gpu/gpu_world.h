@@ -146,22 +146,39 @@ inline std::vector<uint8_t> floats(int64_t count, float value) {
   return bytes_of(std::vector<float>(static_cast<size_t>(count), value));
 }
 
-// An all-reduce that is in flight on a rank's GPU.
+// A sum of floats on a GPU, in place. It is to outlive the streams that use its memory.
+struct GpuSum {
+  GpuSum(FakeGpu& fake, int device, const char* name, int64_t elements = 100, float value = 1)
+      : count(elements), data(fake, device, floats(elements, value)),
+        request(in_place(SRT_ALLREDUCE, name, data, count, device)) {}
+  GpuSum(const GpuSum&) = delete;
+  GpuSum& operator=(const GpuSum&) = delete;
+
+  // Returns the request of a sum whose input is computed in a stream.
+  const srt_request& in(const UserStream& stream) {
+    request.stream = stream.number();
+    return request;
+  }
+  std::vector<float> values() { return values_in<float>(data.bytes()); }
+
+  const int64_t count;
+  OnGpu data;
+  srt_request request;
+};
+
+// A sum that is in flight on a rank's GPU.
 struct Launched {
   Launched(Fake& fake, Context& context, int rank, int64_t count = 100, int32_t process_set = 0)
-      : data(fake, rank, floats(count, 1)), stream(fake, rank) {
-    srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-    request.process_set = process_set;
-    CHECK(context.enqueue(&request, 1, &handle).is_ok());
-    CHECK(context.wait_on_stream(&handle, 1, stream.number(), patience).is_ok());
+      : sum(fake, rank, "x", count), stream(fake, rank) {
+    sum.request.process_set = process_set;
+    handle = start(context, sum.in(stream));
+    expect_ok(context.wait_on_stream(&handle, 1, stream.number(), patience));
   }
 
-  OnGpu data;
+  GpuSum sum;
   UserStream stream;
   Ticket handle = 0;
 };
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // The log of a world's ranks.
 class Said {

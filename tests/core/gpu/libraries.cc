@@ -37,7 +37,7 @@ GpuLibraries look_in(const std::string& folders) {
 }
 
 void check_contains(const std::string& text, const std::string& part) {
-  if (text.find(part) == std::string::npos) check::fail(__FILE__, __LINE__, "'" + text + "' has no '" + part + "'");
+  if (!contains(text, part)) check::fail(__FILE__, __LINE__, "'" + text + "' has no '" + part + "'");
 }
 
 }  // namespace

@@ -70,8 +70,7 @@ TEST(the_host_does_not_wait_for_an_input) {
     stream.hold(true);
     stream.copy(data, source);
     const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-    Ticket handle;
-    expect_ok(context.enqueue(&request, 1, &handle));
+    const Ticket handle = start(context, request);
     expect_ok(context.wait_on_stream(&handle, 1, other.number(), patience));
     other.copy(copied, data);
     CHECK_EQUAL(context.poll(handle).code(), SRT_IN_PROGRESS);
@@ -118,8 +117,7 @@ TEST(what_a_stream_makes_late_is_what_is_reduced) {
     stream.hold(true);
     stream.copy(data, source);
     const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-    Ticket handle;
-    expect_ok(context.enqueue(&request, 1, &handle));
+    const Ticket handle = start(context, request);
     stream.hold(false);
     expect_ok(context.wait(&handle, 1, patience));
     CHECK_EQUAL(wrong_in(data.bytes(), 3), 0);
@@ -137,8 +135,7 @@ TEST(a_stream_waits_for_what_comes) {
     for (int step = 0; step < 20; ++step) {
       stream.copy(data, sources[static_cast<size_t>(step)]);
       const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-      Ticket handle;
-      expect_ok(context.enqueue(&request, 1, &handle));  // reuses the name and memory of the previous step
+      const Ticket handle = start(context, request);  // reuses the name and memory of the previous step
       expect_ok(context.wait_on_stream(&handle, 1, stream.number(), patience));
       context.release(&handle, 1);
       stream.copy(copied, data);
@@ -153,13 +150,10 @@ TEST(an_operation_of_a_single_rank_is_launched_although_nobody_waits) {
   Fake fake;
   World ranks(1, on_gpus({{"gpu_backend", "nccl"}}));
   ranks.run([&](int rank, Context& context) {
-    const int64_t count = 1000;
-    OnGpu data(fake, rank, floats(count, 1));
+    GpuSum sum(fake, rank, "x", 1000);
     UserStream stream(fake, rank);
     stream.hold(true);
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
-    Ticket handle;
-    expect_ok(context.enqueue(&request, 1, &handle));
+    const Ticket handle = start(context, sum.in(stream));
     stream.hold(false);
     const Nanoseconds end = now() + patience;
     while (fake.calls("ncclKernel") == 0 && now() < end) std::this_thread::yield();
@@ -203,8 +197,7 @@ TEST(the_host_does_not_wait_for_the_gpus) {
     UserStream stream(fake, rank);
     const srt_request request =
         in_place(SRT_ALLREDUCE, "x", *data[static_cast<size_t>(rank)], count, rank, stream.number());
-    Ticket handle;
-    expect_ok(context.enqueue(&request, 1, &handle));
+    const Ticket handle = start(context, request);
     expect_ok(context.wait_on_stream(&handle, 1, stream.number(), patience));
     CHECK_EQUAL(context.poll(handle).code(), SRT_IN_PROGRESS);  // the kernel never ends
     seen.arrive_and_wait();
@@ -251,8 +244,7 @@ TEST(outputs_of_the_core_are_used_again_once_their_stream_is_past_them) {
     for (int step = 0; step < 12; ++step) {
       srt_request gather = on_gpu(request(SRT_ALLGATHER, "g", &count, 1), rank, idle.number());
       gather.input = input.address();
-      Ticket handle;
-      expect_ok(context.enqueue(&gather, 1, &handle));
+      const Ticket handle = start(context, gather);
       expect_ok(context.wait_on_stream(&handle, 1, busy.number(), patience));
       srt_tensor output{};
       expect_ok(context.output(handle, output));
@@ -339,13 +331,11 @@ TEST(an_average_may_be_that_of_the_ranks_that_have_not_joined) {
     Fake fake;
     World ranks(3, on_gpus({{"gpu_backend", backend}, {"join_average", "contributors"}}));
     ranks.run([&](int rank, Context& context) {
-      const int64_t count = 300;
       for (int step = 0; step <= rank; ++step) {  // with 3, 2 and 1 ranks
-        OnGpu data(fake, rank, floats(count, static_cast<float>(2 * rank)));
-        srt_request average = in_place(SRT_ALLREDUCE, "x", data, count, rank);
-        average.reduce_op = SRT_AVERAGE;
-        run_well(context, average);
-        CHECK_EQUAL(wrong_in(data.bytes(), static_cast<float>(2 + step)), 0);
+        GpuSum sum(fake, rank, "x", 300, static_cast<float>(2 * rank));
+        sum.request.reduce_op = SRT_AVERAGE;
+        run_well(context, sum.request);
+        CHECK_EQUAL(wrong_in(sum.data.bytes(), static_cast<float>(2 + step)), 0);
       }
       run_well(context, request(SRT_JOIN, nullptr, nullptr, 0));
     });
@@ -354,11 +344,10 @@ TEST(an_average_may_be_that_of_the_ranks_that_have_not_joined) {
 
 TEST(a_rank_joins_without_having_used_a_gpu) {
   on_each_backend(3, [](Fake& fake, int rank, Context& context) {
-    const int64_t count = 300;
     if (rank > 0) {
-      OnGpu data(fake, rank, floats(count, 2));
-      run_well(context, in_place(SRT_ALLREDUCE, "x", data, count, rank));
-      CHECK_EQUAL(wrong_in(data.bytes(), 4), 0);
+      GpuSum sum(fake, rank, "x", 300, 2);
+      run_well(context, sum.request);
+      CHECK_EQUAL(wrong_in(sum.data.bytes(), 4), 0);
     }
     run_well(context, request(SRT_JOIN, nullptr, nullptr, 0));
   });
@@ -366,13 +355,11 @@ TEST(a_rank_joins_without_having_used_a_gpu) {
 
 TEST(a_join_comes_after_what_is_not_ready_yet) {
   on_each_backend(2, [](Fake& fake, int rank, Context& context) {
-    const int64_t count = 300;
-    OnGpu data(fake, rank, floats(count, 1));
+    GpuSum sum(fake, rank, "x", 300);
     UserStream stream(fake, rank);
     stream.hold(true);
-    const srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank, stream.number());
     Ticket handles[2];
-    expect_ok(context.enqueue(&request, 1, &handles[0]));
+    expect_ok(context.enqueue(&sum.in(stream), 1, &handles[0]));
     const srt_request join = world::request(SRT_JOIN, nullptr, nullptr, 0);
     expect_ok(context.enqueue(&join, 1, &handles[1]));
     context.flush();
@@ -380,7 +367,7 @@ TEST(a_join_comes_after_what_is_not_ready_yet) {
     CHECK_EQUAL(context.poll(handles[1]).code(), SRT_IN_PROGRESS);
     stream.hold(false);
     expect_ok(context.wait(handles, 2, patience));
-    CHECK_EQUAL(wrong_in(data.bytes(), 2), 0);
+    CHECK_EQUAL(wrong_in(sum.data.bytes(), 2), 0);
     context.release(handles, 2);
   });
 }
@@ -441,11 +428,9 @@ TEST(one_rank_works_on_one_gpu) {
     const int64_t count = 10;
     OnGpu first(fake, 0, floats(count, 1)), second(fake, 1, floats(count, 1));
     run_well(context, in_place(SRT_ALLREDUCE, "x", first, count, 0));
-    const srt_request other = in_place(SRT_ALLREDUCE, "y", second, count, 1);
-    Ticket handle;
-    const Status refused = context.enqueue(&other, 1, &handle);
+    const Status refused = end_of(context, in_place(SRT_ALLREDUCE, "y", second, count, 1));
     CHECK_EQUAL(refused.code(), SRT_INVALID_ARGUMENT);
-    CHECK(std::string(refused.text()).find("set_device") != std::string::npos);
+    CHECK(contains(refused, "set_device"));
     run_well(context, in_place(SRT_ALLREDUCE, "x", first, count, 0));
   });
 }

@@ -118,7 +118,6 @@ int64_t wrong_in_fused(FakeGpu& fake, Context& context, int rank, Kind kind, con
   std::vector<OnGpu> inputs, outputs;
   std::vector<int64_t> shapes(size);
   std::vector<srt_request> requests(size);
-  std::vector<Ticket> handles(size);
   for (size_t i = 0; i < size; ++i) {
     shapes[i] = gathers ? counts[i] / 3 : counts[i];
     std::vector<float> values(static_cast<size_t>(shapes[i]));
@@ -132,10 +131,7 @@ int64_t wrong_in_fused(FakeGpu& fake, Context& context, int rank, Kind kind, con
     requests[i].group_id = 1;
     requests[i].group_size = static_cast<int32_t>(size);
   }
-  const auto number = static_cast<int32_t>(size);
-  CHECK_EQUAL(std::string(context.enqueue(requests.data(), number, handles.data()).text()), "");
-  CHECK_EQUAL(std::string(context.wait(handles.data(), number, patience).text()), "");
-  context.release(handles.data(), number);
+  run_batch_well(context, requests);
   int64_t wrong = 0;
   for (OnGpu& output : outputs) {
     const std::vector<float> found = values_in<float>(output.bytes());
@@ -185,10 +181,8 @@ TEST(averages_of_bytes_do_not_wrap_around) {
       srt_request request = in_place(SRT_ALLREDUCE, "bytes", data, count, rank);
       request.dtype = static_cast<int32_t>(dtype);
       request.reduce_op = SRT_AVERAGE;
-      Ticket handle;
-      expect_ok(run_one(context, request, handle));
+      run_well(context, request);
       CHECK_EQUAL(data.bytes(), std::vector<uint8_t>(count, 100));
-      context.release(&handle, 1);
     }
   });
 }
@@ -283,7 +277,7 @@ TEST(a_single_rank_calls_nccl_only_if_it_is_asked_to) {
     Fake fake;
     World ranks(1, on_gpus({{"gpu_backend", backend}}));
     ranks.run([&](int rank, Context& context) {
-      CHECK_EQUAL(std::string(step(fake, context, rank).text()), "");
+      expect_ok(step(fake, context, rank));
       CHECK_EQUAL(operations_by(context, backend == "nccl" ? "nccl" : "single rank"), "all-reduce 2 all-gather 1 ");
     });
     const int times = backend == "nccl";
@@ -439,10 +433,7 @@ TEST(small_and_large_tensors_are_fused) {
                                reinterpret_cast<const uint8_t*>(filled.data() + filled.size()));
         requests.push_back(in_place(SRT_ALLREDUCE, names[i].c_str(), data[i], counts[i], rank, stream.number()));
       }
-      std::vector<Ticket> handles(requests.size());
-      CHECK_EQUAL(std::string(context.enqueue(requests.data(), 40, handles.data()).text()), "");
-      CHECK_EQUAL(std::string(context.wait(handles.data(), 40, seconds(60)).text()), "");
-      context.release(handles.data(), 40);
+      run_batch_well(context, requests);
       int64_t wrong = 0;
       for (int i = 0; i < 40; ++i)
         for (float value : values_in<float>(data[static_cast<size_t>(i)].bytes()))

@@ -12,9 +12,7 @@ TEST(what_is_in_flight_at_the_end_arrives) {
   constexpr int64_t count = 1'000'000;
   ranks.run([&](int rank, Context& context) {
     std::vector<float> data(count, static_cast<float>(5 - rank));
-    Ticket handle = 0;
-    const srt_request sent = in_place(SRT_BROADCAST, "x", data, count, DType::float32);
-    expect_ok(context.enqueue(&sent, 1, &handle));
+    const Ticket handle = start(context, in_place(SRT_BROADCAST, "x", data, count, DType::float32));
     if (rank == 1) expect_ok(context.wait(&handle, 1, seconds(60)));
     else context.shutdown(seconds(20));
     CHECK(data == std::vector<float>(count, 5));
@@ -30,9 +28,7 @@ TEST(what_arrives_after_the_end_of_its_sender_counts) {
   mpi.stall(1);
   ranks.run([&](int rank, Context& context) {
     std::vector<float> data(count, static_cast<float>(5 - rank));
-    Ticket handle = 0;
-    const srt_request sent = in_place(SRT_BROADCAST, "x", data, count, DType::float32);
-    expect_ok(context.enqueue(&sent, 1, &handle));
+    const Ticket handle = start(context, in_place(SRT_BROADCAST, "x", data, count, DType::float32));
     if (rank == 0) {
       context.shutdown(seconds(20));
       std::this_thread::sleep_for(std::chrono::milliseconds(500));  // a loss is noticed within 200 ms
@@ -53,9 +49,7 @@ TEST(a_sender_goes_on_after_its_receiver_has_left) {
   mpi.hold(1);
   ranks.run([&](int rank, Context& context) {
     std::vector<float> data(count);
-    Ticket handle = 0;
-    const srt_request sent = in_place(SRT_BROADCAST, "x", data, count, DType::float32);
-    expect_ok(context.enqueue(&sent, 1, &handle));
+    const Ticket handle = start(context, in_place(SRT_BROADCAST, "x", data, count, DType::float32));
     if (rank == 1) {
       while (!mpi.calls(1)) std::this_thread::yield();  // its part has begun
       context.shutdown(milliseconds(50));
@@ -80,11 +74,10 @@ TEST(a_rank_that_leaves_is_named_where_only_data_needs_a_link) {
   ranks.run([&](int rank, Context& context) {
     if (rank == 1 || rank == 2) return is_over.wait(false);
     std::vector<float> data(count);
-    Ticket handle = 0;
     srt_request mail = in_place(SRT_SEND, "mail", data, count, DType::float32);
     mail.root = 3;
     mail.destination = 0;
-    expect_ok(context.enqueue(&mail, 1, &handle));
+    const Ticket handle = start(context, mail);
     if (rank == 3) {
       while (!sent_over(context, "mpi")) std::this_thread::yield();
       context.shutdown(milliseconds(50));
@@ -110,11 +103,9 @@ TEST(control_frames_are_not_taken_from_mpi) {
   CHECK_EQUAL(sender.issend(frame, sizeof abort, sender.byte_type, 0, sender.tag, sender.comm, &request), 0);
   ranks.run([&](int rank, Context& context) {
     FloatSum sum("x", 20'000);
-    Ticket handle = 0;
-    const Status status = run_one(context, sum.request, handle);
+    const Status status = end_of(context, sum.request);
     CHECK(!status.is_ok());
-    if (rank == 0) CHECK(std::string(status.text()).find("sent a frame over MPI that is no data") != std::string::npos);
-    if (handle) context.release(&handle, 1);
+    if (rank == 0) CHECK(contains(status, "sent a frame over MPI that is no data"));
   });
 }
 
@@ -131,9 +122,7 @@ TEST(an_abort_ends_ranks_that_wait_for_messages) {
         if (rank == aborter) return context.abort("RuntimeError: loss is NaN");
         mpi.hold(rank);
         FloatSum sum("endless", 20'000);
-        Ticket handle = 0;
-        CHECK_EQUAL(run_one(context, sum.request, handle).code(), SRT_ABORTED);
-        if (handle) context.release(&handle, 1);
+        CHECK_EQUAL(end_of(context, sum.request).code(), SRT_ABORTED);
         CHECK(std::string(context.death_text()).find(format("rank %d (pid %d on ", aborter, 100 + aborter)) == 0);
       });
     }
@@ -152,8 +141,7 @@ TEST(a_lost_rank_is_named_by_those_that_wait_for_its_messages) {
       mpi.hold(lost);  // it never ends its part, and so the others wait for it
       ranks.run([&](int rank, Context& context) {
         FloatSum sum("x", 20'000);
-        Ticket handle = 0;
-        expect_ok(context.enqueue(&sum.request, 1, &handle));
+        const Ticket handle = start(context, sum.request);
         if (rank == lost) {
           while (!sent_over(context, "mpi")) std::this_thread::yield();
           ranks.lose(lost);
@@ -177,12 +165,10 @@ TEST(an_error_of_mpi_ends_all_ranks) {
     Status status;
     for (int i = 0; i < 1000 && status.is_ok(); ++i) {
       FloatSum sum("x", 20'000);
-      Ticket handle = 0;
-      status = run_one(context, sum.request, handle);
-      if (handle) context.release(&handle, 1);
+      status = end_of(context, sum.request);
     }
     CHECK_EQUAL(status.code(), SRT_PEER_LOST);
-    if (rank == 1) CHECK(std::string(status.text()).find(" returned the error 15") != std::string::npos);
+    if (rank == 1) CHECK(contains(status, " returned the error 15"));
   });
 }
 
@@ -194,9 +180,7 @@ TEST(an_error_of_mpi_behind_an_operation_ends_all_ranks) {
   mpi.hold(1);
   ranks.run([&](int rank, Context& context) {
     std::vector<float> data(count);
-    Ticket handle = 0;
-    const srt_request sent = in_place(SRT_BROADCAST, "x", data, count, DType::float32);
-    expect_ok(context.enqueue(&sent, 1, &handle));
+    const Ticket handle = start(context, in_place(SRT_BROADCAST, "x", data, count, DType::float32));
     if (rank == 0) {
       expect_ok(context.wait(&handle, 1, seconds(60)));
       mpi.fail(0);
@@ -216,8 +200,7 @@ TEST(a_rank_that_leaves_within_an_operation_is_named) {
     mpi.hold(1, !receives);
     ranks.run([&](int rank, Context& context) {
       FloatSum sum("x", 20'000);
-      Ticket handle = 0;
-      expect_ok(context.enqueue(&sum.request, 1, &handle));
+      const Ticket handle = start(context, sum.request);
       if (rank == 0) {
         while (!sent_over(context, "mpi")) std::this_thread::yield();
         context.shutdown(milliseconds(50));
@@ -236,15 +219,13 @@ TEST(a_rank_leaves_after_its_messages_are_received) {
   World ranks(2, over_mpi(mpi, {0, 1}));
   constexpr int64_t count = 200'000;  // no more than may be in flight: the root's part ends at once
   mpi.hold(1);
-  const Nanoseconds start = now();
+  const Nanoseconds begun = now();
   ranks.run([&](int rank, Context& context) {
     std::vector<float> data(count, static_cast<float>(5 - rank));
-    Ticket handle = 0;
-    const srt_request sent = in_place(SRT_BROADCAST, "x", data, count, DType::float32);
-    expect_ok(context.enqueue(&sent, 1, &handle));
+    const Ticket handle = start(context, in_place(SRT_BROADCAST, "x", data, count, DType::float32));
     if (rank == 0) {
       context.shutdown(seconds(20));
-      CHECK(now() - start >= milliseconds(1500));
+      CHECK(now() - begun >= milliseconds(1500));
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // longer than other links are given
       mpi.hold(1, false);
@@ -263,8 +244,7 @@ TEST(after_a_failure_nobody_waits_for_messages_in_flight) {
   mpi.hold(1);
   ranks.run([&](int rank, Context& context) {
     FloatSum sum("x", 2'000'000);
-    Ticket handle = 0;
-    expect_ok(context.enqueue(&sum.request, 1, &handle));
+    const Ticket handle = start(context, sum.request);
     while (!sent_over(context, "mpi")) std::this_thread::yield();
     for (++sending; sending < 2;) std::this_thread::yield();
     if (rank == 0) context.abort("RuntimeError: loss is NaN");

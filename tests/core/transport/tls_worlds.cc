@@ -12,9 +12,7 @@ void check_sums(int rank, Context& context, DType dtype, int64_t count) {
   const std::string name = format("%d-%lld", static_cast<int>(dtype), static_cast<long long>(count));
   std::vector<T> data(static_cast<size_t>(count));
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<T>(static_cast<int>(i % 11) + rank);
-  Ticket handle = 0;
-  expect_ok(run_one(context, in_place(SRT_ALLREDUCE, name.c_str(), data, count, dtype), handle));
-  context.release(&handle, 1);
+  run_well(context, in_place(SRT_ALLREDUCE, name.c_str(), data, count, dtype));
   srt_topology place = context.topology();
   const int size = place.size;
   for (size_t i = 0; i < data.size(); ++i)
@@ -47,10 +45,9 @@ TEST(a_rank_that_is_gone_is_named_over_an_encrypted_link) {
   ranks.lose(1);
   const int64_t count = 1000;
   std::vector<float> data(static_cast<size_t>(count));
-  Ticket handle = 0;
-  const Status status = run_one(ranks[0], in_place(SRT_ALLREDUCE, "lost", data, count, DType::float32), handle);
+  const Status status = end_of(ranks[0], in_place(SRT_ALLREDUCE, "lost", data, count, DType::float32));
   CHECK_EQUAL(status.code(), SRT_PEER_LOST);
-  CHECK(std::string(status.text()).find("rank 1 (pid 101 on ") != std::string::npos);
+  CHECK(contains(status, "rank 1 (pid 101 on "));
 }
 
 TEST(a_plain_link_between_hosts_is_refused_where_all_are_encrypted) {
