@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 from dashboards import NO_JOB, SUMMING, Served, address_in, cookie_of, events_of, request, serve
-from launching import TRAINING, read_pids, script_writer
+from launching import TRAINING, Hosts, Start, read_pids, script_writer
 from timelines import check_trace
 
-Start = Callable[..., subprocess.Popen[bytes]]
 Command = Callable[..., subprocess.CompletedProcess[str]]
 HOST = socket.gethostname()
 NO_STATE = b"no rank has written its state: they have not called init() yet, or have ended\n"
@@ -105,7 +104,7 @@ def folder_of(found: dict[str, Any], count: int, what: str, place: Path) -> Path
 
 @pytest.mark.parametrize("kind", ["fixed", "elastic", "elsewhere"])
 def test_all_ranks_write_their_recorders(
-    start_hvdrun: Start, sirtaki: Command, hosts: Callable[..., Path], tmp_path: Path, kind: str
+    start_hvdrun: Start, sirtaki: Command, hosts: Hosts, tmp_path: Path, kind: str
 ) -> None:
     hosts(hostB={})
     script, errors, place = tmp_path / "training.py", tmp_path / "errors", tmp_path / "place"

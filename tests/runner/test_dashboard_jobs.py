@@ -7,20 +7,17 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from dashboards import SUMMING, address_in, cookie_of, events_of, request
-from launching import wait_until
+from launching import Hosts, Run, Start, wait_until
 
 from sirtaki.runner.cli.options import parse
 from sirtaki.runner.launch.errors import LaunchError
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Start = Callable[..., subprocess.Popen[bytes]]
-Hosts = Callable[..., Path]
 SERVERS = [("--dashboard", "dashboard"), ("--metrics-port=0", "metrics")]
 
 
