@@ -1,15 +1,18 @@
-"""A rendezvous with the collectors of several hosts in one process, for tests."""
+"""A rendezvous with ranks of this host and of others, behind collectors, in one process, for tests."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from launching import FAILSAFE_SECONDS
 
+from sirtaki.bindings.bootstrap.connection.address import is_unix, split_address, unix_path
 from sirtaki.bindings.bootstrap.job import Identity, Job
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
@@ -33,7 +36,8 @@ def collector_of(
 class CollectedHosts:
     """A running server, and running collectors of all hosts but the first, whose ranks connect directly.
 
-    `via` returns the address at which collectors reach that of the server.
+    All ranks of a job without room for two hosts connect directly. `via` returns the address at which
+    collectors reach that of the server.
     """
 
     def __init__(
@@ -42,21 +46,22 @@ class CollectedHosts:
         start_timeout: float = FAILSAFE_SECONDS,
         server: str = "127.0.0.1:0",
         via: Callable[[str], str] = str,
-        **callbacks: object,
+        **options: Any,
     ) -> None:
         self.job = job
         self.events: list[RankEvent] = []
         self._heard = threading.Condition()
-        self.server = RendezvousServer(
-            server, job, start_timeout, self._hear, accepts_collectors=True, **callbacks
-        ).start()
+        others = job.size // EACH - 1
+        options = {"accepts_collectors": others > 0, **options}
+        self.server = RendezvousServer(server, job, start_timeout, self._hear, **options).start()
         self.lines: list[list[str]] = []
         self.collectors: list[RendezvousCollector] = []
-        for _ in range(job.size // EACH - 1):
+        for _ in range(others):
             collector, lines = collector_of(via(self.server.address), job, start_timeout)
             self.collectors.append(collector.start())
             self.lines.append(lines)
         self.clients: list[RendezvousClient] = []
+        self._generations = itertools.count(100)
         self._pool = ThreadPoolExecutor(2 * job.size)
 
     def _hear(self, event: RankEvent) -> None:
@@ -72,14 +77,31 @@ class CollectedHosts:
             assert self._heard.wait_for(lambda: len(found()) >= count, FAILSAFE_SECONDS), self.events
         return found()
 
+    def address(self, host: int) -> str:
+        """Returns the address to which the ranks of a host connect; host 0 has no collector."""
+        return self.collectors[host - 1].address if host and self.collectors else self.server.address
+
+    def visit(self, host: int = 0) -> socket.socket:
+        """Returns a connection from a process that has sent nothing yet."""
+        address = self.address(host)
+        if not is_unix(address):
+            return socket.create_connection(split_address(address), FAILSAFE_SECONDS)
+        visitor = socket.socket(socket.AF_UNIX)
+        visitor.connect(unix_path(address))
+        return visitor
+
     def connect(
-        self, rank: int, generation: int = 1, channel: int = 0, host: int | None = None
+        self,
+        rank: int,
+        generation: int = 1,
+        channel: int = 0,
+        host: int | None = None,
+        job: Job | None = None,
     ) -> RendezvousClient:
-        """Connects a rank as on its host, or as on another one; host 0 has no collector."""
-        host = rank // EACH if host is None else host
-        address = self.collectors[host - 1].address if host else self.server.address
+        """Connects a rank as on its host, or as on another host, or as a rank of another job."""
+        address = self.address(rank // EACH if host is None else host)
         mine = Identity(rank, generation, channel)
-        client = RendezvousClient.connect(address, self.job, mine, FAILSAFE_SECONDS)
+        client = RendezvousClient.connect(address, job or self.job, mine, FAILSAFE_SECONDS)
         self.clients.append(client)
         return client
 
@@ -94,10 +116,14 @@ class CollectedHosts:
         answers = [self.gather(*pair) for pair in zip(clients, payloads, strict=True)]
         return [answer.result(FAILSAFE_SECONDS) for answer in answers]
 
-    def works(self, generation: int = 99) -> bool:
-        """Returns whether a whole job is still served."""
+    def works(self) -> bool:
+        """Returns whether a whole job is still served, in a generation of its own."""
         payloads = [b"%d" % rank for rank in range(self.job.size)]
-        return self.gather_all(self.all(generation), payloads) == [payloads] * self.job.size
+        clients = self.all(next(self._generations))
+        answers = self.gather_all(clients, payloads)
+        for client in clients:
+            client.close()
+        return answers == [payloads] * self.job.size
 
     def close(self) -> None:
         self.server.close()

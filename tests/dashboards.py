@@ -7,12 +7,13 @@ import http.client
 import json
 import re
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launching import wait_until
+from launching import Start, wait_until
 from rank_samples import NOW, SINCE
 
 from sirtaki.runner.dashboard.access import Access
@@ -40,6 +41,20 @@ if "elastic" in sys.argv:
     train = hvd.elastic.run(train)
 train(hvd.elastic.ObjectState())
 """
+
+
+# Options of two ranks, by the kind of their job.
+KINDS = {"fixed": (), "elastic": ("--min-np", "2"), "elsewhere": ("-H", "hostB:2")}
+
+
+def start_summing(
+    start: Start, folder: Path, *options: str, kind: str = "fixed", **more: object
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """Starts ranks that sum until `end` is in this folder; returns hvdrun, and the file of its errors."""
+    (script := folder / "training.py").write_text(SUMMING)
+    with (folder / "errors").open("wb") as errors:
+        job = start(*options, "python", str(script), str(folder), kind, stderr=errors, **more)
+    return job, folder / "errors"
 
 
 class Served(NamedTuple):

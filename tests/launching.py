@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,12 @@ import cloudpickle
 
 HVDRUN = (sys.executable, "-m", "sirtaki.runner")
 FAILSAFE_SECONDS = 180.0
+
+# The types of fixtures.
+Run = Callable[..., subprocess.CompletedProcess[str]]  # runs hvdrun with these arguments
+Start = Callable[..., subprocess.Popen[bytes]]  # starts hvdrun with these arguments
+Script = Callable[[str], str]  # writes a script with this body, and returns its path
+Hosts = Callable[..., Path]  # sets the behaviour of hosts, and returns the folder of their home folders
 
 # The code that a rank needs to use the rendezvous as `init` does, without the core; `{}` is for the test's
 # lines.

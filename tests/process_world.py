@@ -42,13 +42,20 @@ def output_of(*command: str | Path, **options: Any) -> str:
     return output
 
 
-def run_script(folder: Path, source: str, exit_code: int = 0, **settings: str) -> str:
-    """Runs a program on three ranks, with these settings, until its end; returns its output."""
+def run_program(
+    folder: Path, source: str, ranks: int = 2, options: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program, `train.py` in this folder, on so many ranks until its end; `options` are Python's."""
     script = folder / "train.py"
     script.write_text(source)
+    command = hvdrun(ranks, sys.executable, *options, script, **environment)
+    return run(*command, cwd=folder)
+
+
+def run_script(folder: Path, source: str, exit_code: int = 0, **settings: str) -> str:
+    """Runs a program on three ranks, with these settings, until its end; returns its output."""
     environment = {f"SIRTAKI_{name.upper()}": value for name, value in settings.items()}
-    command = hvdrun(3, sys.executable, script, **environment)
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=folder)
+    ended = run_program(folder, source, 3, **environment)
     assert ended.returncode == exit_code, ended
     return ended.stdout
 

@@ -1,4 +1,4 @@
-"""Shared helpers of tests whose ranks run on other hosts: processes there, and what is left of them."""
+"""Shared helpers of tests that end jobs: ranks with children, and what is left of them on all hosts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,16 @@ def agents_of(homes: Path) -> list[int]:
     return found
 
 
+def state_of(pid: int) -> str:
+    """Returns the letter that ps shows for a process: "T" if it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wait_for_their_end(pids: list[int]) -> None:
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "all processes have ended")
+
+
 def wait_until_nothing_is_left(pids: list[int], homes: Path) -> None:
-    wait_until(lambda: not any(is_running(pid) for pid in pids), "all ranks have ended")
+    wait_for_their_end(pids)
     wait_until(lambda: not agents_of(homes), "all agents have ended")
     wait_until(lambda: not list(homes.glob("*/sirtaki-*")), "the keys have been removed")

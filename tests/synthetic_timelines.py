@@ -1,11 +1,20 @@
-"""Timelines of ranks with chosen times, in the form in which the core writes them."""
+"""Timelines of ranks with chosen times, as the core writes them, and what `sirtaki trace` makes of them."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
+from timelines import check_trace
+
+from sirtaki.runner.cli import commands
+from sirtaki.runner.trace.reading import read_trace
+from sirtaki.runner.trace.sources import find_sources
+from sirtaki.runner.trace.trace import Trace
 
 WALL_CLOCK = 1_700_000_000_000_000_000  # of the first host, minus its monotonic clock, in nanoseconds
 
@@ -201,3 +210,28 @@ def three_ranks() -> list[list[Call]]:
 
 
 TWO_HOSTS = (HERE, HERE, Clock("hostb", 7_000_000_123))
+
+
+def opened(*paths: Path) -> Trace:
+    return read_trace(find_sources(paths))
+
+
+def merged(*paths: Path, into: Path) -> list[dict[str, Any]]:
+    """Runs `sirtaki trace merge`, and returns the events of its output, which keep the format's rules."""
+    assert commands.main(["trace", "merge", *map(str, paths), "-o", str(into)]) == 0
+    data = into.read_bytes()
+    return check_trace((gzip.decompress(data) if into.suffix == ".gz" else data).decode())
+
+
+def report(capsys: pytest.CaptureFixture[str], *paths: Path, code: int = 0) -> dict[str, Any]:
+    """Runs `sirtaki trace report`, which ends with this exit code, and returns the report as JSON."""
+    capsys.readouterr()
+    assert commands.main(["trace", "report", *map(str, paths), "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["exit_code"]) == (1, code)
+    return found
+
+
+def rules(found: dict[str, Any]) -> dict[str, str]:
+    """Returns the rules that have found something, with their evidence."""
+    return {one["rule"]: one["evidence"] for one in found["findings"]}

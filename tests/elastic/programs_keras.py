@@ -38,6 +38,12 @@ def batch(step: int, rank: int) -> tuple[Any, Any]:
     return x, np.sin(x.sum(axis=1, keepdims=True)) * 3
 
 
+def own_batches(step: int) -> tuple[Any, Any]:
+    """Returns this rank's batches of a world whose first step this is."""
+    parts = [batch(step + index, hvd.rank()) for index in range(STEPS)]
+    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+
 def whole_batch(step: int, size: int) -> tuple[Any, Any]:
     parts = [batch(step, rank) for rank in range(size)]
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
@@ -66,8 +72,7 @@ class Fit:
         ]
 
     def in_world(self, number: int, sizes: Sequence[int]) -> None:
-        data = [batch(self.state.step + index, hvd.rank()) for index in range(STEPS)]
-        x, y = (np.concatenate(part) for part in zip(*data, strict=True))
+        x, y = own_batches(self.state.step)
         fitted = self.model.fit(
             x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=self.callbacks, validation_data=(x, y)
         )
@@ -135,8 +140,7 @@ class Sharded:
         self.check(STEPS * len(sizes))
 
     def fit(self) -> None:
-        data = [batch(self.states[0].step + index, hvd.rank()) for index in range(STEPS)]
-        x, y = (np.concatenate(part) for part in zip(*data, strict=True))
+        x, y = own_batches(self.states[0].step)
         for model in self.models:
             model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
 
@@ -224,8 +228,7 @@ class LocalSteps:
         return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
 
     def in_world(self, number: int, sizes: Sequence[int]) -> None:
-        data = [batch(self.state.step + index, hvd.rank()) for index in range(STEPS)]
-        x, y = (np.concatenate(part) for part in zip(*data, strict=True))
+        x, y = own_batches(self.state.step)
         self.state.step += STEPS
         self.fit(x, y, [self.averages, self.commits])
         assert self.state.is_synchronized
@@ -337,7 +340,26 @@ class WarmUp:
         assert float(self.model.optimizer.learning_rate) == pytest.approx(wanted, rel=1e-6)
 
 
-class Interrupted:
+class AccountedFit:
+    """`model.fit` on samples whose account the state has, from the epoch and the batch of the state on."""
+
+    model: Any
+    data: Any
+    state: Any
+
+    def fit(self, epochs: int, *callbacks: Any) -> None:
+        state, elastic = self.state, hvd.elastic
+        updates = [elastic.UpdateEpochStateCallback(state), elastic.UpdateBatchStateCallback(state)]
+        self.model.fit(
+            self.data,
+            initial_epoch=state.epoch,
+            epochs=epochs,
+            callbacks=[*updates, *callbacks],
+            verbose=0,
+        )
+
+
+class Interrupted(AccountedFit):
     """An epoch in which the ranks change: its samples are each trained once, over all worlds."""
 
     SAMPLES, BATCH = 40, 2
@@ -354,20 +376,14 @@ class Interrupted:
         state, steps = self.state, 3
         if len(sizes) > 1:
             assert state.data._deal.done == sum(3 * self.BATCH * size for size in sizes[:-1])
-        recorder = Recorder(state, steps)
-        callbacks = [
-            hvd.elastic.UpdateEpochStateCallback(state),
-            hvd.elastic.UpdateBatchStateCallback(state),
-            recorder,
-            hvd.elastic.CommitStateCallback(state),
-        ]
+        recorder, commits = Recorder(state, steps), hvd.elastic.CommitStateCallback(state)
         is_last = number == 3
         if is_last:
             recorder.stop_after = 10**6
-            self.fit(2, callbacks)
+            self.fit(2, recorder, commits)
         else:
             with pytest.raises(HostsUpdatedInterrupt):
-                self.fit(2, callbacks)
+                self.fit(2, recorder, commits)
             assert state.epoch == 0
             return
         assert (state.epoch, state.batch) == (2, 0)
@@ -376,15 +392,6 @@ class Interrupted:
         padding = -(self.SAMPLES - 2 * 3 * (1 + 2 + 1)) % sizes[-1]
         assert len(first) == self.SAMPLES + padding
         assert first[: self.SAMPLES] != second[: self.SAMPLES]
-
-    def fit(self, epochs: int, callbacks: list[Any]) -> None:
-        self.model.fit(
-            self.data,
-            initial_epoch=self.state.epoch,
-            epochs=epochs,
-            callbacks=callbacks,
-            verbose=0,
-        )
 
 
 class Recorder(keras.callbacks.Callback):
@@ -457,7 +464,7 @@ class SkippedBatches:
         self.state.commit()
 
 
-class LostRank:
+class LostRank(AccountedFit):
     """A rank dies in the middle of an epoch: the others go on from the last batch, with the samples left."""
 
     SAMPLES, BATCH, RATE = 34, 2, 2.0**-12
@@ -472,15 +479,10 @@ class LostRank:
 
     def in_world(self, number: int, sizes: Sequence[int]) -> None:
         state = self.state
-        callbacks = [
-            hvd.elastic.UpdateEpochStateCallback(state),
-            hvd.elastic.UpdateBatchStateCallback(state),
-            hvd.elastic.CommitStateCallback(state),
-        ]
+        commits = hvd.elastic.CommitStateCallback(state)
         if number == 0:
-            callbacks.append(Dying(3))
             with pytest.raises(Exception) as raised:  # noqa: PT011  # each framework has its own
-                self.fit(2, callbacks)
+                self.fit(2, commits, Dying(3))
             failure = current().failure
             assert failure is not None, raised.value
             assert failure.culprit == 0
@@ -489,18 +491,9 @@ class LostRank:
             np.testing.assert_allclose(self.model.get_weights()[0], self.replayed(3), rtol=1e-6)
             return
         assert state.batch == 3
-        self.fit(1, callbacks)
+        self.fit(1, commits)
         assert (state.epoch, int(self.model.optimizer.iterations)) == (1, 3 + 4)
         np.testing.assert_allclose(self.model.get_weights()[0], self.replayed(7), rtol=1e-6)
-
-    def fit(self, epochs: int, callbacks: list[Any]) -> None:
-        self.model.fit(
-            self.data,
-            initial_epoch=self.state.epoch,
-            epochs=epochs,
-            callbacks=callbacks,
-            verbose=0,
-        )
 
     def replayed(self, steps: int) -> Any:
         """Returns the weight after three steps of three ranks and the others of two: no sample twice."""

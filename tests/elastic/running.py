@@ -6,15 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elastic.programs.small_training import SmallTraining
+from launching import FAILSAFE_SECONDS, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
-FAILSAFE_SECONDS = 180.0
 QUICK = ("--blacklist-cooldown-range", "0.1", "0.1")  # replacements start at once
 REPAIRS = ("arrays were not as on rank 0", "differed from rank 0's")  # hints of states after a change
 
@@ -49,6 +50,64 @@ def run_job(
         timeout=FAILSAFE_SECONDS,
     )
     return Ended(done.returncode, done.stdout, results_in(done.stdout))
+
+
+class RunningJob:
+    """A job that a test disturbs while it runs. Its output goes to a file, which the test reads meanwhile."""
+
+    def __init__(self, process: subprocess.Popen[Any], output: Path) -> None:
+        self.process = process
+        self._output = output
+
+    @property
+    def text(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def says(self, text: str, times: int = 1) -> None:
+        """Waits until the job has shown this text so often."""
+        wait_until(
+            lambda: self.text.count(text) >= times or self.process.poll() is not None, f"it says: {text}"
+        )
+        assert self.text.count(text) >= times, self.text
+
+    def ended(self) -> Ended:
+        """Waits for the end of the job."""
+        code = self.process.wait(FAILSAFE_SECONDS)
+        return Ended(code, self.text, results_in(self.text))
+
+
+@contextmanager
+def running_job(folder: Path, command: Sequence[str], **environment: str) -> Iterator[RunningJob]:
+    """Starts the command of a job, with its output in this folder; ends it at the latest afterwards."""
+    with open(folder / "output", "wb") as output:
+        job = subprocess.Popen(
+            command,
+            env={**os.environ, "SIRTAKI_CPU_ALGORITHM": "direct", **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield RunningJob(job, folder / "output")
+    finally:
+        job.terminate()
+        job.wait(FAILSAFE_SECONDS)
+
+
+class HostScript:
+    """A host discovery script, whose answer a test changes."""
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        self._answer, script = folder / "answer", folder / "discover.sh"
+        self.name(*names)
+        script.write_text(f"#!/bin/sh\nexec cat {self._answer}\n")
+        script.chmod(0o755)
+        self.options = ("--host-discovery-script", str(script))
+
+    def name(self, *names: str) -> None:
+        """Sets the hosts with their slots, of which no part can be read alone."""
+        new = self._answer.with_suffix(".new")
+        new.write_text("".join(f"{name}\n" for name in names))
+        new.replace(self._answer)
 
 
 def run_source(folder: Path, source: str, ranks: int = 2, options: Sequence[str] = ()) -> Ended:

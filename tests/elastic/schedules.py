@@ -22,10 +22,12 @@ from elastic.running import (
     FAILSAFE_SECONDS,
     QUICK,
     Ended,
+    HostScript,
+    RunningJob,
     check_exact,
     check_replayed,
     command,
-    results_in,
+    running_job,
 )
 
 PAUSE_WITH_DISCOVERY = 0.01  # seconds, at least: the script is called once a second
@@ -119,22 +121,6 @@ def workers_of(job: subprocess.Popen[bytes]) -> dict[int, int]:
     return found
 
 
-class Discovery:
-    """A discovery script whose answer a schedule changes: the number of slots of this host."""
-
-    def __init__(self, folder: Path) -> None:
-        self._answer = folder / "answer"
-        self.script = folder / "discover"
-        self.script.write_text(f"#!/bin/sh\ncat {self._answer}\n")
-        self.script.chmod(0o755)
-
-    def set_slots(self, count: int) -> None:
-        """Sets the answer, of which no part can be read alone."""
-        new = self._answer.with_suffix(".new")
-        new.write_text(f"localhost:{count}\n")
-        new.replace(self._answer)
-
-
 class Schedule:
     """One job with its faults, which a seed determines, apart from the speed of the machine."""
 
@@ -143,48 +129,41 @@ class Schedule:
         self._training = training
         self._size = self._source.randint(2, training.most_ranks)
         self.spared = self._source.randrange(self._size)
-        self._discovery = Discovery(folder) if seed % 3 == 0 else None
+        self._script = HostScript(folder) if seed % 3 == 0 else None
         self._is_early = seed % training.early == 0
-        self._output = folder / "output"
+        self._folder = folder
 
     def run(self) -> Ended:
         """Runs the job to its end. Raises AssertionError if that takes minutes."""
-        with self._output.open("wb") as output:
-            job = subprocess.Popen(
-                self._command(), env=self._environment(), stdout=output, stderr=subprocess.STDOUT
-            )
+        with running_job(self._folder, self._command(), **self._environment()) as job:
             try:
                 self._disturb(job)
-                job.wait(FAILSAFE_SECONDS)
+                return job.ended()
             except subprocess.TimeoutExpired:
-                raise AssertionError(f"it does not end\n{self._text()}") from None
-            finally:
-                job.kill()
-        text = self._text()
-        return Ended(job.returncode, text, results_in(text))
+                job.process.kill()
+                raise AssertionError(f"it does not end\n{job.text}") from None
 
     def _command(self) -> list[str]:
         training = self._training
         options, arguments = ["-np", str(self._size), "--min-np", "1", *QUICK], list(training.arguments)
-        if self._discovery is not None:
-            self._discovery.set_slots(self._size)
-            options += ["--max-np", str(training.most_ranks)]
-            options += ["--host-discovery-script", str(self._discovery.script)]
+        if self._script is not None:
+            self._script.name(f"localhost:{self._size}")
+            options += ["--max-np", str(training.most_ranks), *self._script.options]
         return command(options, training.program, arguments)
 
     def _environment(self) -> dict[str, str]:
         training = self._training
-        pause = training.pause if self._discovery is None else max(training.pause, PAUSE_WITH_DISCOVERY)
-        own = {"SIRTAKI_CPU_ALGORITHM": "direct", "TALK": "1", "PAUSE": str(pause), **training.environment}
+        pause = training.pause if self._script is None else max(training.pause, PAUSE_WITH_DISCOVERY)
+        own = {"TALK": "1", "PAUSE": str(pause), **training.environment}
         if training.steps:
             own["HOLD"] = f"{self._source.randint(1, training.steps)}:{self._size}"
-        return {**os.environ, **own}
+        return own
 
-    def _disturb(self, job: subprocess.Popen[bytes]) -> None:
+    def _disturb(self, job: RunningJob) -> None:
         """Kills some of the ranks and changes the slots, at random moments."""
         source = self._source
         if self._is_early:
-            self._wait_until(job, lambda: bool(workers_of(job)), FAILSAFE_SECONDS)
+            self._wait_until(job, lambda: bool(workers_of(job.process)), FAILSAFE_SECONDS)
         else:
             self._wait_for_steps(job, source.randint(1, 5), FAILSAFE_SECONDS)
         for _ in range(source.randint(1, 6)):
@@ -192,38 +171,36 @@ class Schedule:
                 self._wait_until(job, lambda: False, moment * source.random() * 2)
             else:
                 self._wait_for_steps(job, source.randint(1, 10), MOST_SECONDS)
-            if self._discovery is not None:
-                self._discovery.set_slots(source.randint(self.spared + 1, self._training.most_ranks))
+            if self._script is not None:
+                self._script.name(f"localhost:{source.randint(self.spared + 1, self._training.most_ranks)}")
             self._end_some(job)
-        if self._discovery is not None:
-            self._discovery.set_slots(self._size)  # without which the job may not have begun
+        if self._script is not None:
+            self._script.name(f"localhost:{self._size}")  # without which the job may not have begun
 
-    def _wait_for_steps(self, job: subprocess.Popen[bytes], count: int, most_seconds: float) -> None:
+    def _wait_for_steps(self, job: RunningJob, count: int, most_seconds: float) -> None:
         """Waits until the ranks have taken so many further steps, or the job has ended."""
-        wanted = self._last_step() + count
-        self._wait_until(job, lambda: self._last_step() >= wanted, most_seconds)
+        wanted = last_step(job.text) + count
+        self._wait_until(job, lambda: last_step(job.text) >= wanted, most_seconds)
 
-    def _wait_until(self, job: subprocess.Popen[bytes], is_true: Callable[[], bool], seconds: float) -> None:
+    def _wait_until(self, job: RunningJob, is_true: Callable[[], bool], seconds: float) -> None:
         """Waits until something is true or the job has ended, at most for so long."""
         deadline = time.monotonic() + seconds
-        while job.poll() is None and not is_true() and (left := deadline - time.monotonic()) > 0:
+        while job.process.poll() is None and not is_true() and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(POLL_SECONDS, left))
 
-    def _end_some(self, job: subprocess.Popen[bytes]) -> None:
+    def _end_some(self, job: RunningJob) -> None:
         """Kills one or two of the job's workers, or asks them to end."""
         source = self._source
-        victims = [pid for number, pid in sorted(workers_of(job).items()) if number != self.spared]
+        victims = [pid for number, pid in sorted(workers_of(job.process).items()) if number != self.spared]
         for pid in source.sample(victims, min(len(victims), source.choice((1, 1, 1, 2)))):
             try:
                 os.kill(pid, source.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)))
             except ProcessLookupError:
                 continue
 
-    def _last_step(self) -> int:
-        return max(map(int, re.findall(r"\bstep (\d+)\n", self._text())), default=0)
 
-    def _text(self) -> str:
-        return self._output.read_text(errors="replace")
+def last_step(text: str) -> int:
+    return max(map(int, re.findall(r"\bstep (\d+)\n", text)), default=0)
 
 
 def run_schedule(seed: int, name: str = "numpy") -> Ended:

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from elastic.programs.small_training import SmallTraining
-from elastic.running import FAILSAFE_SECONDS, Ended, command, results_in
-from launching import wait_until
+from elastic.running import Ended, RunningJob, command, running_job
 
 SAMPLES = 20_000  # as in spare_training.py
 
 
-class Running:
-    """The job, with its output so far."""
+class Running(RunningJob):
+    """The job, whose folder is that of its files."""
 
-    def __init__(self, job: subprocess.Popen[bytes], folder: Path) -> None:
-        self.job = job
-        self.folder = folder
-
-    @property
-    def text(self) -> str:
-        return (self.folder / "output").read_text()
-
-    def wait_for(self, text: str, times: int = 1) -> None:
-        wait_until(lambda: self.text.count(text) >= times or self.job.poll() is not None, text)
-        assert self.text.count(text) >= times, self.text
+    def __init__(self, process: subprocess.Popen[Any], folder: Path) -> None:
+        super().__init__(process, folder / "output")
+        self._folder = folder
 
     def wait_for_spares(self, host: str, times: int = 1) -> None:
         """Waits until so many spares of another host have imported their modules."""
-        self.wait_for(f" waits on {host}, with", times)
+        self.says(f" waits on {host}, with", times)
 
     def workers(self, slot: str = "localhost:1") -> list[int]:
         """Returns the pids of the workers in a slot, the oldest first."""
@@ -45,16 +36,12 @@ class Running:
 
     def end(self) -> Ended:
         """Lets the training end."""
-        (self.folder / "end").touch()
+        (self._folder / "end").touch()
         return self.ended()
-
-    def ended(self) -> Ended:
-        code = self.job.wait(FAILSAFE_SECONDS)
-        return Ended(code, self.text, results_in(self.text))
 
     def ran(self) -> set[int]:
         """Returns the pids of the processes that have run the program."""
-        return {int(path.name.partition("-")[2]) for path in self.folder.glob("ran-*")}
+        return {int(path.name.partition("-")[2]) for path in self._folder.glob("ran-*")}
 
     def _pids(self, pattern: str) -> list[int]:
         return [int(pid) for pid in re.findall(pattern, self.text)]
@@ -65,18 +52,9 @@ def running(
     folder: Path, options: Sequence[str], environment: Mapping[str, str] | None = None, size: int = 2
 ) -> Iterator[Running]:
     """Starts a job that ends with this number of ranks; ends it at the latest when the test has ended."""
-    with open(folder / "output", "wb") as output:
-        job = subprocess.Popen(
-            command(options, "spare_training.py", (str(folder), size)),
-            env={**os.environ, "SIRTAKI_CPU_ALGORITHM": "direct", **(environment or {})},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        yield Running(job, folder)
-    finally:
-        job.terminate()
-        job.wait(FAILSAFE_SECONDS)
+    start = command(options, "spare_training.py", (str(folder), size))
+    with running_job(folder, start, **(environment or {})) as job:
+        yield Running(job.process, folder)
 
 
 def check_exact(ended: Ended, ranks: int) -> None:

@@ -8,7 +8,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from elastic.running import FAILSAFE_SECONDS, QUICK, check_exact, command, results_in, run_job, run_source
+from elastic.running import (
+    FAILSAFE_SECONDS,
+    QUICK,
+    HostScript,
+    check_exact,
+    command,
+    run_job,
+    run_source,
+    running_job,
+)
 from launching import wait_until
 
 NO_MORE = ("--blacklist-cooldown-range", "60", "60")  # no replacement joins
@@ -23,49 +32,29 @@ train(hvd.elastic.ObjectState())
 """
 
 
-def test_an_exception_ends_the_job_and_names_its_rank() -> None:
-    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:raise-step:5")
-    assert job.code == 1
-    assert "rank 1 failed with exit code 1: RuntimeError: a planned mistake" in job.text
+@pytest.mark.parametrize(
+    ("fault", "code", "text"),
+    [
+        ("raise-step:5", 1, "rank 1 failed with exit code 1: RuntimeError: a planned mistake"),
+        ("raise-init:0", 1, "RuntimeError: a planned mistake"),
+        ("fail-step:5", 3, "rank 1 failed with exit code 3"),
+        ("exit-init:0", 1, "has ended before it called the function of hvd.elastic.run"),
+        ("vanish-step:5", 1, "rank 1 ended with exit code 0, but its training function has not returned"),
+    ],
+    ids=["exception", "exception before the first world", "error", "early end", "vanished"],
+)
+def test_a_mistake_of_a_rank_ends_the_job_and_names_it(fault: str, code: int, text: str) -> None:
+    job = run_job(THREE, "numpy_training.py", 60, 0.01, f"1:{fault}")
+    assert job.code == code
+    assert text in job.text
     assert not job.results
 
 
-def test_an_exception_is_survived_if_the_user_says_so() -> None:
+@pytest.mark.parametrize("fault", ["raise-step:5", "fail-step:5"], ids=["exception", "error"])
+def test_a_mistake_of_a_rank_is_survived_if_the_user_says_so(fault: str) -> None:
     options = (*THREE, "--elastic-survive", "exit")
-    job = run_job(options, "numpy_training.py", 60, 0.01, "1:raise-step:5")
+    job = run_job(options, "numpy_training.py", 60, 0.01, f"1:{fault}")
     check_exact(job, 60, {0, 2})
-
-
-def test_a_rank_that_exits_with_an_error_ends_the_job_and_is_named() -> None:
-    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:fail-step:5")
-    assert job.code == 3
-    assert "rank 1 failed with exit code 3" in job.text
-    assert not job.results
-
-
-def test_a_rank_that_exits_with_an_error_is_survived_if_the_user_says_so() -> None:
-    options = (*THREE, "--elastic-survive", "exit")
-    job = run_job(options, "numpy_training.py", 60, 0.01, "1:fail-step:5")
-    check_exact(job, 60, {0, 2})
-
-
-def test_an_exception_before_the_first_world_ends_the_job() -> None:
-    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:raise-init:0")
-    assert job.code == 1
-    assert "a planned mistake" in job.text
-
-
-def test_a_rank_that_ends_early_is_named() -> None:
-    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:exit-init:0")
-    assert job.code == 1
-    assert "has ended before it called the function of hvd.elastic.run" in job.text
-
-
-def test_a_rank_that_vanishes_during_the_training_is_named() -> None:
-    job = run_job(THREE, "numpy_training.py", 60, 0.01, "1:vanish-step:5")
-    assert job.code == 1
-    assert "rank 1 ended with exit code 0, but its training function has not returned" in job.text
-    assert not job.results
 
 
 def test_a_rank_that_vanishes_during_the_training_leaves_no_child_behind(tmp_path: Path) -> None:
@@ -144,42 +133,26 @@ def test_a_child_process_of_a_rank_can_be_terminated() -> None:
 
 
 def test_hvdrun_can_be_interrupted_while_no_rank_runs(tmp_path: Path) -> None:
-    script = tmp_path / "discover.sh"
-    script.write_text("#!/bin/sh\n")
-    script.chmod(0o700)
-    options = ("-np", "1", "--min-np", "1", "--host-discovery-script", str(script))
-    with open(tmp_path / "output", "w+") as output:
-        job = subprocess.Popen(
-            command(options, "numpy_training.py", (100, 0.01)), stdout=output, stderr=subprocess.STDOUT
-        )
-        wait_until(lambda: "waiting for more" in (tmp_path / "output").read_text(), "it waits for a slot")
-        job.send_signal(signal.SIGINT)
-        assert job.wait(FAILSAFE_SECONDS) == 130
+    options = ("-np", "1", "--min-np", "1", *HostScript(tmp_path).options)
+    with running_job(tmp_path, command(options, "numpy_training.py", (100, 0.01))) as job:
+        job.says("waiting for more")
+        job.process.send_signal(signal.SIGINT)
+        assert job.ended().code == 130
 
 
-@pytest.mark.parametrize("more", ["localhost:3\n", "localhost:2\nhostB:1\n"])
-def test_output_of_a_new_slot_that_cannot_be_kept_ends_the_job(more: str, tmp_path: Path) -> None:
-    script, answer, kept = tmp_path / "discover.sh", tmp_path / "answer", tmp_path / "kept"
-    script.write_text(f"#!/bin/sh\ncat {answer}\n")
-    script.chmod(0o700)
-    answer.write_text("localhost:2\n")
-    discovery = ("--host-discovery-script", str(script), "--output-filename", str(kept))
-    options = ("-np", "2", "--min-np", "1", "--max-np", "3", *discovery)
-    with open(tmp_path / "output", "w+") as output:
-        job = subprocess.Popen(
-            command(options, "numpy_training.py", (100_000, 0.01)),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TALK": "1"},
-        )
-        wait_until(lambda: "step 5" in (tmp_path / "output").read_text(), "it trains")
+@pytest.mark.parametrize("more", [("localhost:3",), ("localhost:2", "hostB:1")])
+def test_output_of_a_new_slot_that_cannot_be_kept_ends_the_job(more: tuple[str, ...], tmp_path: Path) -> None:
+    kept, script = tmp_path / "kept", HostScript(tmp_path, "localhost:2")
+    options = ("-np", "2", "--min-np", "1", "--max-np", "3", *script.options, "--output-filename", str(kept))
+    with running_job(tmp_path, command(options, "numpy_training.py", (100_000, 0.01)), TALK="1") as job:
+        job.says("step 5")
         kept.rename(tmp_path / "elsewhere")
         kept.write_text("")
-        answer.write_text(more)
-        assert job.wait(FAILSAFE_SECONDS) == 1
-    text = (tmp_path / "output").read_text()
-    assert "cannot keep the output of rank 2" in text
-    assert "Traceback" not in text
+        script.name(*more)
+        ended = job.ended()
+    assert ended.code == 1
+    assert "cannot keep the output of rank 2" in ended.text
+    assert "Traceback" not in ended.text
 
 
 def test_a_reader_that_leaves_ends_the_job_at_once() -> None:
@@ -205,17 +178,15 @@ def test_a_failure_that_the_program_swallows_is_no_commit() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_hvdrun_ends_all_ranks(number: signal.Signals, tmp_path: Path) -> None:
-    with open(tmp_path / "output", "w+") as output:
-        job = subprocess.Popen(
-            command(THREE, "numpy_training.py", (100_000, 0.01)), stdout=output, stderr=subprocess.STDOUT
-        )
-        children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+    with running_job(tmp_path, command(THREE, "numpy_training.py", (100_000, 0.01))) as job:
+        children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children")
         wait_until(lambda: len(children.read_text().split()) >= 4, "the ranks have been started")
         pids = [int(pid) for pid in children.read_text().split()]
-        job.send_signal(number)
-        assert job.wait(FAILSAFE_SECONDS) == 128 + number
+        job.process.send_signal(number)
+        ended = job.ended()
+    assert ended.code == 128 + number
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-    assert not results_in((tmp_path / "output").read_text())
+    assert not ended.results
 
 
 def test_a_job_without_min_np_refuses_to_run_it() -> None:

@@ -6,14 +6,13 @@ import importlib.util
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from elastic.running import FAILSAFE_SECONDS, QUICK
+from elastic.running import QUICK, running_job
 from elastic.schedules import workers_of
-from launching import HVDRUN, wait_until
+from launching import HVDRUN
 from tiers import exhaustive_unless
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -21,29 +20,17 @@ EPOCHS = 6
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 
 
-def output_after_a_loss(example: str, output: Path, **environment: str) -> str:
+def output_after_a_loss(example: str, folder: Path, **environment: str) -> str:
     """Runs an example on three ranks, kills rank 0 after the first epoch, and returns the output."""
     script = str(EXAMPLES / f"elastic_{example}_digits.py")
     options = ("-np", "3", "--min-np", "1", *QUICK)
-    with output.open("w") as file:
-        job = subprocess.Popen(
-            [*HVDRUN, *options, sys.executable, script, "--epochs", str(EPOCHS)],
-            env={**os.environ, **QUIET, **environment},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        wait_until(
-            lambda: "epoch  1:" in output.read_text() or job.poll() is not None, "the first epoch has ended"
-        )
-        assert job.poll() is None, output.read_text()
-        os.kill(workers_of(job)[0], signal.SIGKILL)
-        job.wait(FAILSAFE_SECONDS)
-    finally:
-        job.kill()
-    text = output.read_text()
-    assert job.returncode == 0, text
-    return text
+    line = [*HVDRUN, *options, sys.executable, script, "--epochs", str(EPOCHS)]
+    with running_job(folder, line, **QUIET, **environment) as job:
+        job.says("epoch  1:")
+        os.kill(workers_of(job.process)[0], signal.SIGKILL)
+        ended = job.ended()
+    assert ended.code == 0, ended.text
+    return ended.text
 
 
 def check_learning(text: str) -> None:
@@ -62,7 +49,7 @@ def check_learning(text: str) -> None:
 def test_the_example_with_torch_survives_a_loss(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    check_learning(output_after_a_loss("pytorch", tmp_path / "output"))
+    check_learning(output_after_a_loss("pytorch", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -77,10 +64,10 @@ def test_the_example_with_keras_survives_a_loss(backend: str, tmp_path: Path) ->
     for module in ("keras", backend):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"there is no {module} here")
-    check_learning(output_after_a_loss("keras", tmp_path / "output", KERAS_BACKEND=backend))
+    check_learning(output_after_a_loss("keras", tmp_path, KERAS_BACKEND=backend))
 
 
 def test_the_example_with_jax_survives_a_loss(tmp_path: Path) -> None:
     for module in ("sklearn", "flax", "optax"):
         pytest.importorskip(module)
-    check_learning(output_after_a_loss("jax", tmp_path / "output"))
+    check_learning(output_after_a_loss("jax", tmp_path))

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from elastic.running import FAILSAFE_SECONDS, QUICK, Ended, check_exact, command, results_in, run_job
+from elastic.running import (
+    FAILSAFE_SECONDS,
+    QUICK,
+    Ended,
+    HostScript,
+    RunningJob,
+    check_exact,
+    command,
+    results_in,
+    run_job,
+    running_job,
+)
 from launching import is_running, stand_in_for_ssh, wait_until
 from timelines import read_rows, slices_named
 
 Hosts = Callable[..., Path]
+Start = Callable[..., RunningJob]
 TWO = ("-np", "4", "--min-np", "1", "-H", "localhost:2,hostB:2", *QUICK)
 
 
@@ -30,61 +40,15 @@ def hosts(tmp_path: Path, environment: dict[str, str]) -> Hosts:
     return stand_in_for_ssh(tmp_path / "hosts", environment)
 
 
-class Job:
-    """A job that a test disturbs while it runs."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._lines: list[str] = []
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        self._lines.extend(self._process.stdout)
-
-    @property
-    def text(self) -> str:
-        return "".join(self._lines)
-
-    def says(self, text: str) -> None:
-        """Waits until the job has shown this text."""
-        wait_until(lambda: text in self.text or self._process.poll() is not None, f"the job says: {text}")
-        assert text in self.text, self.text
-
-    @property
-    def results(self) -> list[dict[str, Any]]:
-        return results_in(self.text)
-
-    def send(self, number: int) -> None:
-        """Sends a signal to hvdrun."""
-        self._process.send_signal(number)
-
-    def end(self) -> Ended:
-        code = self._process.wait(FAILSAFE_SECONDS)
-        self._thread.join()
-        return Ended(code, self.text, self.results)
-
-
 @pytest.fixture
-def start(environment: dict[str, str]) -> Iterator[Callable[..., Job]]:
-    started: list[tuple[subprocess.Popen[str], Job]] = []
+def start(tmp_path: Path, environment: dict[str, str]) -> Iterator[Start]:
+    with ExitStack() as started:
 
-    def call(options: tuple[str, ...], *arguments: str | int | float, **more: str) -> Job:
-        process = subprocess.Popen(
-            command(options, "numpy_training.py", arguments),
-            env={**os.environ, **environment, **more},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        started.append((process, Job(process)))
-        return started[-1][1]
+        def call(options: tuple[str, ...], *arguments: str | int | float, **more: str) -> RunningJob:
+            line = command(options, "numpy_training.py", arguments)
+            return started.enter_context(running_job(tmp_path, line, **environment, **more))
 
-    yield call
-    for process, job in started:
-        process.kill()
-        job.end()
+        yield call
 
 
 def ssh_of(folder: Path, host: str) -> int:
@@ -134,35 +98,35 @@ def test_each_line_of_another_host_names_its_slot(hosts: Hosts, environment: dic
         assert f"{label} step 10" in job.text
 
 
-def test_a_lost_host_costs_its_ranks_and_is_used_again(hosts: Hosts, start: Callable[..., Job]) -> None:
+def test_a_lost_host_costs_its_ranks_and_is_used_again(hosts: Hosts, start: Start) -> None:
     folder = hosts(hostB={})
     job = start(TWO, 100, 0.05, HOLD="15:4", TALK="1")
     job.says("[hostB:1] step 5")
     os.kill(ssh_of(folder, "hostB"), signal.SIGKILL)
     job.says("hostB was lost: the ssh process for it was killed by signal 9")
-    ended = job.end()
+    ended = job.ended()
     check_exact(ended, 100, {0, 1, 4, 5})
     assert "2 ranks from commit" in ended.text
     assert "2 ranks join" in ended.text
 
 
-def job_without_agent(number: int, hosts: Hosts, start: Callable[..., Job]) -> Ended:
+def job_without_agent(number: int, hosts: Hosts, start: Start) -> Ended:
     """Returns a job that has gone on after its second host's agent got this signal."""
     folder = hosts(hostB={})
     job = start(TWO, 100, 0.05, TALK="1")
     job.says("[hostB:1] step 5")
     os.kill(agent_of(folder, "hostB"), number)
-    ended = job.end()
+    ended = job.ended()
     check_exact(ended, 100, {0, 1})
     return ended
 
 
-def test_a_lost_agent_is_a_lost_host(hosts: Hosts, start: Callable[..., Job]) -> None:
+def test_a_lost_agent_is_a_lost_host(hosts: Hosts, start: Start) -> None:
     ended = job_without_agent(signal.SIGKILL, hosts, start)
     assert "hostB was lost" in ended.text
 
 
-def test_a_silent_host_is_given_up_when_its_lease_ends(hosts: Hosts, start: Callable[..., Job]) -> None:
+def test_a_silent_host_is_given_up_when_its_lease_ends(hosts: Hosts, start: Start) -> None:
     """Stops the connection, as a network does that delivers nothing: the ranks there reach the others."""
     folder = hosts(hostB={})
     job = start(TWO, 400, 0.05, TALK="1", SIRTAKI_HEARTBEAT="2")
@@ -171,7 +135,7 @@ def test_a_silent_host_is_given_up_when_its_lease_ends(hosts: Hosts, start: Call
     os.kill(connection, signal.SIGSTOP)
     job.says("hostB was lost: its agent has sent nothing for 2 s")
     wait_until(lambda: not Path(f"/proc/{agent}").exists(), "the agent there has ended its ranks, and itself")
-    ended = job.end()
+    ended = job.ended()
     check_exact(ended, 400, {0, 1})
     # The ranks there end 2 s after the last answer to their agent, which asks every 0.4 s.
     losses = [change for result in ended.results for change in result["changes"] if change["lost"]]
@@ -179,7 +143,7 @@ def test_a_silent_host_is_given_up_when_its_lease_ends(hosts: Hosts, start: Call
     assert all(1.0 < change["detect_seconds"] < FAILSAFE_SECONDS for change in losses), losses
 
 
-def test_ranks_do_not_outlive_the_lease_of_a_stopped_agent(hosts: Hosts, start: Callable[..., Job]) -> None:
+def test_ranks_do_not_outlive_the_lease_of_a_stopped_agent(hosts: Hosts, start: Start) -> None:
     folder = hosts(hostB={})
     job = start(TWO, 400, 0.05, TALK="1", SIRTAKI_HEARTBEAT="2")
     job.says("[hostB:1] step 5")
@@ -189,83 +153,70 @@ def test_ranks_do_not_outlive_the_lease_of_a_stopped_agent(hosts: Hosts, start: 
     os.kill(agent, signal.SIGSTOP)
     wait_until(lambda: not any(map(is_running, ranks)), "the ranks there have ended")
     assert is_running(agent)
-    ended = job.end()
+    ended = job.ended()
     check_exact(ended, 400, {0, 1})
     assert "hostB was lost: its agent has sent nothing for 2 s" in ended.text
     os.kill(agent, signal.SIGCONT)
     wait_until(lambda: not is_running(agent), "the agent has ended when it could")
 
 
-def test_an_agent_that_is_asked_to_end_costs_nothing(hosts: Hosts, start: Callable[..., Job]) -> None:
+def test_an_agent_that_is_asked_to_end_costs_nothing(hosts: Hosts, start: Start) -> None:
     ended = job_without_agent(signal.SIGTERM, hosts, start)
     assert "hostB was asked to end: its ranks leave at the next commit" in ended.text
     assert "0 ranks were lost" in ended.text
 
 
-def test_an_agent_that_was_asked_to_end_leaves_with_its_ranks(
-    hosts: Hosts, start: Callable[..., Job]
-) -> None:
+def test_an_agent_that_was_asked_to_end_leaves_with_its_ranks(hosts: Hosts, start: Start) -> None:
     folder = hosts(hostB={})
     job = start((*TWO[:-3], "--blacklist-cooldown-range", "1", "600"), 100, 0.1, TALK="1")
     job.says("[hostB:1] step 5")
     agent = agent_of(folder, "hostB")
     os.kill(agent, signal.SIGTERM)
     wait_until(lambda: not is_running(agent), "the agent has ended")
-    assert not job.results
-    ended = job.end()
+    assert not results_in(job.text)
+    ended = job.ended()
     check_exact(ended, 100, {0, 1})
     assert "hostB was lost" not in ended.text
 
 
-def test_a_host_without_ranks_survives_that_the_job_is_stopped(
-    hosts: Hosts, start: Callable[..., Job]
-) -> None:
+def test_a_host_without_ranks_survives_that_the_job_is_stopped(hosts: Hosts, start: Start) -> None:
     folder = hosts(hostB={})
     options = ("-np", "2", "--min-np", "1", "-H", "localhost:2,hostB:1", *QUICK)
     job = start(options, 200, 0.02, TALK="1", SIRTAKI_HEARTBEAT="1")
     job.says("[1] step 5")
     agent = agent_of(folder, "hostB")
-    job.send(signal.SIGTSTP)
+    job.process.send_signal(signal.SIGTSTP)
     time.sleep(2.5)  # longer than a lease
     assert is_running(agent)
-    job.send(signal.SIGCONT)
-    ended = job.end()
+    job.process.send_signal(signal.SIGCONT)
+    ended = job.ended()
     check_exact(ended, 200, {0, 1})
     assert "hostB was lost" not in ended.text
 
 
-def discovery(folder: Path, *names: str) -> tuple[str, ...]:
-    """Returns the options for a script that names these hosts; tests overwrite its answer, in `answer`."""
-    (folder / "answer").write_text("\n".join(names))
-    script = folder / "discover.sh"
-    script.write_text(f"#!/bin/sh\nexec cat {folder / 'answer'}\n")
-    script.chmod(0o755)
-    options = ("-np", "2", "--min-np", "1", "--max-np", "4", "--host-discovery-script", str(script))
-    return (*options, *QUICK)
+def discovering(script: HostScript) -> tuple[str, ...]:
+    return ("-np", "2", "--min-np", "1", "--max-np", "4", *script.options, *QUICK)
 
 
-def test_a_host_that_the_script_names_joins_and_leaves(
-    hosts: Hosts, start: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_a_host_that_the_script_names_joins_and_leaves(hosts: Hosts, start: Start, tmp_path: Path) -> None:
     hosts(hostB={})
-    job = start(discovery(tmp_path, "localhost:2"), 300, 0.05, TALK="1", HOLD="5:4")
+    script = HostScript(tmp_path, "localhost:2")
+    job = start(discovering(script), 300, 0.05, TALK="1", HOLD="5:4")
     job.says("[0] step 5")
-    (tmp_path / "answer").write_text("localhost:2\nhostB:2\n")
+    script.name("localhost:2", "hostB:2")
     job.says("[hostB:1] step 10")
-    (tmp_path / "answer").write_text("localhost:2\n")
-    ended = job.end()
+    script.name("localhost:2")
+    ended = job.ended()
     check_exact(ended, 300, {0, 1})
     assert "2 ranks join" in ended.text
     assert "rank 2 leaves; rank 3 leaves" in ended.text
     assert "0 ranks were lost" in ended.text
 
 
-def test_a_host_that_cannot_be_reached_is_told_once(
-    hosts: Hosts, start: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_a_host_that_cannot_be_reached_is_told_once(hosts: Hosts, start: Start, tmp_path: Path) -> None:
     hosts(hostB={})
-    job = start(discovery(tmp_path, "localhost:2", "nowhere:2"), 200, 0.05, TALK="1")
-    ended = job.end()
+    job = start(discovering(HostScript(tmp_path, "localhost:2", "nowhere:2")), 200, 0.05, TALK="1")
+    ended = job.ended()
     check_exact(ended, 200, {0, 1})
     assert ended.text.count("there is no host called nowhere") == 1, ended.text
     assert ended.text.count("[nowhere] ssh: Could not resolve hostname") == 1
@@ -287,14 +238,14 @@ def test_named_hosts_have_to_be_there(hosts: Hosts, environment: dict[str, str])
     assert "there is no host called nowhere: check the name" in job.text
 
 
-def test_a_worker_ends_with_the_agent_of_its_host(hosts: Hosts, start: Callable[..., Job]) -> None:
+def test_a_worker_ends_with_the_agent_of_its_host(hosts: Hosts, start: Start) -> None:
     """Ends hvdrun: nothing may be left on any host."""
     folder = hosts(hostB={})
     job = start(TWO, 10_000, 0.05, TALK="1")
     job.says("[hostB:1] step 5")
     agent = agent_of(folder, "hostB")
-    job._process.send_signal(signal.SIGINT)
-    assert job.end().code == 130
+    job.process.send_signal(signal.SIGINT)
+    assert job.ended().code == 130
     assert not Path(f"/proc/{agent}").exists()
 
 
@@ -352,13 +303,13 @@ def test_workers_of_other_hosts_are_in_the_timeline(
 
 
 def test_the_files_of_a_lost_host_are_missing_in_the_timeline(
-    hosts: Hosts, start: Callable[..., Job], tmp_path: Path
+    hosts: Hosts, start: Start, tmp_path: Path
 ) -> None:
     folder, path = hosts(hostB={}), tmp_path / "t.json"
     job = start((*TWO, "--timeline-filename", str(path)), 100, 0.05, HOLD="15:4", TALK="1")
     job.says("[hostB:1] step 5")
     os.kill(ssh_of(folder, "hostB"), signal.SIGKILL)
-    ended = job.end()
+    ended = job.ended()
     check_exact(ended, 100, {0, 1, 4, 5})
     workers = {int(name.split()[1].strip(",:")) for name in read_rows(path)}
     assert workers == {0, 1, 4, 5}

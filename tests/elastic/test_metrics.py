@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
-from elastic.running import FAILSAFE_SECONDS, QUICK, command
+from elastic.running import QUICK, command, running_job
 from launching import wait_until
 from scraping import ports_in, scrape
 
@@ -17,17 +15,10 @@ MANY = 100_000  # samples: minutes of training
 
 def test_a_lost_rank_and_the_recovery_are_counted(tmp_path: Path) -> None:
     options = ("-np", "2", "--min-np", "1", "--metrics-port", "0", *QUICK)
-    output = tmp_path / "output"
-    with output.open("wb") as file:
-        job = subprocess.Popen(
-            command(options, "numpy_training.py", [MANY, 0.01, "1:step:3"]),
-            env={**os.environ, "SIRTAKI_CPU_ALGORITHM": "direct"},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+    start = command(options, "numpy_training.py", [MANY, 0.01, "1:step:3"])
 
     def has_recovered() -> bool:
-        assert job.poll() is None, output.read_text()
+        assert job.process.poll() is None, job.text
         found = scrape(port)
         return (
             found.get(("sirtaki_ranks_lost_total", "0")) == 1
@@ -38,9 +29,6 @@ def test_a_lost_rank_and_the_recovery_are_counted(tmp_path: Path) -> None:
             and sum(found[f"{RECOVERY}_sum", f"{phase} 0"] for phase in PHASES) > 0
         )
 
-    try:
-        (port,) = ports_in(output)
+    with running_job(tmp_path, start) as job:
+        (port,) = ports_in(tmp_path / "output")
         wait_until(has_recovered, "the loss was counted, and another rank has joined")
-    finally:
-        job.terminate()
-        job.wait(FAILSAFE_SECONDS)

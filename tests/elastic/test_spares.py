@@ -31,9 +31,9 @@ MODES = pytest.mark.parametrize("mode", [(), ("--spares-run-script",)])
 @MODES
 def test_a_spare_takes_the_place_of_a_killed_rank(mode: tuple[str, ...], tmp_path: Path) -> None:
     with running(tmp_path, (*TWO, *mode)) as job:
-        job.wait_for("spare 0 waits")
+        job.says("spare 0 waits")
         os.kill(job.workers()[0], signal.SIGKILL)
-        job.wait_for("2 ranks from commit")
+        job.says("2 ranks from commit")
         ended = job.end()
     check_exact(ended, 2)
     assert job.workers()[1] == job.spares()[0]
@@ -45,7 +45,7 @@ def test_a_spare_takes_the_place_of_a_killed_rank(mode: tuple[str, ...], tmp_pat
 
 def test_a_spare_that_waits_at_the_end_runs_nothing_of_the_program(tmp_path: Path) -> None:
     with running(tmp_path, TWO) as job:
-        job.wait_for("spare 0 waits")
+        job.says("spare 0 waits")
         ended = job.end()
     assert ended.code == 0, ended.text
     assert job.ran() == {result["pid"] for result in ended.results}
@@ -56,7 +56,7 @@ def test_a_spare_that_waits_at_the_end_runs_nothing_of_the_program(tmp_path: Pat
 
 def test_a_spare_that_runs_the_script_goes_no_further_than_init(tmp_path: Path) -> None:
     with running(tmp_path, (*TWO, "--spares-run-script")) as job:
-        job.wait_for("spare 0 waits")
+        job.says("spare 0 waits")
         ended = job.end()
     assert ended.code == 0, ended.text
     assert job.spares()[0] in job.ran()
@@ -66,9 +66,9 @@ def test_a_spare_that_runs_the_script_goes_no_further_than_init(tmp_path: Path) 
 
 def test_a_spare_that_fails_is_replaced_and_the_ranks_go_on(tmp_path: Path) -> None:
     with running(tmp_path, TWO) as job:
-        job.wait_for("spare 0 waits")
+        job.says("spare 0 waits")
         os.kill(job.spares()[0], signal.SIGKILL)
-        job.wait_for("spare 1 waits")
+        job.says("spare 1 waits")
         ended = job.end()
     assert ended.code == 0, ended.text
     assert "a spare on localhost was killed by signal 9 (SIGKILL); another one starts in 1 s" in ended.text
@@ -78,12 +78,12 @@ def test_a_spare_that_fails_is_replaced_and_the_ranks_go_on(tmp_path: Path) -> N
 
 def test_a_killed_hvdrun_leaves_no_spare_behind(tmp_path: Path) -> None:
     with running(tmp_path, TWO) as job:
-        job.wait_for("spare 0 waits")
+        job.says("spare 0 waits")
         pids = [*job.ran(), *job.spares()]
         assert len(pids) == 3
-        job.job.kill()
+        job.process.kill()
         wait_until(lambda: not any(is_running(pid) for pid in pids), "all processes have ended")
-    assert job.job.returncode == -signal.SIGKILL
+    assert job.process.returncode == -signal.SIGKILL
 
 
 def test_a_command_that_is_not_python_is_refused() -> None:

@@ -13,6 +13,7 @@ from elastic.running import QUICK
 from elastic.spare_job import Running, check_exact, running
 from elastic.test_hosts import agent_of, ssh_of
 from launching import is_running, stand_in_for_ssh, wait_until
+from remote_processes import state_of, wait_for_their_end
 
 OPTIONS = ("--min-np", "1", "--verbose", *QUICK)
 TWO = ("-np", "2", "-H", "localhost:1,hostB:1", "--spares", "2", *OPTIONS)
@@ -29,14 +30,6 @@ def hosts(tmp_path: Path, environment: dict[str, str]) -> Path:
     return stand_in_for_ssh(tmp_path / "hosts", environment)(hostB={}, hostC={})
 
 
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def wait_for_end_of(pids: list[int]) -> None:
-    wait_until(lambda: not any(map(is_running, pids)), "all processes have ended")
-
-
 @MODES
 @pytest.mark.usefixtures("hosts")
 def test_a_spare_takes_the_place_of_a_killed_rank(
@@ -45,10 +38,10 @@ def test_a_spare_takes_the_place_of_a_killed_rank(
     kept = tmp_path / "kept"
     with running(tmp_path, (*TWO, *mode, "--output-filename", str(kept)), environment) as job:
         job.wait_for_spares("hostB")
-        job.wait_for("spare 0 waits, with")  # one on each host
+        job.says("spare 0 waits, with")  # one on each host
         spare = job.spares("hostB")[0]
         os.kill(job.workers("hostB:0")[0], signal.SIGKILL)
-        job.wait_for("2 ranks from commit")
+        job.says("2 ranks from commit")
         job.wait_for_spares("hostB", 2)  # another one takes its place
         ended = job.end()
     check_exact(ended, 2)
@@ -57,7 +50,7 @@ def test_a_spare_takes_the_place_of_a_killed_rank(
     assert "[hostB:0] RESULT" in ended.text
     assert f'"pid": {spare}' in (kept / "rank.1" / "stdout").read_text()
     assert "a spare on" not in ended.text
-    wait_for_end_of([*job.spares(), *job.spares("hostB")])
+    wait_for_their_end([*job.spares(), *job.spares("hostB")])
 
 
 @pytest.mark.usefixtures("hosts")
@@ -113,15 +106,15 @@ def test_a_spare_is_lost_with_its_host(
         job.wait_for_spares("hostB")
         lost = [*job.workers("hostB:0"), *job.spares("hostB")]
         lose(hosts)
-        job.wait_for("hostB was lost: ")
-        wait_for_end_of(lost)
-        job.wait_for("2 ranks from commit")  # the host is used again
+        job.says("hostB was lost: ")
+        wait_for_their_end(lost)
+        job.says("2 ranks from commit")  # the host is used again
         job.wait_for_spares("hostB", 2)
         ended = job.end()
     check_exact(ended, 2)
     assert "a spare on" not in ended.text  # the line about the host says it all
     assert not set(lost) & {result["pid"] for result in ended.results}
-    wait_for_end_of(job.spares("hostB"))
+    wait_for_their_end(job.spares("hostB"))
 
 
 def test_a_spare_ends_when_its_agent_is_asked_to_end(
@@ -131,9 +124,9 @@ def test_a_spare_ends_when_its_agent_is_asked_to_end(
     with running(tmp_path, away, environment, size=1) as job:
         job.wait_for_spares("hostB")
         os.kill(agent_of(hosts, "hostB"), signal.SIGTERM)
-        job.wait_for("1 rank from commit")
-        wait_for_end_of(job.spares("hostB"))
-        job.wait_for(" waits, with", 2)  # here, instead
+        job.says("1 rank from commit")
+        wait_for_their_end(job.spares("hostB"))
+        job.says(" waits, with", 2)  # here, instead
         ended = job.end()
     check_exact(ended, 1)
     assert "a spare on" not in ended.text
@@ -141,12 +134,12 @@ def test_a_spare_ends_when_its_agent_is_asked_to_end(
 
 
 def end_by_interrupt(job: Running) -> None:
-    job.job.send_signal(signal.SIGINT)
+    job.process.send_signal(signal.SIGINT)
     assert job.ended().code == 130
 
 
 def end_by_kill(job: Running) -> None:
-    job.job.kill()
+    job.process.kill()
     assert job.ended().code == -signal.SIGKILL
 
 
@@ -157,11 +150,11 @@ def test_no_spare_outlives_hvdrun(
 ) -> None:
     with running(tmp_path, TWO, environment) as job:
         job.wait_for_spares("hostB")
-        job.wait_for("spare 0 waits, with")
+        job.says("spare 0 waits, with")
         pids = [*job.spares(), *job.spares("hostB"), *job.ran()]
         assert len(pids) == 4
         end(job)
-        wait_for_end_of(pids)
+        wait_for_their_end(pids)
     assert "a spare on" not in job.text
 
 
@@ -172,14 +165,14 @@ def test_spares_go_on_waiting_while_the_job_is_stopped(
     with running(tmp_path, TWO, {**environment, "SIRTAKI_HEARTBEAT": "1"}) as job:
         job.wait_for_spares("hostB")
         agent, spare = agent_of(hosts, "hostB"), job.spares("hostB")[0]
-        job.job.send_signal(signal.SIGTSTP)
+        job.process.send_signal(signal.SIGTSTP)
         wait_until(lambda: state_of(job.workers("hostB:0")[0]) == "T", "the rank there is stopped")
         time.sleep(2.0)
         assert is_running(agent)
-        job.job.send_signal(signal.SIGCONT)
+        job.process.send_signal(signal.SIGCONT)
         wait_until(lambda: state_of(job.workers("hostB:0")[0]) != "T", "it goes on")
         os.kill(job.workers("hostB:0")[0], signal.SIGKILL)
-        job.wait_for("2 ranks from commit")
+        job.says("2 ranks from commit")
         ended = job.end()
     check_exact(ended, 2)
     assert job.workers("hostB:0")[1] == spare

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from elastic.running import FAILSAFE_SECONDS, PROGRAMS, QUICK, command, run_job
-from launching import wait_until
+from elastic.running import FAILSAFE_SECONDS, PROGRAMS, QUICK, command, run_job, running_job
 from timelines import check_trace, read_rows, read_trace, slices_named
 
 from sirtaki.runner.observe.timeline import merge_timelines, remove_timelines
@@ -115,6 +115,16 @@ def test_a_file_holds_all_workers_and_generations(tmp_path: Path) -> None:
             assert count in ((range(5) if worker == 0 else (4, 5)) if number == 1 else (4,))
 
 
+def rows_of_one_generation(path: Path) -> dict[str, list[Any]]:
+    """Returns the rows of a job of three workers, which are those of its first generation."""
+    rows = read_rows(path)
+    assert list(rows) == row_names({0: [1], 1: [1], 2: [1]}, {(one, 1): one for one in range(3)})
+    for worker in range(3):
+        changes = slices_named(rows[f"worker {worker}: changes of the ranks"], "Changes of the ranks")
+        assert changes == changes_of(1)
+    return rows
+
+
 def test_a_failed_job_leaves_its_timeline(tmp_path: Path) -> None:
     options = (*THREE, "--timeline-filename", str(tmp_path / "t.json"))
     job = run_job(options, "numpy_training.py", 60, 0.01, "1:raise-step:5")
@@ -122,35 +132,21 @@ def test_a_failed_job_leaves_its_timeline(tmp_path: Path) -> None:
     *_, notice, verdict = job.text.splitlines()
     assert notice.startswith(f"hvdrun: the timeline of 3 workers in 1 generation is in {tmp_path}/t.json;")
     assert "rank 1 failed with exit code 1" in verdict
-    rows = read_rows(tmp_path / "t.json")
-    assert list(rows) == row_names({0: [1], 1: [1], 2: [1]}, {(one, 1): one for one in range(3)})
-    for worker in range(3):
-        assert slices_named(rows[f"worker {worker}: changes of the ranks"], "Changes of the ranks") == (
-            changes_of(1)
-        )
+    rows = rows_of_one_generation(tmp_path / "t.json")
     assert slices_named(rows["worker 1, generation 1: rank 1"], "gradient").count("all-reduce") == 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_job_that_is_ended_leaves_its_timeline(tmp_path: Path, number: signal.Signals) -> None:
     options = (*THREE, "--timeline-filename", str(tmp_path / "t.json"))
-    with open(tmp_path / "output", "w+") as output:
-        job = subprocess.Popen(
-            ["env", "TALK=1", *command(options, "numpy_training.py", (100_000, 0.01))],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        shown = tmp_path / "output"
-        wait_until(lambda: all(f"[{one}] step 5" in shown.read_text() for one in range(3)), "all ranks train")
-        job.send_signal(number)
-        assert job.wait(FAILSAFE_SECONDS) == 128 + number
-    assert "the timeline of 3 workers in 1 generation is in" in shown.read_text()
-    rows = read_rows(tmp_path / "t.json")
-    assert list(rows) == row_names({0: [1], 1: [1], 2: [1]}, {(one, 1): one for one in range(3)})
-    for worker in range(3):
-        assert slices_named(rows[f"worker {worker}: changes of the ranks"], "Changes of the ranks") == (
-            changes_of(1)
-        )
+    with running_job(tmp_path, command(options, "numpy_training.py", (100_000, 0.01)), TALK="1") as job:
+        for rank in range(3):
+            job.says(f"[{rank}] step 5")
+        job.process.send_signal(number)
+        ended = job.ended()
+    assert ended.code == 128 + number
+    assert "the timeline of 3 workers in 1 generation is in" in ended.text
+    rows_of_one_generation(tmp_path / "t.json")
 
 
 def test_a_spare_has_no_row_before_it_takes_a_place(tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from elastic.torch_job import Job, Worker, batch, network, one_thread
+from elastic.torch_job import Job, Worker, batch, network, one_thread, receive
 
 import sirtaki.torch as hvd
-from sirtaki.bindings.default_context import current
-from sirtaki.common.elastic.state import GenerationStart
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
 
@@ -40,8 +38,7 @@ def continued(old: int) -> Any:
     """Returns a body for a world that `old` ranks have come to: it trains, and returns what it has seen."""
 
     def body(worker: Worker) -> tuple[dict[str, Any], ...]:
-        is_current = hvd.rank() < max(old, 1)
-        worker.state.receive(GenerationStart(current(), is_current, hvd.size() <= old))
+        receive(worker, old)
         found = [memory(worker)]
         for step in range(STEPS):
             worker.optimizer.zero_grad()

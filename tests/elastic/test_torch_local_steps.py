@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from cases.torch_models import fill  # noqa: E402
 from elastic.running import QUICK, REPAIRS, run_job  # noqa: E402
-from elastic.torch_job import Job, Worker, assert_equal, one_thread, step, train  # noqa: E402
+from elastic.torch_job import Job, Worker, assert_equal, one_thread, receive, step, train  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
@@ -73,19 +73,14 @@ def made(kind: str, *, has_state: bool) -> Callable[[Worker], None]:
 
 def moved(kind: str) -> list[list[Any]]:
     """Returns all ranks' states after each world, with objects that move from world to world."""
-    job, before, found = Job(made(kind, has_state=True)), 0, []
-    for number, size in enumerate(SIZES):
 
-        def body(worker: Worker, number: int = number, old: int = before) -> Any:
-            is_current = hvd.rank() < old or (old == 0 and hvd.rank() == 0)
-            worker.state.receive(GenerationStart(current(), is_current, hvd.size() <= old))
-            window(worker, number)
-            worker.state.commit()
-            return everything(worker)
+    def body(worker: Worker, number: int, old: int) -> Any:
+        receive(worker, old)
+        window(worker, number)
+        worker.state.commit()
+        return everything(worker)
 
-        found.append(job.run(size, body))
-        before = size
-    return found
+    return Job(made(kind, has_state=True)).through(SIZES, body)
 
 
 def made_again(kind: str) -> list[list[Any]]:
@@ -193,12 +188,17 @@ def test_a_commit_needs_equal_parameters() -> None:
     Job(made("DiLoCo", has_state=True)).run(2, body)
 
 
-def test_a_state_has_to_know_the_wrapped_optimizer() -> None:
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda plain: hvd.LocalSGD(plain, EVERY), lambda plain: hvd.DistributedOptimizer(plain, shard="state")],
+    ids=["LocalSGD", "shard"],
+)
+def test_a_state_has_to_know_the_wrapped_optimizer(wrap: Callable[[Any], Any]) -> None:
     def make(worker: Worker) -> None:
         worker.model = layers()
         worker.optimizer = inner(worker.model)
         worker.state = hvd.elastic.TorchState(worker.model, worker.optimizer)
-        hvd.LocalSGD(worker.optimizer, EVERY)
+        wrap(worker.optimizer)
 
     def body(worker: Worker) -> None:
         with pytest.raises(ValueError, match="make the state after it"):

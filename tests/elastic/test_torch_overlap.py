@@ -12,24 +12,18 @@ torch = pytest.importorskip("torch")
 
 from cases.torch_models import fill  # noqa: E402
 from cases.torch_overlap_models import in_flight  # noqa: E402
-from elastic.torch_job import Job, Worker, assert_equal, batch, content, one_thread, train  # noqa: E402
+from elastic.torch_job import KINDS, Job, Worker, assert_equal, batch, content, one_thread, receive, train  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.default_context import current  # noqa: E402
 from sirtaki.bindings.errors import HorovodInternalError, NotInitializedError  # noqa: E402
 from sirtaki.bindings.survivors import Membership  # noqa: E402
-from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 from sirtaki.torch.training.overlapped import flight  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here
 
 SIZES = (1, 2, 3, 1, 2)
-KINDS: dict[str, Callable[[Any], Any]] = {
-    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-    "fused": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
-    "foreach": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +42,7 @@ def made(
     def make(worker: Worker) -> None:
         worker.model = layers()
         worker.optimizer = hvd.DistributedOptimizer(
-            KINDS[kind](worker.model.parameters()),
+            KINDS[kind](worker.model),
             worker.model.named_parameters(),
             overlap_forward=overlap,
             **options,
@@ -57,12 +51,6 @@ def made(
         worker.state = hvd.elastic.TorchState(worker.model, optimizer, batch=0, copy=copy)
 
     return make
-
-
-def receive(worker: Worker, old: int = 0) -> None:
-    """Begins a world to which `old` ranks have come with the commit."""
-    is_current = hvd.rank() < max(old, 1)
-    worker.state.receive(GenerationStart(current(), is_current, 0 < hvd.size() <= old))
 
 
 def everything(worker: Worker) -> tuple[Any, ...]:
@@ -326,7 +314,7 @@ def made_inside(overlap: bool) -> list[Any]:
         worker.state = hvd.elastic.TorchState(worker.model, batch=0)
 
     def function(worker: Worker) -> None:
-        plain = KINDS["SGD"](worker.model.parameters())
+        plain = KINDS["SGD"](worker.model)
         optimizer = hvd.DistributedOptimizer(plain, overlap_forward=overlap)
         receive(worker)
         if worker.optimizer is not None:

@@ -209,20 +209,6 @@ def test_an_optimizer_outside_of_the_state_does_not_step() -> None:
     job.run(2, body)
 
 
-def test_a_state_has_to_know_the_wrapped_optimizer() -> None:
-    def make(worker: Worker) -> None:
-        worker.model = layers()
-        worker.optimizer = OPTIMIZERS["AdamW"](worker.model.parameters())
-        worker.state = hvd.elastic.TorchState(worker.model, worker.optimizer)
-        hvd.DistributedOptimizer(worker.optimizer, shard="state")
-
-    def body(worker: Worker) -> None:
-        with pytest.raises(ValueError, match="make the state after it"):
-            worker.state.commit()
-
-    Job(make).run(2, body)
-
-
 def test_checkpoints_of_slices_are_refused(tmp_path: Any) -> None:
     def body(worker: Worker) -> None:
         with pytest.raises(ValueError, match="cannot keep checkpoints"):

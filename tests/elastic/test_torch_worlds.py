@@ -14,13 +14,16 @@ torch = pytest.importorskip("torch")
 
 from cases.torch_models import fill  # noqa: E402
 from elastic.torch_job import (  # noqa: E402
+    KINDS,
     Job,
+    Make,
     Worker,
     assert_equal,
     batch,
     content,
     network,
     one_thread,
+    receive,
     train,
 )
 from torch import nn  # noqa: E402
@@ -36,13 +39,6 @@ __all__ = ["one_thread"]  # a fixture that applies to all tests here
 
 SIZES = (1, 2, 1, 3, 2)
 STEPS = 3
-Make = Callable[[nn.Module], Any]
-
-KINDS: dict[str, Make] = {
-    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-    "fused": lambda model: torch.optim.Adam(model.parameters(), lr=0.01, fused=True),
-    "foreach": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True),
-}
 
 
 def layers() -> nn.Module:
@@ -87,22 +83,16 @@ def moved(make: Make, run: Callable[[Worker, int], None], **options: Any) -> lis
         )
         worker.state = hvd.elastic.TorchState(worker.model, worker.optimizer)
 
-    job = Job(make_all)
-    before, found = 0, []
-    for number, size in enumerate(SIZES):
+    def body(worker: Worker, number: int, old: int) -> list[Any]:
+        receive(worker, old)
+        run(worker, number)
+        worker.state.commit()
+        return weights(worker.model)
 
-        def body(worker: Worker, number: int = number, old: int = before) -> list[Any]:
-            is_current = hvd.rank() < old or (old == 0 and hvd.rank() == 0)
-            worker.state.receive(GenerationStart(current(), is_current, hvd.size() <= old))
-            run(worker, number)
-            worker.state.commit()
-            return weights(worker.model)
-
-        results = job.run(size, body)
+    found = Job(make_all).through(SIZES, body)
+    for results in found:
         assert all(one == results[0] for one in results)
-        found.append(results[0])
-        before = size
-    return found
+    return [results[0] for results in found]
 
 
 def train_on(worker: Worker, number: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,8 +15,16 @@ from world import world
 import sirtaki.torch as hvd
 from sirtaki.bindings.default_context import current, using
 from sirtaki.bindings.survivors import Survivors
+from sirtaki.common.elastic.state import GenerationStart
 
 ROWS = 12  # of a whole batch
+Make = Callable[[nn.Module], Any]
+
+KINDS: dict[str, Make] = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    "fused": lambda model: torch.optim.Adam(model.parameters(), lr=0.01, fused=True),
+    "foreach": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +92,23 @@ class Job:
         workers = self.workers
         with world(size, **settings) as ranks:
             return ranks.run(as_worker)
+
+    def through(self, sizes: Sequence[int], body: Callable[[Worker, int, int], Any]) -> list[list[Any]]:
+        """Runs a body in one world after another; returns the results of each.
+
+        The body has the number of its world, and the size of the world before; 0 in the first world.
+        """
+        worlds = enumerate(zip(sizes, [0, *sizes], strict=False))
+        return [
+            self.run(size, lambda worker, number=number, old=old: body(worker, number, old))  # type: ignore[misc]
+            for number, (size, old) in worlds
+        ]
+
+
+def receive(worker: Worker, old: int = 0) -> None:
+    """Begins a world to which `old` ranks have come with the commit."""
+    is_current = hvd.rank() < max(old, 1)
+    worker.state.receive(GenerationStart(current(), is_current, hvd.size() <= old))
 
 
 def batch(step: int) -> Tensor:

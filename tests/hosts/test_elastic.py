@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 import os
-import sys
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elastic.running import PROGRAMS, Ended, check_exact, results_in
+from elastic.running import PROGRAMS, RunningJob, check_exact, command
 from launching import wait_until
 
-from .network import Host, Network, finish
+from .network import Host, Network
 
 HEARTBEAT = 3.0  # seconds
 PROMISED = HEARTBEAT + 1.0
 FAILSAFE = 30.0  # a machine with other work takes its time
 
 
-class Job:
-    """A job whose hvdrun runs on the first host. Its output goes to a file, which a test reads meanwhile."""
+class Job(RunningJob):
+    """A job whose hvdrun runs on the first host."""
 
     def __init__(
         self, network: Network, folder: Path, *options: str, samples: int, **environment: str
     ) -> None:
-        self._file = folder / "output"
-        words = [sys.executable, "-m", "sirtaki.runner", "--min-np", "1", *options]
-        words += [sys.executable, str(PROGRAMS / "numpy_training.py"), str(samples), "0.02"]
-        script = folder / "job.sh"
-        quoted = " ".join(f"'{word}'" for word in words)
-        script.write_text(f"exec {quoted} >'{self._file}' 2>&1\n")
+        output, script = folder / "output", folder / "job.sh"
+        output.touch()
+        words = command(("--min-np", "1", *options), "numpy_training.py", (samples, 0.02))
+        script.write_text(f"exec {shlex.join(words)} >'{output}' 2>&1\n")
         settings = {"SIRTAKI_CPU_ALGORITHM": "direct", "SIRTAKI_HEARTBEAT": f"{HEARTBEAT:g}", "TALK": "1"}
-        self._process = network.hosts[0].start("sh", script, **settings, **environment)
-
-    @property
-    def text(self) -> str:
-        return self._file.read_text() if self._file.exists() else ""
-
-    def says(self, text: str) -> None:
-        wait_until(lambda: text in self.text or self._process.poll() is not None, f"the job says: {text}")
-        assert text in self.text, self.text
+        super().__init__(network.hosts[0].start("sh", script, **settings, **environment), output)
 
     def steps(self, label: str) -> int:
         """Returns how many steps a slot has done."""
         return self.text.count(f"[{label}] step")
-
-    def end(self) -> Ended:
-        ((code, _, _),) = finish([self._process])
-        return Ended(code, self.text, results_in(self.text))
 
 
 @pytest.fixture
@@ -82,7 +68,7 @@ def test_survivors_go_on_when_a_host_is_cut_off(fragile: Network, start: Callabl
     wait_until(lambda: job.steps("0") > before, "the survivors train")
     seconds = time.monotonic() - cut
     assert seconds < FAILSAFE, f"{seconds:.1f} s where {PROMISED:g} s are promised"
-    ended = job.end()
+    ended = job.ended()
     check_exact(ended, 3000, {0, 1})
     print(f"survivors trained {seconds:.2f} s after the cut, with a heartbeat of {HEARTBEAT:g} s")
 
@@ -101,11 +87,11 @@ def test_two_hosts_that_do_not_reach_each_other_cost_one_of_them(
         before = job.steps("0")
         wait_until(lambda: job.steps("0") > before, "the others train")
         print(f"the others trained {time.monotonic() - cut:.1f} s after the cut")
-        ended = job.end()
+        ended = job.ended()
         check_exact(ended, 2000, {0, 1})  # hosts are reached at the same time: hostb's is 2 or 3
         assert "[hostb:0] RESULT" in ended.text
 
 
 def test_encryption_between_the_hosts_of_an_elastic_job(network: Network, start: Callable[..., Job]) -> None:
     job = start(network, "-np", "3", "--encrypt", "-H", "hosta:1,hostb:2", samples=60)
-    check_exact(job.end(), 60, {0, 1, 2})
+    check_exact(job.ended(), 60, {0, 1, 2})

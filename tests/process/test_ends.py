@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import run_program
 
 # hvdrun ends the other ranks soon after the first failure; ranks that must report the failure ignore SIGTERM.
 HEAD = """
@@ -32,53 +31,11 @@ def run(tmp_path: Path) -> Run:
     def run(
         body: str, ranks: int = 2, exit_code: int = 0, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        script = tmp_path / "train.py"
-        script.write_text(HEAD + textwrap.dedent(body))
-        command = hvdrun(ranks, sys.executable, script, **environment)
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+        ended = run_program(tmp_path, HEAD + textwrap.dedent(body), ranks, **environment)
         assert ended.returncode == exit_code, ended
         return ended
 
     return run
-
-
-def test_an_exception_reaches_the_other_ranks(run: Run) -> None:
-    ended = run(
-        """
-        hvd.init()
-        outlive_the_first_failure()
-        hvd.barrier()
-        if hvd.rank() == 1:
-            raise ValueError("no such file")
-        try:
-            hvd.allreduce(1.0)
-        except hvd.HorovodInternalError as error:
-            print(f"rank 0 heard: {error}")
-        """,
-        exit_code=1,
-    )
-    assert "rank 0 heard:" in ended.stdout
-    assert "ValueError: no such file (at train.py:" in ended.stdout
-    assert "train.py:" in ended.stdout
-
-
-def test_a_killed_rank_is_named(run: Run) -> None:
-    ended = run(
-        """
-        hvd.init()
-        outlive_the_first_failure()
-        hvd.barrier()
-        if hvd.rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            hvd.allreduce(np.ones(10), name="loss")
-        except hvd.PeerLostError as error:
-            print(f"rank 0 heard: {error}")
-        """,
-        exit_code=128 + 9,
-    )
-    assert "rank 0 heard:" in ended.stdout
-    assert "rank 1" in ended.stdout
 
 
 def test_a_world_after_a_lost_one(run: Run) -> None:

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import PATIENCE, run_program
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -28,10 +28,7 @@ pids = hvd.allgather(np.array([os.getpid()]), name="pids")
 
 
 def run(tmp_path: Path, body: str, ranks: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    script = tmp_path / "train.py"
-    script.write_text(HEAD + textwrap.dedent(body))
-    command = hvdrun(ranks, sys.executable, script, **environment)
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    return run_program(tmp_path, HEAD + textwrap.dedent(body), ranks, **environment)
 
 
 def lines_with(ended: subprocess.CompletedProcess[str], *words: str) -> list[str]:
@@ -77,6 +74,7 @@ def test_a_stopped_rank_is_named_and_may_go_on(tmp_path: Path, victim: int) -> N
     )
     assert ended.returncode == 0, ended
     assert lines_with(ended, f"rank {victim} (pid ", "'loss'"), ended.stderr
+    assert victim == 0 or lines_with(ended, "rank 1 (pid ", "does not answer"), ended.stderr
 
 
 def test_a_rank_that_is_stopped_in_the_middle_of_an_operation_is_given_up(tmp_path: Path) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
-from process_world import PATIENCE, hvdrun
+from process_world import run_script
 
 STATIC = """
 import sirtaki.numpy as hvd
@@ -43,24 +42,16 @@ print("sum", hvd.allreduce(1.0, op=hvd.Sum))
 """
 
 
-def lines(script: str) -> list[str]:
-    """Returns the output lines of three ranks, sorted."""
-    command = hvdrun(3, sys.executable, "-c", script)
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return sorted(ended.stdout.splitlines())
-
-
-def test_sets_that_init_adds() -> None:
-    printed = lines(STATIC)
+def test_sets_that_init_adds(tmp_path: Path) -> None:
+    printed = sorted(run_script(tmp_path, STATIC).splitlines())
     assert [line for line in printed if "sum" in line] == ["[0] sum 1.0 1", "[1] sum 5.0 2", "[2] sum 5.0 2"]
     assert sum("other True" in line for line in printed) == 3
     assert sum("told True" in line for line in printed) == 3
     assert sum("again True" in line for line in printed) == 2
 
 
-def test_a_set_given_twice_leaves_the_rank_initialised() -> None:
-    printed = lines(TWICE)
+def test_a_set_given_twice_leaves_the_rank_initialised(tmp_path: Path) -> None:
+    printed = run_script(tmp_path, TWICE).splitlines()
     assert sum("has these ranks already" in line for line in printed) == 3
     assert sum("left [None, None, None]" in line for line in printed) == 3
     assert sum("sum 3.0" in line for line in printed) == 3

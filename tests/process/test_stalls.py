@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
-from process_world import PATIENCE, hvdrun
+from process_world import run_program
 
 HEAD = """
 import ctypes, os, signal, sys, threading, time
@@ -21,10 +20,8 @@ import sirtaki.numpy as hvd
 def run(
     tmp_path: Path, body: str, ranks: int = 2, before_init: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    script = tmp_path / "train.py"
-    script.write_text(HEAD + textwrap.dedent(before_init) + "hvd.init()\n" + textwrap.dedent(body))
-    command = hvdrun(ranks, sys.executable, script, SIRTAKI_STALL_REPORT="1", **environment)
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    source = HEAD + textwrap.dedent(before_init) + "hvd.init()\n" + textwrap.dedent(body)
+    return run_program(tmp_path, source, ranks, SIRTAKI_STALL_REPORT="1", **environment)
 
 
 def reports(ended: subprocess.CompletedProcess[str]) -> list[str]:
@@ -86,30 +83,6 @@ def test_ranks_that_wait_for_each_other_are_told_so(tmp_path: Path) -> None:
         "(ranks wait for each other)" in line and re.search(waits.format("(loss|accuracy)"), line)
         for line in heard
     )
-
-
-def test_a_stopped_rank_does_not_answer(tmp_path: Path) -> None:
-    ended = run(
-        tmp_path,
-        """
-        pids = hvd.allgather(np.array([os.getpid()]), name="pids")
-
-        def stop_for_a_while():
-            os.kill(int(pids[1]), signal.SIGSTOP)
-            time.sleep(3.5)
-            os.kill(int(pids[1]), signal.SIGCONT)
-
-        if hvd.rank() == 0:
-            stop_for_a_while_thread = threading.Thread(target=stop_for_a_while)
-            stop_for_a_while_thread.start()
-            time.sleep(0.3)
-        else:
-            time.sleep(0.5)
-        hvd.allreduce(1.0, name="loss")
-        """,
-    )
-    assert ended.returncode == 0, ended
-    assert any("rank 1 (pid " in line and "does not answer" in line for line in reports(ended)), ended.stderr
 
 
 def test_a_signal_that_the_program_uses_is_left_alone(tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import run_program
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -25,14 +23,9 @@ def average(name="loss", elements=3):
 """
 
 
-def run(
-    tmp_path: Path, body: str, ranks: int = 2, head: str = HEAD, **environment: str
-) -> tuple[int, list[str]]:
+def run(tmp_path: Path, body: str, ranks: int = 2, **environment: str) -> tuple[int, list[str]]:
     """Returns hvdrun's exit code, and the lines of its standard error."""
-    script = tmp_path / "train.py"
-    script.write_text(head + textwrap.dedent(body))
-    command = hvdrun(ranks, sys.executable, script, **environment)
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    ended = run_program(tmp_path, HEAD + textwrap.dedent(body), ranks, **environment)
     return ended.returncode, ended.stderr.splitlines()
 
 
@@ -203,7 +196,6 @@ def test_a_stopped_coordinator_is_named_while_the_others_go_on_submitting(tmp_pa
 
 def test_a_job_that_goes_well_says_nothing_about_itself(tmp_path: Path) -> None:
     """Every warning is an error; a call after shutdown() is distinguished from one before init()."""
-    script = tmp_path / "train.py"
     body = """
     hvd.shutdown()
     try:
@@ -211,9 +203,8 @@ def test_a_job_that_goes_well_says_nothing_about_itself(tmp_path: Path) -> None:
     except ValueError as error:
         assert "already shut down in this process: call hvd.init() again" in str(error)
     """
-    script.write_text(HEAD + textwrap.dedent(body))
-    command = hvdrun(2, sys.executable, "-W", "error", script, OMP_NUM_THREADS="1")
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    source, strict = HEAD + textwrap.dedent(body), ("-W", "error")
+    ended = run_program(tmp_path, source, options=strict, OMP_NUM_THREADS="1")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
+from collected_hosts import CollectedHosts, Start
 from handshakes import run_handshake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launching import FAILSAFE_SECONDS, deadline, wait_until
+from launching import deadline, wait_until
 
-from sirtaki.bindings.bootstrap.connection.address import split_address
 from sirtaki.bindings.bootstrap.connection.wire import pack_frame, receive_frame
 from sirtaki.bindings.bootstrap.job import CALLS, COLLECTOR_RANK, Identity, Job, LinkKind, Role
 from sirtaki.bindings.bootstrap.messages import (
@@ -45,22 +42,18 @@ from sirtaki.bindings.bootstrap.messages import (
     unpack_delivery,
     unpack_welcome,
 )
-from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
-from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
 TOKEN = b"a" * 16
 FIRST = pack_collector_join(JOB.size, TOKEN)  # a collector's first message
 LIMIT = 10_000_000
-_generations = itertools.count(100)
 
 
 class Collector:
     """A connection that is a collector for the server."""
 
-    def __init__(self, server: RendezvousServer) -> None:
-        address = split_address(server.address)
-        self.line = socket.create_connection(address, timeout=FAILSAFE_SECONDS)
+    def __init__(self, hosts: CollectedHosts) -> None:
+        self.line = hosts.visit()
         mine = Identity(COLLECTOR_RANK)
         run_handshake(self.line, JOB, mine, LinkKind.RENDEZVOUS, Role.CONNECTS, deadline())
 
@@ -93,50 +86,21 @@ def gather(number: int, payload: bytes) -> bytes:
 
 
 @pytest.fixture
-def events() -> list[RankEvent]:
-    return []
+def hosts(start: Start) -> CollectedHosts:
+    """Returns a server whose collectors are the tests'."""
+    return start(job=JOB, accepts_collectors=True)
 
 
 @pytest.fixture
-def server(events: list[RankEvent]) -> Iterator[RendezvousServer]:
-    with RendezvousServer(
-        "127.0.0.1:0", JOB, FAILSAFE_SECONDS, events.append, accepts_collectors=True
-    ) as started:
-        yield started
-
-
-@pytest.fixture
-def collect(server: RendezvousServer) -> Iterator[Callable[[], Collector]]:
+def collect(hosts: CollectedHosts) -> Iterator[Callable[[], Collector]]:
     with ExitStack() as opened:
 
         def connect() -> Collector:
-            collector = Collector(server)
+            collector = Collector(hosts)
             opened.callback(collector.line.close)
             return collector
 
         yield connect
-
-
-def works(server: RendezvousServer) -> bool:
-    """Returns whether the server still serves a whole job, in a generation of its own."""
-    generation = next(_generations)
-    clients = [
-        RendezvousClient.connect(server.address, JOB, Identity(rank, generation), FAILSAFE_SECONDS)
-        for rank in range(JOB.size)
-    ]
-    answers: dict[int, list[bytes]] = {}
-
-    def contribute(rank: int) -> None:
-        answers[rank] = clients[rank].all_gather(b"%d" % rank)
-
-    threads = [threading.Thread(target=contribute, args=(rank,)) for rank in range(JOB.size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(FAILSAFE_SECONDS)
-    for client in clients:
-        client.close()
-    return answers == {rank: [b"0", b"1", b"2"] for rank in range(JOB.size)}
 
 
 def test_an_answer_goes_once_to_each_host(collect: Callable[[], Collector]) -> None:
@@ -166,7 +130,7 @@ def test_a_failure_goes_once_to_each_host(collect: Callable[[], Collector]) -> N
 
 
 def test_a_rank_that_is_refused_is_closed_alone(
-    collect: Callable[[], Collector], server: RendezvousServer, events: list[RankEvent]
+    collect: Callable[[], Collector], hosts: CollectedHosts
 ) -> None:
     collector = collect().join()
     collector.arrive(0, 0)
@@ -178,10 +142,10 @@ def test_a_rank_that_is_refused_is_closed_alone(
     collector.arrive(2, 1)
     collector.arrive(3, 2)
     assert collector.next()[:17] == b"<" + struct.pack("!IIII", 3, 0, 2, 3)
-    assert [event for event in events if event.kind == "refused"] == [
+    assert [event for event in hosts.events if event.kind == "refused"] == [
         RankEvent("refused", 3, 1, refusal.decode())
     ]
-    assert works(server)
+    assert hosts.works()
 
 
 @pytest.mark.parametrize(
@@ -201,8 +165,7 @@ def test_a_rank_that_is_refused_is_closed_alone(
 )
 def test_a_collector_that_does_not_follow_the_protocol_is_refused(
     collect: Callable[[], Collector],
-    server: RendezvousServer,
-    events: list[RankEvent],
+    hosts: CollectedHosts,
     messages: list[bytes],
 ) -> None:
     collector = collect()
@@ -213,8 +176,8 @@ def test_a_collector_that_does_not_follow_the_protocol_is_refused(
             answers.append(collector.next())
     assert answers[-1] == b"Xthe rendezvous does not understand this message"
     assert [answer[:1] for answer in answers[:-1]] == [b"W"] * (len(messages) > 1)
-    assert [event.rank for event in events if event.kind == "refused"] == [-1]
-    assert works(server)
+    assert [event.rank for event in hosts.events if event.kind == "refused"] == [-1]
+    assert hosts.works()
 
 
 @pytest.mark.parametrize(
@@ -225,7 +188,7 @@ def test_a_collector_that_does_not_follow_the_protocol_is_refused(
     ],
 )
 def test_messages_behind_a_collector_are_limited_like_those_of_other_ranks(
-    collect: Callable[[], Collector], server: RendezvousServer, channel: int, size: int, text: str
+    collect: Callable[[], Collector], hosts: CollectedHosts, channel: int, size: int, text: str
 ) -> None:
     collector = collect().join()
     collector.send(
@@ -234,47 +197,47 @@ def test_messages_behind_a_collector_are_limited_like_those_of_other_ranks(
         passed(0, MESSAGE + bytes(size - 1)),
     )
     assert collector.next() == b"X" + text.encode()
-    assert works(server)
+    assert hosts.works()
 
 
 def test_the_connections_behind_a_collector_are_limited(
-    collect: Callable[[], Collector], server: RendezvousServer
+    collect: Callable[[], Collector], hosts: CollectedHosts
 ) -> None:
     collector = collect().join()
     collector.send(*(pack_arrival(number, Identity(0, number)) for number in range(4 * JOB.size + 1)))
     assert collector.next() == b"Xmore than 12 processes of a host have connected"
-    assert works(server)
+    assert hosts.works()
 
 
-def test_a_collector_is_refused_where_ranks_connect_directly() -> None:
-    with RendezvousServer("127.0.0.1:0", JOB, FAILSAFE_SECONDS) as server:
-        collector = Collector(server)
-        with collector.line:
-            collector.send(FIRST)
-            refusal = b"the agent of a host connected, but ranks connect to this rendezvous directly"
-            assert collector.next() == b"X" + refusal
-        assert works(server)
+def test_a_collector_is_refused_where_ranks_connect_directly(start: Start) -> None:
+    hosts = start(job=JOB)
+    collector = Collector(hosts)
+    with collector.line:
+        collector.send(FIRST)
+        refusal = b"the agent of a host connected, but ranks connect to this rendezvous directly"
+        assert collector.next() == b"X" + refusal
+    assert hosts.works()
 
 
 def test_a_message_that_is_too_long_is_not_read(
-    collect: Callable[[], Collector], server: RendezvousServer
+    collect: Callable[[], Collector], hosts: CollectedHosts
 ) -> None:
     collector = collect().join()
     with suppress(OSError):
         collector.line.sendall(NUMBER.pack(COLLECTED_LIMIT + 1))
         assert collector.line.recv(1) == b""
-    assert works(server)
+    assert hosts.works()
 
 
 @given(garbage=st.one_of(st.binary(min_size=1, max_size=300), st.binary(max_size=80).map(pack_frame)))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_from_a_collector_ends_only_its_ranks(
-    collect: Callable[[], Collector], server: RendezvousServer, garbage: bytes
+    collect: Callable[[], Collector], hosts: CollectedHosts, garbage: bytes
 ) -> None:
     collector = collect().join()
     with suppress(OSError):
         collector.line.sendall(garbage)
-    assert works(server)
+    assert hosts.works()
     collector.line.close()
 
 
@@ -292,7 +255,7 @@ def test_a_delivery_survives_the_wire(numbers: list[int], message: bytes) -> Non
 
 
 def test_a_collector_continues_on_another_connection(
-    collect: Callable[[], Collector], server: RendezvousServer, events: list[RankEvent]
+    collect: Callable[[], Collector], hosts: CollectedHosts
 ) -> None:
     """The server still takes the first connection as open. The answer on it has been lost."""
     first, other = collect().join(TOKEN), collect().join()
@@ -309,7 +272,7 @@ def test_a_collector_continues_on_another_connection(
     assert second.next() == answer
     with pytest.raises(EOFError):
         first.next()
-    wait_until(lambda: any(event.kind == "finished" for event in events), "the report has come")
+    wait_until(lambda: any(event.kind == "finished" for event in hosts.events), "the report has come")
     third = collect()
     third.send(pack_resumption(TOKEN, 1))
     assert third.next() == b"~" + COUNT.pack(7)
@@ -318,8 +281,8 @@ def test_a_collector_continues_on_another_connection(
     assert other.next() == b"<" + struct.pack("!II", 1, 0) + pack_failure(
         2, "rank 2 has gone (its process ended, or its init failed)"
     )
-    assert [event for event in events if event.kind != "arrived"] == [RankEvent("finished", 0, 1)]
-    assert works(server)
+    assert [event for event in hosts.events if event.kind != "arrived"] == [RankEvent("finished", 0, 1)]
+    assert hosts.works()
 
 
 def test_a_collector_that_says_goodbye_has_ended(collect: Callable[[], Collector]) -> None:
@@ -339,10 +302,10 @@ def test_a_collector_that_says_goodbye_has_ended(collect: Callable[[], Collector
 
 @pytest.mark.parametrize("received", [4, 2**64 - 1])
 def test_a_collector_cannot_have_received_more_than_was_sent(
-    collect: Callable[[], Collector], server: RendezvousServer, received: int
+    collect: Callable[[], Collector], hosts: CollectedHosts, received: int
 ) -> None:
     collect().join(TOKEN)
     second = collect()
     second.send(pack_resumption(TOKEN, received))
     assert second.next() == b"Xthe other side has confirmed messages that were not sent"
-    assert works(server)
+    assert hosts.works()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,26 @@ def nodes(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Path]:
     `srun_stand_in.py` describes the behaviour of the other nodes.
     """
     return stand_in_for_srun(tmp_path / "nodes", environment)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The host of rank 1 in a job of two ranks."""
+
+    options: tuple[str, ...]
+    on: str  # what a message says of it, as a part of a regular expression
+
+
+@pytest.fixture(params=["here", "ssh", "srun"])
+def place(request: pytest.FixtureRequest, hosts: Callable[..., Path], nodes: Callable[..., Path]) -> Place:
+    """Runs the test with rank 1 here, and on another host."""
+    if request.param == "here":
+        return Place(("-np", "2"), "")
+    if request.param == "ssh":
+        hosts(hostB={})
+        return Place(("-H", "localhost:1,hostB:1"), " on hostB")
+    nodes(node2={})
+    return Place(("--launcher", "srun", "-H", "localhost:1,node2:1"), " on node2")
 
 
 @pytest.fixture

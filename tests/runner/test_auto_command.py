@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launching import Run
 
 from sirtaki.runner.cli.auto_command import auto_command, hash_seed
 from sirtaki.runner.launch.errors import LaunchError
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize(

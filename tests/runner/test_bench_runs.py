@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import FAILSAFE_SECONDS, read_terminal
+from launching import FAILSAFE_SECONDS, Hosts, read_terminal
 from process_world import may_read_siblings
 from tiers import exhaustive_unless
 
@@ -206,7 +206,7 @@ def test_a_rank_that_dies_is_named(bench: Bench, tmp_path: Path) -> None:
     assert "signal 9" in last
 
 
-def test_hosts(hosts: Callable[..., Path], bench: Bench) -> None:
+def test_hosts(hosts: Hosts, bench: Bench) -> None:
     hosts(hostB={})
     done = bench("-H", "localhost:1,hostB:1", *TINY, "--json", "-")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,18 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS
+from launching import FAILSAFE_SECONDS, Run
 
 from sirtaki.runner.launch.capacity import RANKS_PER_CORE, Capacity, Memory, read_memory
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.supervise.signals import refuse_to_start_after_a_signal
 
 GIB = 1 << 30
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def plenty() -> Memory:

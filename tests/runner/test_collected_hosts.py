@@ -5,18 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS
+from launching import FAILSAFE_SECONDS, Hosts, Run, Script
 
 from sirtaki.bindings.bootstrap.connection.interfaces import local_addresses
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Script = Callable[[str], str]
-Hosts = Callable[..., Path]
-
 
 # hvdrun, whose rendezvous is slow: it looks at the report of a failure after all ranks have ended.
 SLOW = """

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboards import NO_JOB, SUMMING, Served, address_in, cookie_of, events_of, request, serve
-from launching import TRAINING, read_pids, script_writer
+from dashboards import KINDS, NO_JOB, Served, address_in, cookie_of, events_of, request, serve, start_summing
+from launching import TRAINING, Hosts, Start, read_pids, script_writer
 from timelines import check_trace
 
-Start = Callable[..., subprocess.Popen[bytes]]
 Command = Callable[..., subprocess.CompletedProcess[str]]
 HOST = socket.gethostname()
 NO_STATE = b"no rank has written its state: they have not called init() yet, or have ended\n"
@@ -105,16 +104,12 @@ def folder_of(found: dict[str, Any], count: int, what: str, place: Path) -> Path
 
 @pytest.mark.parametrize("kind", ["fixed", "elastic", "elsewhere"])
 def test_all_ranks_write_their_recorders(
-    start_hvdrun: Start, sirtaki: Command, hosts: Callable[..., Path], tmp_path: Path, kind: str
+    start_hvdrun: Start, sirtaki: Command, hosts: Hosts, tmp_path: Path, kind: str
 ) -> None:
     hosts(hostB={})
-    script, errors, place = tmp_path / "training.py", tmp_path / "errors", tmp_path / "place"
-    script.write_text(SUMMING)
-    place.mkdir()
-    with errors.open("wb") as file:
-        options = {"elastic": ("--min-np", "2"), "elsewhere": ("-H", "hostB:2")}.get(kind, ())
-        command = ("--dashboard", "python", str(script), str(tmp_path), kind)
-        job = start_hvdrun("-np", "2", *options, *command, stderr=file, cwd=place)
+    (place := tmp_path / "place").mkdir()
+    options = ("-np", "2", *KINDS[kind], "--dashboard")
+    job, errors = start_summing(start_hvdrun, tmp_path, *options, kind=kind, cwd=place)
     found = Page(errors).recording("recorder")
     assert found["problems"] == []
     folder = folder_of(found, 2, "the flight recorder", place)
@@ -165,12 +160,8 @@ def test_a_recorder_tells_for_whom_a_rank_waits_and_a_stopped_rank_is_named(
 def test_all_ranks_record_a_timeline_one_at_a_time(
     start_hvdrun: Start, sirtaki: Command, tmp_path: Path
 ) -> None:
-    script, errors, place = tmp_path / "training.py", tmp_path / "errors", tmp_path / "place"
-    script.write_text(SUMMING)
-    place.mkdir()
-    with errors.open("wb") as file:
-        command = ("--dashboard", "python", str(script), str(tmp_path))
-        job = start_hvdrun("-np", "2", *command, stderr=file, cwd=place)
+    (place := tmp_path / "place").mkdir()
+    job, errors = start_summing(start_hvdrun, tmp_path, "-np", "2", "--dashboard", cwd=place)
     page = Page(errors)
     page.look(lambda look: look["ranks_up"] == 2)
     assert page.post("timeline")[0] == 202
@@ -191,13 +182,10 @@ def test_all_ranks_record_a_timeline_one_at_a_time(
 
 
 def test_a_timeline_of_the_user_is_not_touched(start_hvdrun: Start, sirtaki: Command, tmp_path: Path) -> None:
-    script, errors, place = tmp_path / "training.py", tmp_path / "errors", tmp_path / "place"
-    script.write_text(SUMMING)
-    place.mkdir()
+    (place := tmp_path / "place").mkdir()
     timeline = tmp_path / "t.json"
-    with errors.open("wb") as file:
-        command = ("--dashboard", "--timeline-filename", str(timeline), "python", str(script), str(tmp_path))
-        job = start_hvdrun("-np", "2", *command, stderr=file, cwd=place)
+    options = ("-np", "2", "--dashboard", "--timeline-filename", str(timeline))
+    job, errors = start_summing(start_hvdrun, tmp_path, *options, cwd=place)
     page = Page(errors)
     found = page.recording("timeline")
     assert found["text"] == "no rank has written a timeline of 10 s"

@@ -7,20 +7,17 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from dashboards import SUMMING, address_in, cookie_of, events_of, request
-from launching import wait_until
+from dashboards import KINDS, address_in, cookie_of, events_of, request, start_summing
+from launching import Hosts, Run, Start, wait_until
 
 from sirtaki.runner.cli.options import parse
 from sirtaki.runner.launch.errors import LaunchError
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Start = Callable[..., subprocess.Popen[bytes]]
-Hosts = Callable[..., Path]
 SERVERS = [("--dashboard", "dashboard"), ("--metrics-port=0", "metrics")]
 
 
@@ -37,12 +34,7 @@ def test_a_page_shows_the_ranks_of_a_job_until_it_ends(
     start_hvdrun: Start, hosts: Hosts, tmp_path: Path, kind: str
 ) -> None:
     hosts(hostB={})
-    script, errors = tmp_path / "training.py", tmp_path / "errors"
-    script.write_text(SUMMING)
-    with errors.open("wb") as file:
-        command = ("--dashboard", "python", str(script), str(tmp_path), kind)
-        options = {"elastic": ("--min-np", "2"), "elsewhere": ("-H", "hostB:2")}.get(kind, ())
-        job = start_hvdrun("-np", "2", *options, *command, stderr=file)
+    job, errors = start_summing(start_hvdrun, tmp_path, "-np", "2", *KINDS[kind], "--dashboard", kind=kind)
     port, token = address_in(errors)
     assert not any(token in text for text in texts_of(psutil.Process(job.pid)))
     cookie = cookie_of(request(port, f"/?token={token}"))
@@ -62,12 +54,8 @@ def test_a_page_shows_the_ranks_of_a_job_until_it_ends(
 def test_the_end_of_a_server_is_told_while_the_job_goes_on(
     start_hvdrun: Start, tmp_path: Path, kind: str, option: str, module: str
 ) -> None:
-    script, errors = tmp_path / "training.py", tmp_path / "errors"
-    script.write_text(SUMMING)
     options = ("--min-np", "1") if kind == "elastic" else ()
-    with errors.open("wb") as file:
-        command = (option, "python", str(script), str(tmp_path), kind)
-        job = start_hvdrun("-np", "1", *options, *command, stderr=file)
+    job, errors = start_summing(start_hvdrun, tmp_path, "-np", "1", *options, option, kind=kind)
     (server,) = servers_of(job, f"sirtaki.runner.{module}.server")
     server.kill()
     notice = f"(pid {server.pid}) was killed by signal 9 (SIGKILL): the job goes on without it"

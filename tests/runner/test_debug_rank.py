@@ -7,13 +7,10 @@ import pty
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, HVDRUN
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from launching import FAILSAFE_SECONDS, HVDRUN, Hosts, Run
 
 # Rank 1 stops at a breakpoint, then for longer than the stall deadline; rank 0 waits for it, and then until
 # hvdrun has the terminal again.
@@ -116,9 +113,7 @@ def test_wrong_options(hvdrun: Run, options: tuple[str, ...], text: str) -> None
     assert text in result.stderr
 
 
-def test_a_rank_without_the_terminal(
-    tmp_path: Path, environment: dict[str, str], hosts: Callable[..., Path]
-) -> None:
+def test_a_rank_without_the_terminal(tmp_path: Path, environment: dict[str, str], hosts: Hosts) -> None:
     """Only ranks of this host can have it."""
     hosts(nodeA={})
     command = [*HVDRUN, "-H", "localhost:1,nodeA:1", "--debug-rank", "1", "python", "-c", ""]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import FAILSAFE_SECONDS
+from launching import FAILSAFE_SECONDS, Hosts
 
 from sirtaki.runner.doctor.answering import MARK
 
-Hosts = Callable[..., Path]
 OLD = json.dumps({"hello": "0.0.9"})
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from agent_conversation import values
+from launching import Run
 
 from sirtaki.runner.hosts.agent import AgentJob
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.rank_start import REPORTS
 from sirtaki.runner.launch.reaper import Reaper
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 RANK = """
 import os, signal, sys

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Hosts = Callable[..., Path]
+from launching import Hosts, Run
 
 SHOW = (
     "import importlib.metadata, importlib.util, os; "

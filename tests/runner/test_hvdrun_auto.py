@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from auto_jobs import SPLITTING_PART, lines_of, plain
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from launching import Run
 
 IDENTITY = """
 import multiprocessing, os, pickle, sys

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from auto_jobs import lines_of, plain
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from launching import Hosts, Run
 
 PREPARING = """
 import keras, os, subprocess
@@ -140,7 +137,7 @@ def test_folders_of_rank_0_are_no_obstacle(auto: Run, folder: Path) -> None:
 
 
 def test_ranks_of_several_hosts_agree(
-    hvdrun: Run, hosts: Callable[..., Path], folder: Path, environment: dict[str, str]
+    hvdrun: Run, hosts: Hosts, folder: Path, environment: dict[str, str]
 ) -> None:
     hosts(hostB={})
     path = os.pathsep.join(filter(None, (str(folder.parent / "parts"), environment.get("PYTHONPATH"))))

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Callable
+from typing import Any
 
 import pytest
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Script = Callable[[str], str]
+from launching import Run, Script
 
 
-def test_the_first_failure_ends_the_job(hvdrun: Run) -> None:
-    result = hvdrun(
-        "-np", "2", "sh", "-c", "[ $SIRTAKI_RANK = 1 ] && echo reason >&2 && exit 3; exec sleep 300"
-    )
+def test_the_first_failure_ends_the_job(hvdrun: Run, place: Any) -> None:
+    script = "[ $SIRTAKI_RANK = 1 ] && echo reason >&2 && exit 3; exec sleep 300"
+    result = hvdrun(*place.options, "sh", "-c", script)
     assert result.returncode == 3
     lines = result.stderr.splitlines()
-    assert re.fullmatch(r"hvdrun: rank 1 \(pid \d+\) failed with exit code 3", lines[-1])
+    assert re.fullmatch(rf"hvdrun: rank 1 \(pid \d+{place.on}\) failed with exit code 3", lines[-1])
     assert lines[-3:-1] == ["hvdrun: the last lines that rank 1 wrote to its standard error:", "[1] reason"]
 
 
@@ -36,10 +32,11 @@ def test_only_the_last_lines_are_shown_again(hvdrun: Run) -> None:
         ("TERM", 143, r"was killed by signal 15 \(SIGTERM\)"),
     ],
 )
-def test_a_rank_that_is_killed(hvdrun: Run, name: str, exit_code: int, text: str) -> None:
-    result = hvdrun("-np", "2", "sh", "-c", f"[ $SIRTAKI_RANK = 0 ] && kill -{name} $$; exec sleep 300")
+def test_a_rank_that_is_killed(hvdrun: Run, place: Any, name: str, exit_code: int, text: str) -> None:
+    script = f"[ $SIRTAKI_RANK = 1 ] && kill -{name} $$; exec sleep 300"
+    result = hvdrun(*place.options, "sh", "-c", script)
     assert result.returncode == exit_code
-    assert re.search(rf"hvdrun: rank 0 \(pid \d+\) {text}$", result.stderr.rstrip())
+    assert re.search(rf"hvdrun: rank 1 \(pid \d+{place.on}\) {text}$", result.stderr.rstrip())
 
 
 @pytest.mark.parametrize("options", [(), ("--min-np", "1", "--reset-limit", "1")], ids=["static", "elastic"])
@@ -91,14 +88,16 @@ def test_the_rank_at_fault_is_blamed_and_not_the_one_that_ends_first(
     assert re.search(rf"rank 1 \(pid \d+\) failed with exit code {exit_code}", result.stderr)
 
 
-def test_a_rank_that_never_calls_init_is_named(hvdrun: Run, rank_script: Script) -> None:
+def test_a_rank_that_never_calls_init_is_named(hvdrun: Run, rank_script: Script, place: Any) -> None:
     script = rank_script("if rank == 1: time.sleep(300)\ninit()")
-    result = hvdrun("-np", "2", "--start-timeout", "0.5", "python", script)
+    result = hvdrun("--start-timeout", "0.5", *place.options, "python", script)
     assert result.returncode == 1
     assert "[0] sirtaki.bindings.bootstrap.job.RendezvousTimeout: 1 of 2 ranks are here" in result.stderr
     last = result.stderr.splitlines()[-1]
     assert re.fullmatch(
-        r"hvdrun: rank 1 \(pid \d+\) has not called hvd.init\(\); another rank has waited for 0.5 s.*", last
+        rf"hvdrun: rank 1 \(pid \d+{place.on}\) has not called hvd.init\(\); "
+        r"another rank has waited for 0.5 s.*",
+        last,
     )
 
 

@@ -8,12 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from launching import FAILSAFE_SECONDS, HVDRUN, read_terminal
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from launching import FAILSAFE_SECONDS, HVDRUN, Run, Start, read_terminal
 
 
 def test_both_streams_go_where_they_belong(hvdrun: Run) -> None:
@@ -88,7 +85,7 @@ def test_a_reader_that_has_seen_enough(environment: dict[str, str]) -> None:
 
 
 def test_a_reader_that_leaves_after_the_ranks_have_ended(
-    start_hvdrun: Callable[..., subprocess.Popen[bytes]],
+    start_hvdrun: Start,
 ) -> None:
     process = start_hvdrun("-np", "1", "seq", "50000")
     assert process.stdout is not None

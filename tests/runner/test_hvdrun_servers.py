@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launching import Hosts, Run
 
 pytest.importorskip("torch")
 
@@ -16,9 +16,6 @@ from sirtaki.bindings.bootstrap.messages import NUMBER, RankEvent
 from sirtaki.runner.launch.hosts import Host, allocate, servers_of
 from sirtaki.runner.launch.servers import Servers
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Hosts = Callable[..., Path]
 
 TRAIN = """
 import os, signal, sys

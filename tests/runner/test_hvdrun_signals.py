@@ -13,66 +13,55 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, HVDRUN, is_running, read_pids, read_terminal, wait_until
+from launching import (
+    FAILSAFE_SECONDS,
+    HVDRUN,
+    Script,
+    Start,
+    is_running,
+    read_pids,
+    read_terminal,
+    wait_until,
+)
+from remote_processes import FAMILY, finish, state_of, wait_for_their_end
 
 from sirtaki.runner.launch.reaper import end_groups
 
-Start = Callable[..., subprocess.Popen[bytes]]
-Script = Callable[[str], str]
-
-# A rank that reports its pid, starts a grandchild in its group, and then works for a long time.
-FAMILY = """
-import subprocess
-import sys
-import textwrap
-folder = os.path.dirname(__file__)
-child = subprocess.Popen(["sleep", "300"])
-def note(name, pid):
-    with open(f"{folder}/{name}.pid", "w") as file: print(pid, file=file)
-note(f"rank{rank}", os.getpid())
-note(f"child{rank}", child.pid)
-"""
+Family = Callable[..., tuple[subprocess.Popen[bytes], list[int]]]
 
 
-def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """Returns hvdrun's exit code and its standard error."""
-    _, stderr = process.communicate(timeout=FAILSAFE_SECONDS)
-    return process.returncode, stderr.decode()
+@pytest.fixture
+def family(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> Family:
+    """Returns a function that starts ranks with a child each; it returns hvdrun and all their processes."""
+
+    def start(
+        *options: str, begin: str = "", end: str = "time.sleep(300)", ranks: int = 2
+    ) -> tuple[subprocess.Popen[bytes], list[int]]:
+        process = start_hvdrun("-np", str(ranks), *options, "python", rank_script(begin + FAMILY + end))
+        return process, read_pids(tmp_path, 2 * ranks)
+
+    return start
 
 
-def wait_for_their_end(pids: list[int]) -> None:
-    wait_until(lambda: not any(is_running(pid) for pid in pids), "all processes have ended")
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
-def test_kill_9_of_hvdrun_leaves_nothing(
-    start_hvdrun: Start, rank_script: Script, tmp_path: Path, environment: dict[str, str], stopped: bool
-) -> None:
+@pytest.fixture
+def temporary(tmp_path: Path, environment: dict[str, str]) -> Path:
+    """Returns the folder in which hvdrun makes its private folder."""
     (tmp_path / "temporary").mkdir()
     environment["TMPDIR"] = str(tmp_path / "temporary")
-    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
-    pids = read_pids(tmp_path, 4)
-    assert len(list((tmp_path / "temporary").glob("sirtaki-*/key"))) == 1
-    if stopped:
+    return tmp_path / "temporary"
+
+
+@pytest.mark.parametrize("kind", ["running", "stopped", "deaf to SIGTERM"])
+def test_kill_9_of_hvdrun_leaves_nothing(family: Family, temporary: Path, kind: str) -> None:
+    begin = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if kind.startswith("deaf") else ""
+    process, pids = family(begin=begin)
+    assert len(list(temporary.glob("sirtaki-*/key"))) == 1
+    if kind == "stopped":
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
     process.kill()
     wait_for_their_end(pids)
-    wait_until(lambda: not list((tmp_path / "temporary").iterdir()), "the key has been removed")
-
-
-def test_kill_9_of_hvdrun_ends_even_those_that_do_not_heed_sigterm(
-    start_hvdrun: Start, rank_script: Script, tmp_path: Path
-) -> None:
-    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    process = start_hvdrun("-np", "1", "python", rank_script(ignore + FAMILY + "time.sleep(300)"))
-    pids = read_pids(tmp_path, 2)
-    process.kill()
-    wait_for_their_end(pids)
+    wait_until(lambda: not list(temporary.iterdir()), "the key has been removed")
 
 
 def guards_of(process: subprocess.Popen[bytes]) -> list[int]:
@@ -114,15 +103,9 @@ def test_the_guard_that_replaces_a_killed_one_needs_no_orders(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("end", ["kill", "finish"])
-def test_a_killed_guard_is_replaced(
-    start_hvdrun: Start, rank_script: Script, tmp_path: Path, environment: dict[str, str], end: str
-) -> None:
+def test_a_killed_guard_is_replaced(family: Family, temporary: Path, tmp_path: Path, end: str) -> None:
     """The new reaper knows what to clean up, and hvdrun monitors it, too."""
-    (tmp_path / "temporary").mkdir()
-    environment["TMPDIR"] = str(tmp_path / "temporary")
-    wait = "while not os.path.exists(f'{folder}/end'): time.sleep(0.01)\n"
-    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + wait))
-    pids = read_pids(tmp_path, 4)
+    process, pids = family(end="while not os.path.exists(f'{folder}/end'): time.sleep(0.01)\n")
     [reaper] = guards_of(process)
     os.kill(reaper, signal.SIGKILL)
     wait_until(lambda: guards_of(process) not in ([reaper], []), "another reaper has been started")
@@ -134,7 +117,7 @@ def test_a_killed_guard_is_replaced(
         assert code == 0
         assert stderr.count("was killed; another one replaces it") == 1
     wait_for_their_end(pids)
-    wait_until(lambda: not list((tmp_path / "temporary").iterdir()), "the key has been removed")
+    wait_until(lambda: not list(temporary.iterdir()), "the key has been removed")
 
 
 # hvd.init() of an elastic job handles SIGTERM. Its notice must not end the rank: the pipe is broken then.
@@ -150,34 +133,24 @@ sys.stderr = open(os.devnull, "w")
     ("options", "begin"), [((), ""), (("--min-np", "1"), INIT)], ids=["static", "elastic"]
 )
 def test_ranks_end_although_both_hvdrun_and_its_guard_are_killed(
-    options: Sequence[str],
-    begin: str,
-    start_hvdrun: Start,
-    rank_script: Script,
-    tmp_path: Path,
-    environment: dict[str, str],
+    options: Sequence[str], begin: str, family: Family, temporary: Path, tmp_path: Path
 ) -> None:
-    environment["TMPDIR"] = str(tmp_path)
-    script = rank_script(begin + FAMILY + "time.sleep(300)")
-    process = start_hvdrun("-np", "2", *options, "python", script)
-    family = set(read_pids(tmp_path, 4))
+    process, pids = family(*options, begin=begin)
     children = {int(file.read_text()) for file in tmp_path.glob("child*.pid")}
     process.send_signal(signal.SIGSTOP)  # so that it cannot replace the reaper
     for reaper in guards_of(process):
         os.kill(reaper, signal.SIGKILL)
     process.kill()
-    wait_for_their_end(list(family - children))
+    wait_for_their_end(list(set(pids) - children))
     for child in children:
         os.kill(child, signal.SIGKILL)
 
 
 def test_whatever_lies_in_the_private_folder_goes_and_nothing_beyond(
-    start_hvdrun: Start, rank_script: Script, tmp_path: Path, environment: dict[str, str]
+    start_hvdrun: Start, rank_script: Script, tmp_path: Path, temporary: Path
 ) -> None:
-    (tmp_path / "temporary").mkdir()
     (tmp_path / "beyond").mkdir()
     (tmp_path / "beyond" / "data").write_text("precious")
-    environment["TMPDIR"] = str(tmp_path / "temporary")
     body = """
 private = os.path.dirname(os.environ["SIRTAKI_KEY_FILE"])
 os.makedirs(f"{private}/a/b")
@@ -187,34 +160,29 @@ os.symlink(os.path.dirname(__file__) + "/beyond", f"{private}/link")
 """
     code, stderr = finish(start_hvdrun("-np", "1", "python", rank_script(body)))
     assert code == 0, stderr
-    assert list((tmp_path / "temporary").iterdir()) == []
+    assert list(temporary.iterdir()) == []
     assert (tmp_path / "beyond" / "data").read_text() == "precious"
 
 
-def test_grandchildren_end_with_the_job(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
-    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY))
-    pids = read_pids(tmp_path, 4)
+def test_grandchildren_end_with_the_job(family: Family) -> None:
+    process, pids = family(end="")
     assert finish(process)[0] == 0
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_grandchildren_end_with_a_failure(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
+def test_grandchildren_end_with_a_failure(family: Family) -> None:
     fail = (
         "last = f'{folder}/child0.pid'\n"
         "while rank and not (os.path.exists(last) and os.path.getsize(last)): time.sleep(0.01)\n"
         "if rank: sys.exit(9)\n"
     )
-    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + fail + "time.sleep(300)"))
-    pids = read_pids(tmp_path, 4)
+    process, pids = family(end=fail + "time.sleep(300)")
     assert finish(process)[0] == 9
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_ctrl_c_ends_all_with_one_line_and_one_traceback(
-    start_hvdrun: Start, rank_script: Script, tmp_path: Path
-) -> None:
-    process = start_hvdrun("-np", "3", "python", rank_script(FAMILY + "time.sleep(300)"))
-    pids = read_pids(tmp_path, 6)
+def test_ctrl_c_ends_all_with_one_line_and_one_traceback(family: Family) -> None:
+    process, pids = family(ranks=3)
     process.send_signal(signal.SIGINT)
     exit_code, stderr = finish(process)
     assert exit_code == 130
@@ -225,15 +193,9 @@ def test_ctrl_c_ends_all_with_one_line_and_one_traceback(
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_a_second_ctrl_c_kills_at_once(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_kills_at_once(family: Family, tmp_path: Path) -> None:
     stubborn = "signal.signal(signal.SIGINT, lambda *_: note(f'asked{rank}', 1))\n"
-    process = start_hvdrun(
-        "-np",
-        "2",
-        "python",
-        rank_script(FAMILY.replace('note(f"rank', stubborn + 'note(f"rank') + "while True: time.sleep(1)"),
-    )
-    pids = read_pids(tmp_path, 4)
+    process, pids = family(begin=stubborn, end="while True: time.sleep(1)")
     process.send_signal(signal.SIGINT)
     read_pids(tmp_path, 6)
     process.send_signal(signal.SIGINT)
@@ -241,9 +203,8 @@ def test_a_second_ctrl_c_kills_at_once(start_hvdrun: Start, rank_script: Script,
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_sigterm_ends_all(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
-    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
-    pids = read_pids(tmp_path, 4)
+def test_sigterm_ends_all(family: Family) -> None:
+    process, pids = family()
     process.terminate()
     exit_code, stderr = finish(process)
     assert exit_code == 143
@@ -251,9 +212,8 @@ def test_sigterm_ends_all(start_hvdrun: Start, rank_script: Script, tmp_path: Pa
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_ranks_that_are_stopped_end_too(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
-    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
-    pids = read_pids(tmp_path, 4)
+def test_ranks_that_are_stopped_end_too(family: Family) -> None:
+    process, pids = family()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
@@ -261,22 +221,17 @@ def test_ranks_that_are_stopped_end_too(start_hvdrun: Start, rank_script: Script
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_a_rank_that_is_stopped_ends_by_its_own_handler(
-    start_hvdrun: Start, rank_script: Script, tmp_path: Path
-) -> None:
+def test_a_rank_that_is_stopped_ends_by_its_own_handler(family: Family, tmp_path: Path) -> None:
     """A stopped process handles no signal but SIGKILL until it is continued: it would write no checkpoint."""
     handler = """
 def leave(*_):
     open(f"{folder}/left{rank}", "w").close()
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
-note(f"ready{rank}", os.getpid())
-time.sleep(300)
 """
-    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + handler))
-    read_pids(tmp_path, 6)
+    process, _ = family(begin=handler)
     for rank in range(2):
-        os.kill(int((tmp_path / f"ready{rank}.pid").read_text()), signal.SIGSTOP)
+        os.kill(int((tmp_path / f"rank{rank}.pid").read_text()), signal.SIGSTOP)
     process.terminate()
     assert finish(process)[0] == 143
     assert sorted(file.name for file in tmp_path.glob("left*")) == ["left0", "left1"]
@@ -295,22 +250,8 @@ def test_the_guard_continues_what_is_stopped() -> None:
         assert process.wait(FAILSAFE_SECONDS) == 7
 
 
-def test_ctrl_z_stops_all_and_fg_continues_all(
-    start_hvdrun: Start, rank_script: Script, tmp_path: Path
-) -> None:
-    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
-    pids = [*read_pids(tmp_path, 4), process.pid]
-    process.send_signal(signal.SIGTSTP)
-    wait_until(lambda: {state_of(pid) for pid in pids} == {"T"}, "all processes have stopped")
-    process.send_signal(signal.SIGCONT)
-    wait_until(lambda: "T" not in {state_of(pid) for pid in pids}, "all processes go on")
-    process.terminate()
-    assert finish(process)[0] == 143
-
-
-def test_a_hang_up_is_passed_on(start_hvdrun: Start, rank_script: Script, tmp_path: Path) -> None:
-    process = start_hvdrun("-np", "2", "python", rank_script(FAMILY + "time.sleep(300)"))
-    pids = read_pids(tmp_path, 4)
+def test_a_hang_up_is_passed_on(family: Family) -> None:
+    process, pids = family()
     process.send_signal(signal.SIGHUP)
     exit_code, stderr = finish(process)
     assert exit_code == 129
@@ -318,25 +259,13 @@ def test_a_hang_up_is_passed_on(start_hvdrun: Start, rank_script: Script, tmp_pa
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_a_hang_up_that_the_ranks_handle_ends_nothing(
-    start_hvdrun: Start, rank_script: Script, tmp_path: Path
-) -> None:
-    handle = "signal.signal(signal.SIGHUP, lambda *_: sys.exit(0))\n"
-    process = start_hvdrun("-np", "2", "python", rank_script(handle + FAMILY + "time.sleep(300)"))
-    read_pids(tmp_path, 4)
-    process.send_signal(signal.SIGHUP)
-    assert finish(process)[0] == 0
-
-
 @pytest.mark.parametrize("options", [(), ("--min-np", "1")], ids=["static", "elastic"])
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_the_signals_of_users_are_passed_on(
-    start_hvdrun: Start, rank_script: Script, tmp_path: Path, options: tuple[str, ...], number: signal.Signals
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_the_ranks_handle_ends_nothing(
+    family: Family, options: tuple[str, ...], number: signal.Signals
 ) -> None:
     """Job schedulers send one before the time is up, so that programs can write a checkpoint."""
-    handle = f"signal.signal({int(number)}, lambda *_: sys.exit(0))\n"
-    process = start_hvdrun("-np", "2", *options, "python", rank_script(handle + FAMILY + "time.sleep(300)"))
-    read_pids(tmp_path, 4)
+    process, _ = family(*options, begin=f"signal.signal({int(number)}, lambda *_: sys.exit(0))\n")
     process.send_signal(number)
     assert finish(process)[0] == 0
 

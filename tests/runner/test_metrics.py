@@ -15,14 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import script_writer, wait_until
+from launching import Hosts, Run, Script, Start, script_writer, wait_until
 from scraping import Samples, ports_in, scrape
 
 from sirtaki.runner.observe.listening import parse_address
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Start = Callable[..., subprocess.Popen[bytes]]
-Hosts = Callable[..., Path]
 Observed = Callable[..., tuple[subprocess.Popen[bytes], int]]
 
 # A rank that counts operations, writes what hvd.stats() returns, and goes on when the file "end" exists.
@@ -150,7 +147,7 @@ def scraped_once(port: int, expected: Samples) -> Samples:
 
 
 @pytest.fixture
-def observed(start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path) -> Observed:
+def observed(start_hvdrun: Start, training: Script, tmp_path: Path) -> Observed:
     """Returns a function that starts a training with metrics; it returns the job and the port."""
 
     def start(ranks: int, body: str = "") -> tuple[subprocess.Popen[bytes], int]:
@@ -342,7 +339,7 @@ def test_no_state_is_written_without_the_option(hvdrun: Run) -> None:
 
 
 def test_each_host_serves_its_own_ranks(
-    start_hvdrun: Start, training: Callable[[str], str], hosts: Hosts, tmp_path: Path
+    start_hvdrun: Start, training: Script, hosts: Hosts, tmp_path: Path
 ) -> None:
     hosts(hostB={})
     arguments = ("-H", "localhost:1,hostB:1", "--metrics-port", "0", "python", training(""), str(tmp_path))
@@ -362,7 +359,7 @@ def test_each_host_serves_its_own_ranks(
 
 
 def test_the_end_of_the_server_of_another_host_is_told(
-    start_hvdrun: Start, training: Callable[[str], str], hosts: Hosts, tmp_path: Path
+    start_hvdrun: Start, training: Script, hosts: Hosts, tmp_path: Path
 ) -> None:
     hosts(hostB={})
     arguments = ("-H", "hostB:1", "--metrics-port", "0", "python", training(""), str(tmp_path))

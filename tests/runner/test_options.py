@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_gpu import FOLDER, needs_fake
+from launching import Run
 
 from sirtaki.runner.cli.horovod_flags import REFUSED
 from sirtaki.runner.cli.options import config_arguments, parse
 from sirtaki.runner.launch.errors import LaunchError
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 CONFIG = """\
 num_proc: 3

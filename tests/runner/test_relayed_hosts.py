@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, read_pids
+from launching import FAILSAFE_SECONDS, Hosts, Script, Start, read_pids
 from remote_processes import LONG, agents_of, all_processes, finish, wait_until_nothing_is_left
 
-Script = Callable[[str], str]
-Hosts = Callable[..., Path]
-Start = Callable[..., subprocess.Popen[bytes]]
 Cluster = Callable[..., Path]
 
 # hvdrun that holds so many hosts itself.
@@ -99,14 +96,17 @@ def test_ranks_behind_other_hosts_meet_those_of_all_hosts(
     wait_until_nothing_is_left([], homes)
 
 
-def test_a_lot_of_output_comes_over_whole(environment: dict[str, str], cluster: Cluster) -> None:
+def test_a_lot_of_output_comes_over_whole(
+    environment: dict[str, str], cluster: Cluster, tmp_path: Path
+) -> None:
     cluster(3)
-    count = 100_000
-    result = run(1, environment, "-H", list_of(3), "seq", str(count))
+    count, kept = 100_000, tmp_path / "out"
+    result = run(1, environment, "-H", list_of(3), "--output-filename", str(kept), "seq", str(count))
     assert result.returncode == 0, result.stderr
     for rank in range(3):
         lines = [line[4:] for line in result.stdout.splitlines() if line.startswith(f"[{rank}] ")]
         assert lines == [str(number) for number in range(1, count + 1)]
+        assert (kept / f"rank.{rank}" / "stdout").read_text().splitlines() == lines
 
 
 def test_hosts_that_others_do_not_reach_are_reached_from_here(
@@ -173,6 +173,7 @@ def test_signals_reach_the_hosts_behind_others_and_the_key_is_no_argument(
     code, stderr = finish(process)
     assert code == exit_code
     assert "ending 3 ranks" in stderr
+    assert stderr.count("Traceback") == (1 if number == signal.SIGINT else 0)
     wait_until_nothing_is_left(pids, homes)
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launching import Hosts
 
 import sirtaki
 
 pytestmark = pytest.mark.usefixtures("functions_by_value")
-
-Hosts = Callable[..., Path]
 
 
 @pytest.fixture

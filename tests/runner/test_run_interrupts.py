@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, is_running, read_pids, read_terminal, wait_until
+from launching import FAILSAFE_SECONDS, read_pids, read_terminal, wait_until
+from remote_processes import wait_for_their_end
 
 SCRIPT = """
 import os
@@ -59,10 +60,6 @@ def start(script: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
-
-
-def wait_for_their_end(pids: list[int]) -> None:
-    wait_until(lambda: not any(is_running(pid) for pid in pids), "all ranks have ended")
 
 
 def test_an_interrupt_ends_the_ranks(script: Write, tmp_path: Path, environment: dict[str, str]) -> None:

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, read_pids, script_writer, wait_until
-
-Start = Callable[..., subprocess.Popen[bytes]]
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from launching import Hosts, Run, Script, Start, read_pids, script_writer, wait_until
+from remote_processes import finish
 
 # Each rank takes steps until all stop, does what the test wants done then, writes its step, and ends.
 TRAINING = """
@@ -61,12 +59,6 @@ def pids_of_ranks(folder: Path, size: int) -> list[int]:
     return [int((folder / f"{rank}.pid").read_text()) for rank in range(size)]
 
 
-def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """Returns hvdrun's exit code and its standard error."""
-    _, stderr = process.communicate(timeout=FAILSAFE_SECONDS)
-    return process.returncode, stderr.decode()
-
-
 def steps(folder: Path) -> list[int]:
     """Returns the last steps of the ranks that have stopped."""
     return [int(file.read_text()) for file in folder.glob("step*")]
@@ -76,7 +68,7 @@ def steps(folder: Path) -> list[int]:
 @pytest.mark.parametrize(("size", "asked"), [(2, 0), (3, 1)])
 def test_one_rank_is_asked(
     start_hvdrun: Start,
-    training: Callable[[str], str],
+    training: Script,
     tmp_path: Path,
     number: signal.Signals,
     size: int,
@@ -94,7 +86,7 @@ def test_one_rank_is_asked(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("size", [2, 3])
 def test_hvdrun_is_asked(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path, number: signal.Signals, size: int
+    start_hvdrun: Start, training: Script, tmp_path: Path, number: signal.Signals, size: int
 ) -> None:
     process = begin(start_hvdrun, training(""), size)
     pids_of_ranks(tmp_path, size)
@@ -106,9 +98,7 @@ def test_hvdrun_is_asked(
     assert len(set(steps(tmp_path))) == 1
 
 
-def test_other_hosts_are_asked(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path, hosts: Callable[..., Path]
-) -> None:
+def test_other_hosts_are_asked(start_hvdrun: Start, training: Script, tmp_path: Path, hosts: Hosts) -> None:
     hosts(nodeA={})
     process = begin(start_hvdrun, training(""), 2, "-H", "localhost:1,nodeA:1")
     pids_of_ranks(tmp_path, 2)
@@ -118,9 +108,7 @@ def test_other_hosts_are_asked(
     assert len(set(steps(tmp_path))) == 1
 
 
-def test_a_rank_that_still_saves_is_not_ended(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_rank_that_still_saves_is_not_ended(start_hvdrun: Start, training: Script, tmp_path: Path) -> None:
     """Rank 0 saves for longer than hvdrun takes to end a job in which a rank has failed."""
     process = begin(start_hvdrun, training("time.sleep(7.0 * (rank == 0))"), 2)
     os.kill(pids_of_ranks(tmp_path, 2)[1], signal.SIGTERM)
@@ -128,9 +116,7 @@ def test_a_rank_that_still_saves_is_not_ended(
     assert len(steps(tmp_path)) == 2
 
 
-def test_a_failure_while_saving_is_a_failure(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_failure_while_saving_is_a_failure(start_hvdrun: Start, training: Script, tmp_path: Path) -> None:
     process = begin(start_hvdrun, training("if rank == 0: raise OSError('disk full')"), 2)
     os.kill(pids_of_ranks(tmp_path, 2)[1], signal.SIGTERM)
     exit_code, stderr = finish(process)
@@ -172,7 +158,7 @@ while True:
 
 
 def test_a_second_signal_to_a_rank_ends_it_at_once(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
+    start_hvdrun: Start, training: Script, tmp_path: Path
 ) -> None:
     process = begin(start_hvdrun, training(SAVE_FOR_EVER), 2)
     pids = pids_of_ranks(tmp_path, 2)
@@ -187,9 +173,7 @@ def test_a_second_signal_to_a_rank_ends_it_at_once(
     assert steps(tmp_path) == []
 
 
-def test_a_second_signal_to_hvdrun_kills(
-    start_hvdrun: Start, training: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_second_signal_to_hvdrun_kills(start_hvdrun: Start, training: Script, tmp_path: Path) -> None:
     process = begin(start_hvdrun, training(SAVE_FOR_EVER), 2)
     pids_of_ranks(tmp_path, 2)
     process.terminate()

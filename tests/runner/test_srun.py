@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,15 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, is_running, read_pids, wait_until
+from launching import FAILSAFE_SECONDS, Run, Script, Start, is_running, read_pids, wait_until
 
 from sirtaki.runner.cli.srun import SrunOptions
 from sirtaki.runner.hosts.coding import LineDecoder, encode_lines
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Start = Callable[..., subprocess.Popen[bytes]]
 Nodes = Callable[..., Path]
-Script = Callable[[str], str]
 
 LONG = """
 import pathlib
@@ -134,14 +130,6 @@ def test_a_lost_agent_names_the_node_and_its_ranks(hvdrun: Run, nodes: Nodes) ->
     assert result.returncode == 1
     why = "its step of the Slurm job ended (srun ended with exit code 137)"
     assert result.stderr.splitlines()[-1] == f"hvdrun: the host node2 was lost, and rank 1 with it: {why}"
-
-
-def test_a_rank_that_fails_on_another_node_is_named(hvdrun: Run, nodes: Nodes) -> None:
-    nodes(node2={})
-    script = "[ $SIRTAKI_RANK = 1 ] && exit 3; exec sleep 300"
-    result = hvdrun("--launcher", "srun", "-H", "localhost:1,node2:1", "sh", "-c", script)
-    assert result.returncode == 3
-    assert re.search(r"hvdrun: rank 1 \(pid \d+ on node2\) failed with exit code 3", result.stderr)
 
 
 @pytest.mark.parametrize(

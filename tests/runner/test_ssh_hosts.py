@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import FAILSAFE_SECONDS, HVDRUN, read_terminal
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Script = Callable[[str], str]
-Hosts = Callable[..., Path]
+from launching import FAILSAFE_SECONDS, HVDRUN, Hosts, Run, Script, Start, read_terminal
 
 SHOW_PLACE = """
 names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
@@ -39,12 +33,6 @@ def test_ranks_of_all_hosts_meet_at_the_rendezvous(hvdrun: Run, rank_script: Scr
     result = hvdrun("-np", "4", "-H", "hostB:2,localhost:1,hostC:8", "python", script)
     assert sorted(result.stdout.splitlines()) == [f"[{rank}] 0123" for rank in range(4)], result.stderr
     assert result.returncode == 0
-
-
-def test_a_job_may_run_on_other_hosts_alone(hvdrun: Run, hosts: Hosts) -> None:
-    hosts(hostB={})
-    result = hvdrun("-H", "hostB:2", "echo", "hello")
-    assert sorted(result.stdout.splitlines()) == ["[0] hello", "[1] hello"], result.stderr
 
 
 def test_a_host_without_slots_has_one_rank(hvdrun: Run, hosts: Hosts, tmp_path: Path) -> None:
@@ -81,17 +69,6 @@ def test_cores_are_shared_by_the_ranks_of_each_host(hvdrun: Run, hosts: Hosts) -
     result = hvdrun("-H", f"localhost:1,hostB:{2 * cores}", "sh", "-c", "echo $OMP_NUM_THREADS")
     assert "[1] 1" in result.stdout.splitlines()
     assert "hvdrun: 1 rank on " in result.stderr
-
-
-def test_a_lot_of_output_comes_over_whole(hvdrun: Run, hosts: Hosts, tmp_path: Path) -> None:
-    hosts(hostB={})
-    count = 200_000
-    result = hvdrun("-H", "hostB:2", "--output-filename", str(tmp_path / "out"), "seq", str(count))
-    for rank in range(2):
-        lines = [line[4:] for line in result.stdout.splitlines() if line.startswith(f"[{rank}] ")]
-        assert lines == [str(number) for number in range(1, count + 1)]
-        kept = (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text()
-        assert kept.splitlines() == lines
 
 
 def test_what_a_login_prints_does_no_harm(hvdrun: Run, hosts: Hosts) -> None:
@@ -205,7 +182,7 @@ def test_without_ssh(hvdrun: Run, environment: dict[str, str], tmp_path: Path) -
 
 
 def test_who_is_awaited_is_told(
-    start_hvdrun: Callable[..., subprocess.Popen[bytes]], rank_script: Script, hosts: Hosts, tmp_path: Path
+    start_hvdrun: Start, rank_script: Script, hosts: Hosts, tmp_path: Path
 ) -> None:
     hosts(hostB={})
     go = tmp_path / "go"

@@ -6,9 +6,8 @@ import os
 import pty
 import signal
 import threading
-from collections.abc import Callable
 
-from launching import FAILSAFE_SECONDS, HVDRUN, read_terminal
+from launching import FAILSAFE_SECONDS, HVDRUN, Script, read_terminal
 
 ASK = """
 import getpass
@@ -26,7 +25,7 @@ except OSError:
 
 
 def test_a_rank_that_asks_for_a_password_is_told_that_it_cannot(
-    rank_script: Callable[[str], str], environment: dict[str, str]
+    rank_script: Script, environment: dict[str, str]
 ) -> None:
     script = rank_script(ASK)
     pid, terminal = pty.fork()

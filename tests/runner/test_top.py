@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import TRAINING, is_running, read_pids, read_terminal, script_writer, wait_until
+from launching import TRAINING, Start, is_running, read_pids, read_terminal, script_writer, wait_until
 
 from sirtaki.bindings.observing import watch_marks
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.top import jobs
 
-Start = Callable[..., subprocess.Popen[bytes]]
 Top = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import TRAINING, read_pids, script_writer, wait_until
+from launching import TRAINING, Hosts, Start, read_pids, script_writer, wait_until
 from rank_samples import state_values
 
 from sirtaki.bindings.observing.watch_marks import FOLDER, FOR_NOW, watch_for_now
@@ -20,13 +20,12 @@ from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
 from sirtaki.runner.observe.remote_states import RemoteStates, answers
 from sirtaki.runner.observe.states import ProcessState, read_job, read_states
 
-Start = Callable[..., subprocess.Popen[bytes]]
 Top = Callable[..., subprocess.CompletedProcess[str]]
 HOUR = 3600.0
 
 
 def test_a_rank_on_another_host_is_named_and_shown(
-    start_hvdrun: Start, sirtaki: Top, hosts: Callable[..., Path], tmp_path: Path
+    start_hvdrun: Start, sirtaki: Top, hosts: Hosts, tmp_path: Path
 ) -> None:
     hosts(hostB={})
     top = functools.partial(sirtaki, "top")

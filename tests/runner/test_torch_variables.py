@@ -5,19 +5,15 @@ from __future__ import annotations
 import errno
 import socket
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from launching import Hosts, Run
 
 from sirtaki.bindings.bootstrap.connection import interfaces
 from sirtaki.runner.cli.options import parse
 from sirtaki.runner.launch import torch_variables
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.torch_variables import MasterOffer, ReservedPort, offer_of_agent, offer_of_own_host
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Hosts = Callable[..., Path]
 
 NAMES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"]
 SHOW = f"import os; print(*[os.environ.get(name, '-') for name in {[*NAMES, 'MASTER_ADDR', 'MASTER_PORT']}])"

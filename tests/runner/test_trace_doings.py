@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_timelines import Call, Clock, Did, add_program, write_job
+from synthetic_timelines import Call, Clock, Did, add_program, report, write_job
 
 from sirtaki.runner.cli import commands
 
@@ -28,10 +28,9 @@ def write_late_job(folder: Path, clock: Clock) -> Path:
     return write_job(folder, ranks, (Clock("hosta"), clock))
 
 
-def report(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[Any], str, str]:
+def late_rank(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[Any], str, str]:
     """Returns what rank 1 did meanwhile, the evidence against it and its remedy."""
-    assert commands.main(["trace", "report", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = report(capsys, path)
     (warning,) = (one for one in found["findings"] if one["rule"] == "pausing-rank")
     meanwhile = [(one["what"], round(one["share"], 6)) for one in found["ranks"][1]["meanwhile"]]
     assert found["ranks"][0]["meanwhile"] == []
@@ -59,7 +58,7 @@ def test_a_pause_and_the_line_around_it_are_named(
         assert commands.main(["trace", "merge", str(path), "-o", str(merged)]) == 0
         capsys.readouterr()
         path = merged
-    meanwhile, evidence, remedy = report(path, capsys)
+    meanwhile, evidence, remedy = late_rank(path, capsys)
     assert meanwhile == [(COLLECTION, 0.75), ("at train.py:9", 0.45)]
     assert evidence.endswith(
         "; mostly in 2 of 8 steps: 2, 6; meanwhile: garbage collection 75 %, at train.py:9 45 %"
@@ -71,7 +70,7 @@ def test_a_line_alone_is_named_in_the_remedy(tmp_path: Path, capsys: pytest.Capt
     path = write_late_job(tmp_path, Clock("hosta"))
     done = [Did(LINES, "in save() at train.py:12", n * 1000, n * 1000 + 480) for n in LATE]
     add_program(path.with_name("t.json.rank1"), 1, done)
-    meanwhile, _, remedy = report(path, capsys)
+    meanwhile, _, remedy = late_rank(path, capsys)
     assert meanwhile == [("in save() at train.py:12", 0.96)]
     assert remedy.endswith("see what the line in save() at train.py:12 waits for or computes")
 
@@ -79,7 +78,7 @@ def test_a_line_alone_is_named_in_the_remedy(tmp_path: Path, capsys: pytest.Capt
 def test_without_any_reason_the_usual_ones_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    meanwhile, evidence, remedy = report(write_late_job(tmp_path, Clock("hosta")), capsys)
+    meanwhile, evidence, remedy = late_rank(write_late_job(tmp_path, Clock("hosta")), capsys)
     assert meanwhile == []
     assert evidence.endswith("; mostly in 2 of 8 steps: 2, 6")
     assert "garbage collection, loading of data" in remedy
@@ -89,7 +88,6 @@ def test_a_damaged_slice_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixtu
     path = write_late_job(tmp_path, Clock("hosta"))
     done = [Did(COLLECTION, COLLECTION, 2000, 2500), Did(COLLECTION, COLLECTION, 2400, 2600)]  # overlap
     add_program(path.with_name("t.json.rank1"), 1, done)
-    assert commands.main(["trace", "report", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = report(capsys, path)
     assert "1 line is damaged in t.json.rank1" in json.dumps(found["findings"])
     assert [one["share"] for one in found["ranks"][1]["meanwhile"]] == [0.5]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from synthetic_timelines import (
@@ -13,6 +11,10 @@ from synthetic_timelines import (
     TWO_HOSTS,
     Call,
     failure_report,
+    merged,
+    opened,
+    report,
+    rules,
     three_ranks,
     timeline,
     write_job,
@@ -20,7 +22,6 @@ from synthetic_timelines import (
 )
 from timelines import check_trace
 
-from sirtaki.runner.cli import commands
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.observe.timeline import merge_timelines
 from sirtaki.runner.observe.timeline_events import EventFile
@@ -28,32 +29,11 @@ from sirtaki.runner.trace.clocks import align_clocks
 from sirtaki.runner.trace.meter import Meter
 from sirtaki.runner.trace.reading import read_trace
 from sirtaki.runner.trace.sources import find_sources
-from sirtaki.runner.trace.trace import Trace
 
 LOST = Call("c", 0, 9_100, 99_000, 99_000)  # still in flight when the job fails
 FAILED_AT = 10_000
 WITH_LOST = [[*calls, LOST] for calls in three_ranks()]
 ERROR = "ranks disagree about 'loss': rank 0 has float32 of shape [3], rank 1 has float32 of shape [4]; hint"
-
-
-def opened(*paths: Path) -> Trace:
-    return read_trace(find_sources(paths))
-
-
-def report(capsys: pytest.CaptureFixture[str], *paths: Path) -> dict[str, Any]:
-    capsys.readouterr()
-    assert commands.main(["trace", "report", *map(str, paths), "--json"]) == 1
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def merged(*paths: Path, into: Path) -> list[dict[str, Any]]:
-    assert commands.main(["trace", "merge", *map(str, paths), "-o", str(into)]) == 0
-    return check_trace(into.read_text())
-
-
-def rules(found: dict[str, Any]) -> dict[str, str]:
-    return {one["rule"]: one["evidence"] for one in found["findings"]}
 
 
 def refused(*paths: Path) -> str:
@@ -64,7 +44,8 @@ def refused(*paths: Path) -> str:
 
 def test_failure_reports_alone_are_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_reports(tmp_path / "dump", WITH_LOST, FAILED_AT, TWO_HOSTS)
-    found, of_timelines = report(capsys, folder), opened(write_job(tmp_path, three_ranks(), TWO_HOSTS))
+    found = report(capsys, folder, code=1)
+    of_timelines = opened(write_job(tmp_path, three_ranks(), TWO_HOSTS))
     for row, expected in zip(opened(folder).rows, of_timelines.rows, strict=True):
         without_texts = [one._replace(name=0, kind=0) for one in row.operations.in_order()]
         assert without_texts == [one._replace(name=0, kind=0) for one in expected.operations.in_order()]
@@ -76,7 +57,7 @@ def test_failure_reports_alone_are_a_trace(tmp_path: Path, capsys: pytest.Captur
     assert found["endings"][2]["doing"] == (
         "rank 2 (pid 102) waited for other ranks to submit 'c' (all-reduce) for 0.0 s"
     )
-    assert report(capsys, folder / "rank0.json") == found  # the others beside it are read, too
+    assert report(capsys, folder / "rank0.json", code=1) == found  # the others beside it are read, too
 
 
 @pytest.mark.parametrize("kind", ["ranks", "hvdrun", "merged"])
@@ -114,7 +95,8 @@ def test_a_report_adds_what_a_timeline_lacks(
         if event["name"] == "thread_name"
     }
     assert {names[event["pid"], event["tid"]] for event in open_ones} == {"c"}
-    assert report(capsys, tmp_path / "job.json") == report(capsys, path, *folder.glob("rank*.json"))
+    found = report(capsys, path, *folder.glob("rank*.json"), code=1)
+    assert report(capsys, tmp_path / "job.json", code=1) == found
 
 
 def test_a_merged_trace_with_reports_stays_as_it_is(tmp_path: Path) -> None:
@@ -190,7 +172,7 @@ def test_a_mismatch_has_both_values_and_the_lines(
 ) -> None:
     calls: Sequence[Sequence[Call]] = [mismatch(12, 200, 7), mismatch(16, 205, 7), mismatch(12, 210, 9)]
     path = write_reports(tmp_path, calls, 300) if from_reports else write_job(tmp_path, calls)
-    found = report(capsys, path)
+    found = report(capsys, path, code=1)
     assert rules(found)["mismatch"] == (
         "rank 0 has float32 of shape [3], rank 1 has float32 of shape [4]; hint; "
         "ranks 0-1 at train.py:7, rank 2 at train.py:9"

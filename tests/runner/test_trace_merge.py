@@ -8,32 +8,16 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from synthetic_timelines import TWO_HOSTS, Call, Clock, three_ranks, timeline, write_job
-from timelines import check_trace
+from synthetic_timelines import TWO_HOSTS, Call, Clock, merged, opened, three_ranks, timeline, write_job
 
 from sirtaki.runner.cli import commands
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.observe.timeline import merge_timelines
 from sirtaki.runner.trace.clocks import align_clocks
-from sirtaki.runner.trace.reading import read_trace
-from sirtaki.runner.trace.sources import find_sources
-from sirtaki.runner.trace.trace import Trace
 
 CALL = Call("a", 1, 10, 20, 30)
-
-
-def opened(*paths: Path) -> Trace:
-    return read_trace(find_sources(paths))
-
-
-def merged(*paths: Path, into: Path) -> list[dict[str, Any]]:
-    """Runs `sirtaki trace merge`, and returns the events of its output, which keep the format's rules."""
-    assert commands.main(["trace", "merge", *map(str, paths), "-o", str(into)]) == 0
-    data = into.read_bytes()
-    return check_trace((gzip.decompress(data) if into.suffix == ".gz" else data).decode())
 
 
 def test_all_times_are_on_the_first_hosts_clock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_timelines import TWO_HOSTS, Call, gradients, three_ranks, write_job
+from synthetic_timelines import TWO_HOSTS, Call, gradients, report, rules, three_ranks, write_job
 from timelines import read_trace
 
 from sirtaki.runner.cli import commands
 
 Measured = dict[str, Any]
-
-
-def report(path: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> Measured:
-    """Returns the report as JSON."""
-    capsys.readouterr()
-    assert commands.main(["trace", "report", str(path), "--json"]) == code
-    found: Measured = json.loads(capsys.readouterr().out)
-    assert (found["schema"], found["exit_code"]) == (1, code)
-    return found
-
-
-def rules(found: Measured) -> dict[str, str]:
-    """Returns the rules that have found something, with their evidence."""
-    return {one["rule"]: one["evidence"] for one in found["findings"]}
 
 
 def micro(one: Measured, *names: str) -> list[float]:
@@ -38,7 +23,7 @@ def micro(one: Measured, *names: str) -> list[float]:
 def test_each_step_has_its_times_its_rank_and_its_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = report(write_job(tmp_path, three_ranks(), TWO_HOSTS), capsys)
+    found = report(capsys, write_job(tmp_path, three_ranks(), TWO_HOSTS))
     times = ("wall", "in_flight", "exposed", "wait", "decision", "transfer")
     assert [micro(step, *times) for step in found["steps"]] == [
         [600, 400, 390, 450, 20, 70],
@@ -58,7 +43,7 @@ def test_each_step_has_its_times_its_rank_and_its_cause(
 
 
 def test_each_rank_has_the_wait_that_it_caused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(write_job(tmp_path, three_ranks(), TWO_HOSTS), capsys)
+    found = report(capsys, write_job(tmp_path, three_ranks(), TWO_HOSTS))
     ranks = {one["rank"]: one for one in found["ranks"]}
     assert {rank: micro(one, "caused_wait", "own_wait", "exposed") for rank, one in ranks.items()} == {
         0: [0, 500, 3580],
@@ -74,7 +59,7 @@ def test_each_rank_has_the_wait_that_it_caused(tmp_path: Path, capsys: pytest.Ca
 def test_each_tensor_has_its_wait_and_its_transfer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = report(write_job(tmp_path, three_ranks(), TWO_HOSTS), capsys)
+    found = report(capsys, write_job(tmp_path, three_ranks(), TWO_HOSTS))
     tensors = {one["name"]: one for one in found["tensors"]}
     assert list(tensors) == ["a", "b"]
     assert (tensors["a"]["kind"], tensors["a"]["count"], tensors["a"]["bytes"]) == ("all-reduce", 4, 4000)
@@ -87,7 +72,7 @@ def test_each_tensor_has_its_wait_and_its_transfer(
 def test_a_merged_trace_has_the_same_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, job = write_job(tmp_path, three_ranks(), TWO_HOSTS), tmp_path / "job.json.gz"
     assert commands.main(["trace", "merge", str(path), "-o", str(job)]) == 0
-    assert report(path, capsys) == report(job, capsys)
+    assert report(capsys, path) == report(capsys, job)
 
 
 def test_the_text_names_the_rank_and_where_it_is_slow(
@@ -122,7 +107,7 @@ def test_a_rank_that_is_late_now_and_then_during_backward(
             second = begin + 10 + (late if rank == 0 else 0)
             ranks[rank].append(Call("a", 2 * n - 1, begin, begin + 5, begin + 8))
             ranks[rank].append(Call("b", 2 * n, second, begin + 15 + late, begin + 20 + late))
-    found = report(write_job(tmp_path, ranks), capsys)
+    found = report(capsys, write_job(tmp_path, ranks))
     (warning,) = (one for one in found["findings"] if one["rule"] == "pausing-rank")
     assert warning["what"] == "the others wait for rank 0 in some steps"
     assert warning["evidence"].endswith("; mostly in 1 of 8 steps: 4")
@@ -135,17 +120,17 @@ def test_steps_are_found_among_other_exchanges(tmp_path: Path, capsys: pytest.Ca
         Call(name, plan, plan * 100, plan * 100 + 10, plan * 100 + 20, bytes=0 if name == "m" else 1000)
         for plan, name in enumerate(names, 1)
     ]
-    found = report(write_job(tmp_path, [calls, calls]), capsys)
+    found = report(capsys, write_job(tmp_path, [calls, calls]))
     # Each step ends with the last exchange before the next step tensor; the first begins with "a".
     assert [micro(step, "wall") for step in found["steps"]] == [[220], [200], [300], [500]]
-    assert "no-steps" in rules(report(write_job(tmp_path, [calls[:2], calls[:2]]), capsys))
+    assert "no-steps" in rules(report(capsys, write_job(tmp_path, [calls[:2], calls[:2]])))
 
 
 def test_data_that_moves_hides_a_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = [(Call("a", 2 * n - 1, n * 1000, n * 1000 + 20, n * 1000 + 500),) for n in (1, 2)]
     later = [(Call("b", 2 * n, n * 1000 + 10, n * 1000 + 530, n * 1000 + 600),) for n in (1, 2)]
     calls = [call for one, two in zip(steps, later, strict=True) for call in (*one, *two)]
-    found = report(write_job(tmp_path, [calls, calls]), capsys)
+    found = report(capsys, write_job(tmp_path, [calls, calls]))
     # "b" is decided when "a" has ended: 10 + 30 µs without any transfer, and 480 + 70 µs with one.
     times = ("exposed", "wait", "decision", "transfer")
     assert [micro(step, *times) for step in found["steps"]] == [[590, 0, 40, 550]] * 2
@@ -154,7 +139,7 @@ def test_data_that_moves_hides_a_decision(tmp_path: Path, capsys: pytest.Capture
 def test_rounds_of_a_name_are_one_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls = [Call(f"a (round {n})", n, n * 100, n * 100 + 10, n * 100 + 20) for n in range(1, 6)]
     path, job = write_job(tmp_path, [calls, calls]), tmp_path / "job.json"
-    found = report(path, capsys)
+    found = report(capsys, path)
     assert [(one["name"], one["count"]) for one in found["tensors"]] == [("a", 5)]
     assert len(found["steps"]) == 5
     assert commands.main(["trace", "merge", str(path), "-o", str(job)]) == 0
@@ -164,23 +149,23 @@ def test_rounds_of_a_name_are_one_tensor(tmp_path: Path, capsys: pytest.CaptureF
 def test_files_that_end_early_blame_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls = [Call("a", n, n * 100, n * 100 + 10, n * 100 + 20) for n in range(1, 6)]
     path = write_job(tmp_path, [calls, calls[:3]])
-    found = report(path, capsys)
+    found = report(capsys, path)
     assert rules(found)["exchanges-lack"] == "2 of 5"
     assert len(found["steps"]) == 3
     path = write_job(tmp_path, [calls, [calls[0], calls[4]]])  # it had joined in between
-    assert "exchanges-lack" not in rules(report(path, capsys))
+    assert "exchanges-lack" not in rules(report(capsys, path))
     path.with_name("t.json.rank2").write_text(
         path.read_text().replace('"pid": 0', '"pid": 2').replace("rank 0", "rank 2")
     )
     path.with_name("t.json.rank1").unlink()
-    assert rules(report(path, capsys))["files-lack"] == "the file of rank 1 is missing"
+    assert rules(report(capsys, path))["files-lack"] == "the file of rank 1 is missing"
 
 
 def test_a_rank_that_has_written_nothing_leaves_all_exchanges_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     zero, _, two = three_ranks()
-    found = report(write_job(tmp_path, [zero, [], two]), capsys)
+    found = report(capsys, write_job(tmp_path, [zero, [], two]))
     assert rules(found) == {"files-lack": "there are no operations of rank 1", "exchanges-lack": "8 of 8"}
     assert found["steps"] == []
 
@@ -197,7 +182,7 @@ def test_mismatches_have_both_values(tmp_path: Path, capsys: pytest.CaptureFixtu
         [("all-reduce", 24, "mismatch"), ("all-reduce", 8, "mismatch"), ("all-reduce", 8, "peer_lost")]
     )
     other = failed([("all-reduce", 32, "mismatch"), ("all-reduce", 8, "mismatch")])
-    found = report(write_job(tmp_path, [mine, other]), capsys, code=1)
+    found = report(capsys, write_job(tmp_path, [mine, other]), code=1)
     assert rules(found) == {
         "mismatch": "rank 0 all-reduce of 24 bytes, rank 1 all-reduce of 32 bytes; rank 0 all-reduce of 8 "
         "bytes, rank 1 all-reduce of 8 bytes; the same kind and size, so the dtype, shape or operation "
@@ -239,4 +224,4 @@ def test_a_mismatch_of_which_one_rank_has_a_record_says_no_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_job(tmp_path, [failed([("all-reduce", 24, "mismatch")]), []])
-    assert rules(report(path, capsys, code=1))["mismatch"] == "rank 0 all-reduce of 24 bytes"
+    assert rules(report(capsys, path, code=1))["mismatch"] == "rank 0 all-reduce of 24 bytes"

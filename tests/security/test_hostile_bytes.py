@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
+from collected_hosts import CollectedHosts
 from handshakes import run_handshake
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.bindings.bootstrap.connection.address import split_address
 from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
 from sirtaki.bindings.bootstrap.connection.wire import pack_frame, printable, take_frame
 from sirtaki.bindings.bootstrap.identity import (
@@ -41,8 +40,6 @@ from sirtaki.bindings.bootstrap.messages import (
     unpack_payloads,
     unpack_report,
 )
-from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
-from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.bootstrap.server.rendezvous_state import Answer, RendezvousState
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
@@ -192,30 +189,12 @@ def test_rounds_answer_everybody_once(steps: list[tuple[int, int, int, str]]) ->
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RendezvousServer]:
-    with RendezvousServer("127.0.0.1:0", JOB, FAILSAFE_SECONDS) as one:
+def hosts() -> Iterator[CollectedHosts]:
+    with closing(CollectedHosts(job=JOB)) as one:
         yield one
 
 
-generations = iter(range(1, 1 << 30))
-
-
-def works(server: RendezvousServer) -> bool:
-    generation = next(generations)
-    clients = [
-        RendezvousClient.connect(server.address, JOB, Identity(rank, generation), FAILSAFE_SECONDS)
-        for rank in range(2)
-    ]
-    try:
-        deadline = time.monotonic() + FAILSAFE_SECONDS
-        for client in clients:
-            client._send(GATHER + NUMBER.pack(0), deadline)
-        return all(
-            unpack_payloads(client._receive(GATHERED, deadline, 100), 2) == [b"", b""] for client in clients
-        )
-    finally:
-        for client in clients:
-            client.close()
+generations = iter(range(1 << 20, 1 << 30))
 
 
 messages = st.one_of(
@@ -233,15 +212,15 @@ messages = st.one_of(
 @given(said=st.lists(messages, max_size=6), rank=st.integers(-2, 3), last=st.binary(max_size=8))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_rank_that_says_anything_in_any_order(
-    server: RendezvousServer, said: list[bytes], rank: int, last: bytes
+    hosts: CollectedHosts, said: list[bytes], rank: int, last: bytes
 ) -> None:
     """The rank is answered or rejected, and the honest ranks are served."""
     deadline = time.monotonic() + FAILSAFE_SECONDS
     mine = Identity(rank, next(generations))
-    with socket.create_connection(split_address(server.address), FAILSAFE_SECONDS) as connection:
+    with hosts.visit() as connection:
         run_handshake(connection, JOB, mine, LinkKind.RENDEZVOUS, Role.CONNECTS, deadline)
         with suppress(OSError):
             for message in said:
                 connection.sendall(pack_frame(message))
             connection.sendall(last)
-        assert works(server)
+        assert hosts.works()

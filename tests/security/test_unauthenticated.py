@@ -9,15 +9,15 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from collected_hosts import CollectedHosts
 from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS
 
@@ -27,10 +27,7 @@ from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
 from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection
 from sirtaki.bindings.bootstrap.connection.unauthenticated import RejectionLog
 from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
-from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.peer_listener import PeerListener
-from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
-from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 NO_KEY = replace(JOB, key=b"")
@@ -38,51 +35,15 @@ HELLO_BYTES = len(next(handshake_steps(JOB, Identity(0), LinkKind.RENDEZVOUS, Ro
 ROLE = struct.Struct("!8sHB").size - 1  # its offset in the hello
 
 
-class Rendezvous:
-    """A rendezvous of two ranks, and its reports about others."""
-
-    def __init__(self) -> None:
-        self.events: list[RankEvent] = []
-        self._heard = threading.Condition()
-        self.server = RendezvousServer("127.0.0.1:0", JOB, FAILSAFE_SECONDS, self._hear).start()
-        self.place = split_address(self.server.address)
-
-    def _hear(self, event: RankEvent) -> None:
-        with self._heard:
-            self.events.append(event)
-            self._heard.notify_all()
-
-    def refusals(self, at_least: int = 1) -> list[str]:
-        def found() -> list[str]:
-            return [event.text for event in self.events if event.kind == "refused"]
-
-        with self._heard:
-            assert self._heard.wait_for(lambda: len(found()) >= at_least, FAILSAFE_SECONDS), self.events
-        return found()
-
-    def visit(self) -> socket.socket:
-        return socket.create_connection(self.place, FAILSAFE_SECONDS)
-
-    def works(self, generation: int = 99) -> bool:
-        """Returns whether both ranks are accepted and exchange their data."""
-
-        def take_part(rank: int) -> list[bytes]:
-            mine = Identity(rank, generation)
-            client = RendezvousClient.connect(self.server.address, JOB, mine, FAILSAFE_SECONDS)
-            try:
-                return client.all_gather(b"%d" % rank)
-            finally:
-                client.close()
-
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(take_part, range(2))) == [[b"0", b"1"]] * 2
+def rejections(job: CollectedHosts) -> list[str]:
+    """Returns the reports about others, of which there is one at least."""
+    return [event.text for event in job.wait_for("refused")]
 
 
 @pytest.fixture
-def job() -> Iterator[Rendezvous]:
-    one = Rendezvous()
-    yield one
-    one.server.close()
+def job() -> Iterator[CollectedHosts]:
+    with closing(CollectedHosts(job=JOB)) as one:
+        yield one
 
 
 def read_to_the_end(connection: socket.socket) -> bytes:
@@ -97,7 +58,7 @@ def hello_of(job: Job, rank: int = 1, kind: LinkKind = LinkKind.RENDEZVOUS) -> b
     return next(handshake_steps(job, Identity(rank, 1), kind, Role.CONNECTS))[0]
 
 
-def test_a_recorded_handshake_opens_nothing(job: Rendezvous) -> None:
+def test_a_recorded_handshake_opens_nothing(job: CollectedHosts) -> None:
     """The accepting side's nonce is new each time, and the proof covers it."""
     recorded = bytearray()
     with job.visit() as line:
@@ -115,12 +76,12 @@ def test_a_recorded_handshake_opens_nothing(job: Rendezvous) -> None:
     with job.visit() as thief:
         thief.sendall(recorded)
         assert len(read_to_the_end(thief)) == HELLO_BYTES  # no proof came back
-    assert "a process that claims to be rank 1 does not know the key" in job.refusals()[0]
+    assert "a process that claims to be rank 1 does not know the key" in rejections(job)[0]
     assert job.works()
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_who_gives_back_what_he_heard_learns_nothing(job: Rendezvous, turned: bool) -> None:
+def test_who_gives_back_what_he_heard_learns_nothing(job: CollectedHosts, turned: bool) -> None:
     """The server sends no proof after its own hello, nor after that hello in the other role."""
     with job.visit() as mirror:
         hello = bytearray()
@@ -131,11 +92,11 @@ def test_who_gives_back_what_he_heard_learns_nothing(job: Rendezvous, turned: bo
         mirror.sendall(hello + bytes(32))
         assert read_to_the_end(mirror) == b""
     words = "does not know the key" if turned else "another kind of connection"
-    assert words in job.refusals()[0]
+    assert words in rejections(job)[0]
     assert job.works()
 
 
-def test_a_proof_for_one_connection_does_not_fit_another(job: Rendezvous) -> None:
+def test_a_proof_for_one_connection_does_not_fit_another(job: CollectedHosts) -> None:
     """A rank's proof to an impostor on one connection is useless on the impostor's own connection."""
     ours, impostor = socket.socketpair()
     deadline = time.monotonic() + FAILSAFE_SECONDS
@@ -158,7 +119,7 @@ def test_a_proof_for_one_connection_does_not_fit_another(job: Rendezvous) -> Non
         assert len(read_to_the_end(line)) == HELLO_BYTES
         impostor.close()
         assert isinstance(fooled.result(FAILSAFE_SECONDS), HandshakeError)
-    assert "does not know the key" in job.refusals()[0]
+    assert "does not know the key" in rejections(job)[0]
     assert job.works()
 
 
@@ -194,32 +155,32 @@ def test_a_proof_that_is_given_back_is_refused() -> None:
     ],
     ids=["key", "job", "kind", "protocol", "pickle", "http"],
 )
-def test_who_is_no_rank_is_told_of_with_his_address(job: Rendezvous, hello: bytes, words: str) -> None:
+def test_who_is_no_rank_is_told_of_with_his_address(job: CollectedHosts, hello: bytes, words: str) -> None:
     with job.visit() as stranger:
         origin = f"(it came from 127.0.0.1 port {stranger.getsockname()[1]})"
         stranger.sendall(hello)
         assert len(read_to_the_end(stranger)) <= HELLO_BYTES
-    refusal = job.refusals()[0]
+    refusal = rejections(job)[0]
     assert words in refusal
     assert refusal.endswith(origin)
     assert job.works()
 
 
-def test_half_a_hello_and_then_silence(job: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_hello_and_then_silence(job: CollectedHosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sirtaki.bindings.bootstrap.connection.unauthenticated.HANDSHAKE_SECONDS", 0.2)
     with job.visit() as slow:
         slow.sendall(hello_of(JOB)[:40])
         assert job.works()
         read_to_the_end(slow)
-    assert "did not authenticate in time" in job.refusals()[0]
+    assert "did not authenticate in time" in rejections(job)[0]
 
 
-def test_a_crowd_is_told_of_in_a_few_lines(job: Rendezvous) -> None:
+def test_a_crowd_is_told_of_in_a_few_lines(job: CollectedHosts) -> None:
     with ExitStack() as crowd:
         for _ in range(3 * unauthenticated.LIMIT):
             crowd.enter_context(job.visit())
         assert job.works()
-    assert 1 <= len(job.refusals()) <= unauthenticated._BURST_LINES + 1
+    assert 1 <= len(rejections(job)) <= unauthenticated._BURST_LINES + 1
 
 
 def test_what_was_not_told_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,8 +295,8 @@ def test_more_strangers_than_this_process_may_have_files() -> None:
     )
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, before[1]))
     try:
-        job = Rendezvous()
-        host, port = job.place
+        job = CollectedHosts(job=JOB)
+        host, port = split_address(job.address(0))
         crowd = subprocess.Popen(
             [sys.executable, "-c", visits, host, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -345,8 +306,8 @@ def test_more_strangers_than_this_process_may_have_files() -> None:
             assert job.works()
         finally:
             crowd.communicate(b"", FAILSAFE_SECONDS)
-        assert "too many unauthenticated connections" in job.refusals()[0]
-        job.server.close()
+        assert "too many unauthenticated connections" in rejections(job)[0]
+        job.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for descriptor in many:

@@ -14,17 +14,16 @@ import json
 import os
 import signal
 import sys
-import time
 from typing import Any
 
 import numpy as np
+from replayed import hold
 
 import sirtaki.numpy as hvd
 
 STEPS = int(sys.argv[1])
 WORKER = int(os.environ["SIRTAKI_WORKER"])
 FAULTS = {tuple(fault.split(":")) for fault in sys.argv[2:]}
-HOLD_STEP, HOLD_SIZE = map(int, os.environ.get("HOLD", "0:0").split(":"))
 SEEN: list[dict[str, Any]] = []
 
 
@@ -49,9 +48,7 @@ def train(state: Any, following: Any) -> None:
         hvd.start_timeline(os.environ["TIMELINE"])
     evens = hvd.add_process_set(range(0, hvd.size(), 2))
     while state.step < STEPS:
-        while state.step == HOLD_STEP and hvd.size() < HOLD_SIZE:
-            time.sleep(0.01)
-            state.check_host_updates()
+        hold(state, hvd.size)
         if is_planned("step", state.step):
             os.kill(os.getpid(), signal.SIGKILL)
         seen = {
