@@ -49,6 +49,37 @@ class AdasumOptimizer(SeparateOptimizer):
         """Continues in another world. `hvd.elastic.run` calls it."""
         self._begin(self._exchange_options.in_world(context))
 
+    def _before_own_step(self, args: Any, kwargs: Any) -> None:
+        self._check_use()
+        self._scope.check_world()
+        if self._scope.has_no_peers:
+            return
+        if self._checks.wants_gradients:
+            gradients = [entry.parameter.grad for entry in exchanged(self, {}, None, "")]
+            note_gradients(self._checks, range(len(gradients)), gradients)
+        self._checks.start()
+        self._previous_values = [parameter.clone() for parameter in self._parameters()]
+
+    @torch.no_grad()
+    def _after_own_step(self, args: Any, kwargs: Any) -> None:
+        scope = self._scope
+        if scope.has_no_peers:
+            return
+        options = scope.derived("change").options(self._exchange_options.how)
+
+        def combine(changes: Sequence[Tensor]) -> list[Tensor]:
+            with device.exposed(scope.context, changes):
+                return run(scope.context, COLLECTIVES.group(scope.context, ALLREDUCE, changes, options))
+
+        pairs = list(zip(self._parameters(), self._previous_values, strict=True))
+        own = [parameter - previous for parameter, previous in pairs]
+        changes = compressed(self._exchange_options.compression, own, combine)
+        for (parameter, previous), change in zip(pairs, changes, strict=True):
+            parameter.copy_(previous + change)
+        self._previous_values = []
+        self._checks.finish()
+        self._checks.report()
+
     def synchronize(self) -> None:
         """Does nothing: the exchange is in step()."""
 
@@ -68,43 +99,8 @@ def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: 
     """
     for name, parameter, _ in exchanged(optimizer, names, None, ""):
         reducible_view(parameter, name)
-    wrapped = wrap(optimizer, AdasumOptimizer, _before_step, _after_step)
+    wrapped = wrap(optimizer, AdasumOptimizer)
     wrapped._names = names
     wrapped._begin(exchange_options)
     wrapped._register(exchange_options.scope.context)
     return wrapped
-
-
-def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    optimizer._check_use()
-    optimizer._scope.check_world()
-    if optimizer._scope.has_no_peers:
-        return
-    parameters, checks = optimizer._parameters(), optimizer._checks
-    if checks.wants_gradients:
-        gradients = [entry.parameter.grad for entry in exchanged(optimizer, {}, None, "")]
-        note_gradients(checks, range(len(gradients)), gradients)
-    checks.start()
-    optimizer._previous_values = [parameter.clone() for parameter in parameters]
-
-
-@torch.no_grad()
-def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    exchange_options, previous_values = optimizer._exchange_options, optimizer._previous_values
-    if exchange_options.scope.has_no_peers:
-        return
-    parameters = optimizer._parameters()
-    scope = exchange_options.scope
-    options = scope.derived("change").options(exchange_options.how)
-
-    def combine(changes: Sequence[Tensor]) -> list[Tensor]:
-        with device.exposed(scope.context, changes):
-            return run(scope.context, COLLECTIVES.group(scope.context, ALLREDUCE, changes, options))
-
-    own = [parameter - previous for parameter, previous in zip(parameters, previous_values, strict=True)]
-    changes = compressed(exchange_options.compression, own, combine)
-    for parameter, previous, change in zip(parameters, previous_values, changes, strict=True):
-        parameter.copy_(previous + change)
-    optimizer._previous_values = []
-    optimizer._checks.finish()
-    optimizer._checks.report()

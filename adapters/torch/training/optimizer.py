@@ -250,6 +250,34 @@ class _Distributed(TorchSurvivor, Wrapped):
         self._make_reducer_again()
         self._reducer.continue_from(reducer)
 
+    def _before_own_step(self, args: Any, kwargs: Any) -> Any:
+        self._check_use()
+        self._scope.check_world()
+        scaler = calling_scaler()
+        self._settings.loss_scale.note(scaler)
+        if self._exchange_options.memory is not None:
+            self._exchange_options.memory.note_step(scaler)
+        if not self._has_stepped:  # a wrapper may have been made since
+            self._has_stepped = True
+            refuse_other_reducers(all_named(self, self._settings.names))
+        if self._replay is not None:
+            self._replay.compare()
+        closure = closure_of(args, kwargs)
+        if closure is None:
+            self._prepare_update()
+            return None
+
+        rest = {name: value for name, value in kwargs.items() if name != "closure"}
+        return (self, ReducedClosure(closure, self), *args[2:]), rest
+
+    def _after_own_step(self, args: Any, kwargs: Any) -> None:
+        self._end_update()
+        self._reducer.stepped()
+        if self._replay is not None:
+            self._replay.finish_step()
+        if self._idle_steps is not None:
+            self._idle_steps.count(self)
+
     def _prepare_update(self) -> None:
         self._follow_groups()
         self._begin_update()
@@ -372,7 +400,7 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
     reducer = settings.reducer(optimizer)
     kind = _ShardedDistributed if partition is not None else _Distributed
     overlaps = settings.exchange_options.overlaps_forward
-    distributed = wrap(optimizer, _OverlappedDistributed if overlaps else kind, _before_step, _after_step)
+    distributed = wrap(optimizer, _OverlappedDistributed if overlaps else kind)
     distributed._adopt(settings, reducer)
     if partition is None and not overlaps:
         distributed._idle_steps = IdleSteps()
@@ -380,8 +408,6 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
         distributed._adopt_slices(partition, scope, settings.names)
     if scope.process_set is global_process_set:
         distributed._stepper = settings.stepper(distributed)
-    distributed._inner_hooks = distributed._own_inner_hooks()
-    distributed._surround_hooks()
     distributed._register(scope.context)
     return distributed
 
@@ -400,38 +426,6 @@ def _close(reducer: GradientReducer, replay: Replay | None) -> None:
     reducer.close()
     if replay is not None:
         replay.close()
-
-
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    assert isinstance(optimizer, _Distributed)
-    optimizer._check_use()
-    optimizer._scope.check_world()
-    scaler = calling_scaler()
-    optimizer._settings.loss_scale.note(scaler)
-    if optimizer._exchange_options.memory is not None:
-        optimizer._exchange_options.memory.note_step(scaler)
-    if not optimizer._has_stepped:  # a wrapper may have been made since
-        optimizer._has_stepped = True
-        refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
-    if optimizer._replay is not None:
-        optimizer._replay.compare()
-    closure = closure_of(args, kwargs)
-    if closure is None:
-        optimizer._prepare_update()
-        return None
-
-    rest = {name: value for name, value in kwargs.items() if name != "closure"}
-    return (optimizer, ReducedClosure(closure, optimizer), *args[2:]), rest
-
-
-def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    assert isinstance(optimizer, _Distributed)
-    optimizer._end_update()
-    optimizer._reducer.stepped()
-    if optimizer._replay is not None:
-        optimizer._replay.finish_step()
-    if optimizer._idle_steps is not None:
-        optimizer._idle_steps.count(optimizer)
 
 
 # ---- The arguments that outlive a reducer: new ranks need a new reducer --------------------------------

@@ -24,9 +24,8 @@ class Wrapped(Optimizer):
 
     Attributes:
         _technique: the call that has wrapped it, if its parameters cannot change afterwards; else "".
-        _hooks: the hooks around its steps.
+        _hooks: the hooks around its steps: `_before_own_step` is first, `_after_own_step` last.
         _listed: the parameters in its groups when it was wrapped, or as a technique has followed them.
-        _counting: the hook that counts them.
         _inner_hooks: the last hook before its step and the first one after it, if its groups do not hold all
             parameters while it steps: hooks of the program see whole groups.
         _stepper: the optimizer, for autotune; None if its steps cannot be compared.
@@ -36,7 +35,6 @@ class Wrapped(Optimizer):
     _technique = ""
     _hooks: Sequence[Any]
     _listed: ListedParameters
-    _counting: Any
     _inner_hooks: tuple[Any, Any] | None
     _stepper: Stepper | None
     _program_groups: list[list[Tensor]] | None = None
@@ -62,6 +60,12 @@ class Wrapped(Optimizer):
     def _refuse_other_parameters(self) -> None:
         """Raises UnsupportedError if the program has put other parameters into the groups itself."""
         self._listed.refuse_others(self.param_groups, self._technique)
+
+    def _before_own_step(self, args: Any, kwargs: Any) -> Any:
+        """Called before each step with its arguments, as a hook of torch: may return other arguments."""
+
+    def _after_own_step(self, args: Any, kwargs: Any) -> None:
+        """Called after each step with its arguments, as a hook of torch."""
 
     def _replace_groups(self) -> None:
         """Makes the groups hold what the optimizer's own step is to update, after all hooks before it."""
@@ -110,7 +114,7 @@ class Wrapped(Optimizer):
 
     def _unwrap(self) -> None:
         """Turns it back into the plain optimizer."""
-        for hook in (*self._hooks, self._counting):
+        for hook in self._hooks:
             hook.remove()
         self.__class__ = self._plain_class()
 
@@ -129,19 +133,8 @@ def make_plain(optimizer: Any) -> None:
         raise ValueError("this optimizer is distributed already: wrap it once")
 
 
-def wrap(
-    optimizer: Optimizer,
-    mixin: type[Wrapped],
-    before_step: Callable[..., Any] | None = None,
-    after_step: Callable[..., Any] | None = None,
-) -> Any:
-    """Swaps an optimizer's class for a subclass of it and the mixin, with the original name. Returns it.
-
-    Args:
-        optimizer: the optimizer.
-        mixin: the abilities that it gets.
-        before_step, after_step: hooks around its steps, by the signatures of torch.
-    """
+def wrap(optimizer: Optimizer, mixin: type[Wrapped]) -> Any:
+    """Swaps an optimizer's class for a subclass of it and the mixin, with the original name. Returns it."""
     kind = type(optimizer)
     wrapped: Any = optimizer
     wrapped.__class__ = type(
@@ -149,12 +142,13 @@ def wrap(
     )
     wrapped._stepper = wrapped._inner_hooks = None
     wrapped._listed = ListedParameters(wrapped.param_groups)
-    wrapped._counting = optimizer.register_step_post_hook(_count_step)
-    wrapped._hooks = []
-    if before_step is not None:
-        wrapped._hooks.append(wrapped.register_step_pre_hook(before_step))
-    if after_step is not None:
-        wrapped._hooks.append(wrapped.register_step_post_hook(after_step))
+    wrapped._hooks = [
+        wrapped.register_step_pre_hook(mixin._before_own_step),
+        wrapped.register_step_post_hook(_count_step),
+        wrapped.register_step_post_hook(mixin._after_own_step),
+    ]
+    wrapped._inner_hooks = wrapped._own_inner_hooks()
+    wrapped._surround_hooks()
     return wrapped
 
 

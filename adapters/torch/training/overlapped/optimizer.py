@@ -23,7 +23,7 @@ class Overlapped(Wrapped):
     _reducer: GradientReducer
 
     def _own_inner_hooks(self) -> tuple[Any, Any]:
-        before, after = self._hooks
+        before, _, after = self._hooks
         return before, after
 
     def _begin_update(self) -> None:

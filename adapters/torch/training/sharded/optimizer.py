@@ -98,10 +98,14 @@ class Sharded(Wrapped):
     # ---- A step ----------------------------------------------------------------------------------------
 
     def _own_inner_hooks(self) -> tuple[Any, Any]:
-        before = self.register_step_pre_hook(_divide_groups)
-        after = self._hooks[1]
+        after = self._hooks[-1]
+        before = self.register_step_pre_hook(type(self)._divide_groups)
         self._hooks = [*self._hooks, before]
         return before, after
+
+    def _divide_groups(self, args: Any, kwargs: Any) -> None:
+        if closure_of(args, kwargs) is None:  # with a closure, after that has reduced the gradients
+            self._replace_groups()
 
     def _replace_groups(self) -> None:
         """Puts the slices into the groups, with their gradients."""
@@ -202,12 +206,6 @@ def partition_for(optimizer: Optimizer, scope: CollectiveScope) -> Partition | N
     if scope.context.is_provisional:  # its ranks do not exist yet
         place = Place(0, 1)
     return Partition(place, has_whole=needs_whole_parameters(optimizer))
-
-
-def _divide_groups(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    assert isinstance(optimizer, Sharded)
-    if closure_of(args, kwargs) is None:  # with a closure, it is called after that has reduced the gradients
-        optimizer._replace_groups()
 
 
 def _is_trained(parameter: Tensor) -> bool:
