@@ -76,7 +76,7 @@ class GatheringMethod(Method):
             return False
         return self.length(parameter) < parameter.numel() * parameter.element_size()
 
-    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases[bool]:
         lengths = {at: self.length(slot.parameter) for at, slot in slots.items()}
         marks = [_NEW if slot.is_new else _KNOWN for slot in slots.values()]
         head = _in_words(len(marks))
@@ -272,7 +272,7 @@ class CompressedGradients(Stage):
         self._compresses = False  # in this round
         self._new: dict[int, None] = {}
         self._slots: dict[int, TensorSlot] = {}
-        self._phased: PhasedExchange | None = None
+        self._phased: PhasedExchange[bool] | None = None
 
     @property
     def is_open(self) -> bool:

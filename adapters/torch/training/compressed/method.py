@@ -104,7 +104,7 @@ class Method(ABC):
     def __init__(self, state: CompressionState, link: Link) -> None:
         self._state, self._link = state, link
 
-    def start(self, slots: Mapping[int, TensorSlot]) -> PhasedExchange:
+    def start(self, slots: Mapping[int, TensorSlot]) -> PhasedExchange[bool]:
         """Starts the communication of a round's tensors, at least 1; `end` stores the results."""
         self._link.context.compression.exchanges += 1
         for slot in slots.values():
@@ -136,9 +136,10 @@ class Method(ABC):
         """Returns whether gradients of this parameter are compressed: the same on all ranks."""
 
     @abstractmethod
-    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases[bool]:
         """Exchanges the tensors of a round, by the numbers of their parameters: the same on all ranks.
 
+        Returns whether all results are finite, the same on all ranks.
         Nothing that is remembered may change before `store`.
         """
 

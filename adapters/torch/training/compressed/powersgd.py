@@ -41,7 +41,7 @@ class PowerSGDMethod(Method):
         rows, columns = _sides(parameter)
         return self._rank(parameter) * (rows + columns) < rows * columns
 
-    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases[bool]:
         buffers, self._left = _packed(slots, {at: self._shape(slot, 0) for at, slot in slots.items()})
         for at, slot in slots.items():
             torch.mm(self._basis(at, slot), _matrix(slot).t(), out=self._left[at])

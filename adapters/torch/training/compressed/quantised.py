@@ -67,7 +67,7 @@ class QuantisedMethod(Method):
     def compresses(self, parameter: Tensor) -> bool:
         return not self._link.shares_memory and can_encode(parameter, self._format)
 
-    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases[bool]:
         marks = torch.tensor([float(slot.is_new) for slot in slots.values()])
         yield self._link.all_reduce([marks], "(marks)")
         self._touched = [at for at, mark in zip(slots, marks.tolist(), strict=True) if mark != 0]
