@@ -171,12 +171,9 @@ def sparse_allreduce(
 class SparseGradients(Stage):
     """The set of sparse gradients, and the exchange of their rows."""
 
-    def __init__(self, exchange_options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
-        self._options = exchange_options
-        self._names = [entry.name for entry in named]
-        parameters = [entry.parameter for entry in named]
-        self._parameters = parameters
-        self._dimensions = [0] * len(parameters)  # number of sparse dimensions that all ranks know of
+    def __init__(self, options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
+        super().__init__(options, named)
+        self._dimensions = [0] * len(named)  # number of sparse dimensions that all ranks know of
         self._known: set[int] = set()  # those whose rows are exchanged
         self._in_flight: dict[int, SparseReduction] = {}
 
@@ -208,10 +205,9 @@ class SparseGradients(Stage):
             return indices
         for index in indices:
             if index in self._known:
-                options, rows = self._options, self._as_rows(index)
-                scope = replace(options.scope, name=self._names[index])
+                scope, rows = replace(self._scope, name=self._names[index]), self._as_rows(index)
                 self._in_flight[index] = SparseReduction(
-                    scope, options.how, rows, options.compression, not absent
+                    scope, self._how, rows, self._compression, not absent
                 )
         return [index for index in indices if index not in self._known]
 

@@ -1,22 +1,15 @@
-"""The options of the exchange of an optimizer's gradients, and the stages that they choose."""
+"""The options of the exchange of an optimizer's gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sirtaki.bindings.context import Context
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.compression import Compressor
-from sirtaki.torch.training.compressed.exchange import CompressedGradients
 from sirtaki.torch.training.compressed.state import CompressionState
-from sirtaki.torch.training.overlapped.exchange import UrgentGradients
-from sirtaki.torch.training.overlapped.flight import Flight
-from sirtaki.torch.training.parameters import NamedParameter
-from sirtaki.torch.training.sharded.exchange import ScatteredGradients
 from sirtaki.torch.training.sharded.slices import Partition
-from sirtaki.torch.training.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -45,16 +38,3 @@ class ExchangeOptions:
     def in_world(self, context: Context) -> ExchangeOptions:
         """Returns the options for another world of an elastic job."""
         return replace(self, scope=CollectiveScope.numbered(context, "gradient", self.scope.process_set))
-
-    def stage(self, named: Sequence[NamedParameter]) -> Stage | None:
-        """Returns the stage of gradients that are not simply all-reduced; None if all are."""
-        if not named:
-            return None
-        if self.partition is not None:
-            return ScatteredGradients(self.partition, self.scope, self.how, self.compression, named)
-        if self.memory is not None:
-            return CompressedGradients(self.memory, self.scope, self.how, named)
-        if self.overlaps_forward:
-            gradients = UrgentGradients(self.scope, self.how, self.compression, named)
-            return Flight(gradients, [entry.parameter for entry in named])
-        return None

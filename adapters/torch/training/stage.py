@@ -6,8 +6,22 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from sirtaki.torch.training.exchange_options import ExchangeOptions
+from sirtaki.torch.training.parameters import NamedParameter
 
-class Stage:
+
+class Gradients:
+    """The gradients of an optimizer, by the index of their parameter, and how they are exchanged."""
+
+    def __init__(self, options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
+        self._options, self._scope, self._context = options, options.scope, options.scope.context
+        self._set_number = options.scope.process_set.number(self._context)
+        self._how, self._compression = options.how, options.compression
+        self._names = [entry.name for entry in named]
+        self._parameters = [entry.parameter for entry in named]
+
+
+class Stage(Gradients):
     """The exchange of some gradients in each round, by the index of their parameter.
 
     `GradientExchange` offers each round's gradients to one stage after another, and all-reduces what is left.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.ops.joining import join_count
-from sirtaki.common.ops.reduction import Call, Reduction
+from sirtaki.common.ops.reduction import Call
 from sirtaki.common.training.checksums import Comparison, checksum_of_text
 from sirtaki.common.training.stateful_compression import (
     Fp8,
@@ -28,6 +28,7 @@ from sirtaki.torch.training.compressed.phases import PhasedExchange, Phases
 from sirtaki.torch.training.compressed.powersgd import PowerSGDMethod
 from sirtaki.torch.training.compressed.quantised import QuantisedMethod
 from sirtaki.torch.training.compressed.state import CompressionState
+from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import NamedParameter
 from sirtaki.torch.training.stage import Stage
 
@@ -256,17 +257,16 @@ class CompressedGradients(Stage):
     """
 
     def __init__(
-        self, state: CompressionState, scope: CollectiveScope, how: Reduction, named: Sequence[NamedParameter]
+        self, state: CompressionState, options: ExchangeOptions, named: Sequence[NamedParameter]
     ) -> None:
-        self._state, self._scope = state, scope.derived("(compressed)")
-        self._parameters = [entry.parameter for entry in named]
-        self._method = METHODS[type(state.compression)](state, Link(self._scope, how))
+        super().__init__(options, named)
+        self._state, scope = state, self._scope.derived("(compressed)")
+        self._method = METHODS[type(state.compression)](state, Link(scope, self._how))
         compressed = [
             at for at, parameter in enumerate(self._parameters) if self._method.compresses(parameter)
         ]
         self._compressed = dict.fromkeys(compressed)
-        self._set_number = scope.process_set.number(scope.context)
-        self._agreement = Agreement(state, self._scope)
+        self._agreement = Agreement(state, scope)
         self._agreed_joins: int | None = None  # number of joins at the last agreement
         self._has_begun = False
         self._compresses = False  # in this round
@@ -326,7 +326,7 @@ class CompressedGradients(Stage):
             return
         self._has_begun = True
         state = self._state
-        joins = join_count(self._scope.context, self._set_number)
+        joins = join_count(self._context, self._set_number)
         is_agreed, self._agreed_joins = joins == self._agreed_joins, joins
         self._compresses = is_agreed and state.exchanges >= state.compression.start
         state.exchanges += 1

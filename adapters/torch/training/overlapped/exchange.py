@@ -16,14 +16,14 @@ from torch import Tensor
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import ABSENT, ALLREDUCE
 from sirtaki.common.ops.joining import join_count
-from sirtaki.common.ops.reduction import Call, Reduction
+from sirtaki.common.ops.reduction import Call
 from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView
 from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
-from sirtaki.torch.ops.autograd import CollectiveScope
-from sirtaki.torch.ops.compression import Compressor
 from sirtaki.torch.ops.tensors import code_of, count_write, refuse_shared_gradients, shares_elements
+from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import NamedParameter
+from sirtaki.torch.training.stage import Gradients
 
 _FIRST_ROUND_BY_USE = 3  # rounds are counted from 1; the order of use is known on all ranks by then
 
@@ -37,27 +37,18 @@ class _Submitted(NamedTuple):
     is_absent: bool
 
 
-class UrgentGradients:
+class UrgentGradients(Gradients):
     """The all-reduce of an optimizer's gradients, by parameter index: dense gradients on the CPU.
 
     A round begins with the first `start` after `complete` has completed the last gradient.
     """
 
-    def __init__(
-        self,
-        scope: CollectiveScope,
-        how: Reduction,
-        compression: type[Compressor],
-        named: Sequence[NamedParameter],
-    ) -> None:
-        self._context, self._how, self._compression = scope.context, how, compression
-        self._set_number = scope.process_set.number(scope.context)
-        self._names = [entry.name for entry in named]
-        self._parameters = [entry.parameter for entry in named]
+    def __init__(self, options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
+        super().__init__(options, named)
         self._part_bytes = self._context.setting_integer("partition_bytes")
         empty = (torch.empty(0, dtype=parameter.dtype) for parameter in self._parameters)
         self._samples = [
-            compression.compress(tensor)[0] for tensor in empty
+            self._compression.compress(tensor)[0] for tensor in empty
         ]  # of the dtypes that are exchanged
         self._parts: list[range] = []  # by parameter, the requests of its parts
         self._elements: list[int] = []  # of a part
@@ -110,11 +101,6 @@ class UrgentGradients:
         sizes = [min(step, total - step * part) for part in range(count)]
         row = total // shape[0]
         return [(size // row, *shape[1:]) if step % row == 0 else (size,) for size in sizes]
-
-    @property
-    def is_first_rank(self) -> bool:
-        """Returns whether this rank speaks for all."""
-        return self._context.rank == 0
 
     # ---- A round ---------------------------------------------------------------------------------------
 

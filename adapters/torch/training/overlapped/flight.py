@@ -21,7 +21,9 @@ from sirtaki.common.hints import hint
 from sirtaki.torch._private import has_compiled, without_modes, without_subclasses, without_transforms
 from sirtaki.torch.ops.metadata import NEEDS_NO_ELEMENTS
 from sirtaki.torch.ops.tensors import count_write
+from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.overlapped.exchange import UrgentGradients
+from sirtaki.torch.training.parameters import NamedParameter
 from sirtaki.torch.training.stage import Stage
 from sirtaki.torch.training.wrapping import Optimizer, Wrapped
 
@@ -32,8 +34,9 @@ class Flight(Stage):
     The stage submits all gradients; `finish` completes all updates.
     """
 
-    def __init__(self, gradients: UrgentGradients, parameters: Sequence[Tensor]) -> None:
-        self._gradients, self._parameters = gradients, list(parameters)
+    def __init__(self, options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
+        super().__init__(options, named)
+        self._gradients = UrgentGradients(options, named)
         self._lock = threading.RLock()
         self._update: DeferredUpdate | None = None
         self._values: dict[int, Tensor] = {}  # of parameters that show NaN until they are updated
@@ -75,7 +78,7 @@ class Flight(Stage):
             return True
         if not self._has_hinted:
             self._has_hinted = True
-            if self._gradients.is_first_rank:
+            if self._context.rank == 0:
                 hint(
                     "overlap_forward has no effect in a program that uses torch.compile: steps wait for all "
                     "gradients"

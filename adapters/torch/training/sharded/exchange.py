@@ -11,13 +11,12 @@ from torch.autograd.graph import get_gradient_edge
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import ABSENT, REDUCESCATTER
-from sirtaki.common.ops.reduction import Call, Reduction
+from sirtaki.common.ops.reduction import Call
 from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView
 from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
-from sirtaki.torch.ops.autograd import CollectiveScope
-from sirtaki.torch.ops.compression import Compressor
 from sirtaki.torch.ops.tensors import code_of
+from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import NamedParameter, trainable
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
 from sirtaki.torch.training.sharded.slices import BLOCK, Partition, Slice, flat, in_order_of
@@ -48,19 +47,11 @@ class ScatteredGradients(Stage):
     """
 
     def __init__(
-        self,
-        partition: Partition,
-        scope: CollectiveScope,
-        how: Reduction,
-        compression: type[Compressor],
-        named: Sequence[NamedParameter],
+        self, partition: Partition, options: ExchangeOptions, named: Sequence[NamedParameter]
     ) -> None:
-        self._scope, self._compression = scope, compression
-        self._names = [entry.name for entry in named]
-        self._parameters = [entry.parameter for entry in named]
+        super().__init__(options, named)
         self._slices: list[Slice] = [partition.slice_of(parameter) for parameter in self._parameters]
-        self._how, self._set_number = how, scope.process_set.number(scope.context)
-        self._requests = PreparedRequests(scope.context, len(named), device)  # by parameter
+        self._requests = PreparedRequests(self._context, len(named), device)  # by parameter
         self._described_as: list[Any] = [None] * len(named)
         self._results: list[_Result] = []
         self._stand_ins: dict[int, ShardedGradient] = {}
