@@ -15,12 +15,11 @@ from torch import Tensor
 
 from sirtaki.bindings.context import Context
 from sirtaki.common.ops.compression import compressed
-from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.requests import ALLREDUCE
 from sirtaki.common.training.round_checks import RoundChecks
 from sirtaki.torch import device
 from sirtaki.torch.consistency import note_gradients, round_checks
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import reducible_view
 from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import exchanged
@@ -65,11 +64,10 @@ class AdasumOptimizer(SeparateOptimizer):
         scope = self._scope
         if scope.has_no_peers:
             return
-        options = scope.derived("change").options(self._exchange_options.how)
 
         def combine(changes: Sequence[Tensor]) -> list[Tensor]:
             with device.exposed(scope.context, changes):
-                return run(scope.context, COLLECTIVES.group(scope.context, ALLREDUCE, changes, options))
+                return scope.derived("change").run_group(ALLREDUCE, changes, self._exchange_options.how)
 
         pairs = list(zip(self._parameters(), self._previous_values, strict=True))
         own = [parameter - previous for parameter, previous in pairs]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.request import SUM
-from sirtaki.common.ops.handles import Handle, start
+from sirtaki.common.ops.handles import Handle
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE
 from sirtaki.torch import device
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.training.compressed.exchange import METHODS, Agreement
 from sirtaki.torch.training.compressed.method import Link, TensorSlot, compute_dtype
 from sirtaki.torch.training.compressed.state import CompressionState
@@ -292,11 +292,11 @@ class AverageInFlight:
         self._is_encoded = [self._format.encodes(tensor) for tensor in sent]
         exact = [tensor for tensor, is_encoded in zip(sent, self._is_encoded, strict=True) if not is_encoded]
         encoded = [tensor for tensor, is_encoded in zip(sent, self._is_encoded, strict=True) if is_encoded]
-        self._exact = _start(scope, [header, *exact, *weighted[len(sent) :]], Reduction(SUM))
+        self._exact = scope.start_group(ALLREDUCE_IN_PLACE, [header, *exact, *weighted[len(sent) :]])
         if encoded:
             assert self._format.wire_format is not None
             how = Reduction(SUM, wire_format=self._format.wire_format.code)
-            self._encoded = _start(scope.derived("encoded"), encoded, how)
+            self._encoded = scope.derived("encoded").start_group(ALLREDUCE_IN_PLACE, encoded, how)
 
     def wait(self) -> Average:
         """Blocks until all ranks have started it, and returns the result.
@@ -377,11 +377,6 @@ class _CompressedSums:
             if residual is not None and self._weight != 1:
                 residual.div_(self._weight)
         return self._slots
-
-
-def _start(scope: CollectiveScope, tensors: Sequence[Tensor], how: Reduction) -> Handle[list[Tensor]]:
-    operation = COLLECTIVES.group(scope.context, ALLREDUCE_IN_PLACE, tensors, scope.options(how))
-    return start(scope.context, operation)
 
 
 def _weighted(tensor: Tensor, weight: float) -> Tensor:

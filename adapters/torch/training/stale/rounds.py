@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.errors import DeadlineError, ParametersDifferError
-from sirtaki.bindings.request import SUM
-from sirtaki.common.ops.handles import run
-from sirtaki.common.ops.reduction import Reduction
 from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.training.stale.clock import Clock, ClockReport, Decision, GlobalBatchClock
 
 # A rank begins a round when it has news, and otherwise after this share of its last step: often enough that
@@ -140,8 +137,7 @@ class Rounds:
 
     def _gather(self, own: ClockReport) -> list[ClockReport]:
         row = torch.tensor([[*map(int, own)]], dtype=torch.int64)
-        context, options = self._scope.context, self._scope.derived("reports").options()
-        (rows,) = run(context, COLLECTIVES.group(context, ALLGATHER, [row], options))
+        (rows,) = self._scope.derived("reports").run_group(ALLGATHER, [row])
         return [
             ClockReport(int(a), int(b), bool(c), bool(d), int(e), int(f))
             for a, b, c, d, e, f in rows.tolist()
@@ -237,10 +233,8 @@ class StaleExchange(Rounds):
         header = torch.zeros(size + len(own.is_present), dtype=torch.int64)
         header[self._place] = own.steps
         header[size:] = torch.tensor(own.is_present, dtype=torch.int64)
-        options = self._scope.derived("update").options(Reduction(SUM))
-        context = self._scope.context
         parts = [header, *own.tensors]
-        summed, *sums = run(context, COLLECTIVES.group(context, ALLREDUCE_IN_PLACE, parts, options))
+        summed, *sums = self._scope.derived("update").run_group(ALLREDUCE_IN_PLACE, parts)
         counts, present = summed[:size].tolist(), summed[size:].tolist()
         total = sum(counts)
         divisor = max(total, size)  # when ranks have ended, a gradient does not weigh more
