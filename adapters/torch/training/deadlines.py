@@ -23,7 +23,7 @@ from sirtaki.common.training.shares import current_share
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.training.loss_scale import ResidualScale, unscaling_scaler
-from sirtaki.torch.training.parameters import all_named
+from sirtaki.torch.training.parameters import all_named, filled
 from sirtaki.torch.training.reducer import Nesting
 from sirtaki.torch.training.wrapping import Optimizer, Wrapped, closure_of, wrap
 
@@ -131,11 +131,7 @@ class DeadlineRounds:
         """
         parts = [_gradient_of(name, parameter) for name, parameter in self._named.items()]
         present = torch.tensor([part is not None for part in parts], dtype=self._parameters[0].dtype)
-        rows = [
-            torch.zeros(parameter.numel(), dtype=parameter.dtype) if part is None else part.reshape(-1)
-            for part, parameter in zip(parts, self._parameters, strict=True)
-        ]
-        own = torch.cat([*rows, present])
+        own = torch.cat([*(part.reshape(-1) for part in filled(parts, self._parameters)), present])
         return own if self._residual is None else own.add_(self._rescaled(self._scale.to_present()))
 
     def _distribute(self, result: Tensor) -> None:

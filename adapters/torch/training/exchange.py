@@ -29,12 +29,11 @@ from sirtaki.torch.ops.tensors import (
     count_write,
     reducible_view,
     refuse_shared_gradients,
-    shares_elements,
 )
 from sirtaki.torch.training.compressed.exchange import CompressedGradients
 from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.overlapped.flight import Flight
-from sirtaki.torch.training.parameters import NamedParameter
+from sirtaki.torch.training.parameters import NamedParameter, store_gradient
 from sirtaki.torch.training.sharded.exchange import ScatteredGradients
 from sirtaki.torch.training.stage import Gradients, Stage
 
@@ -268,19 +267,11 @@ class GradientExchange(Gradients):
         """Stores a result as the gradient. Returns whether there is a result: no if all ranks' are absent."""
         if result.absent and self._requests.is_untouched(result.slot):
             return False
-        gradient, dimensions = result.gradient, self._sparse.dimensions(result.parameter_index)
-        if gradient is not None and gradient.layout is torch.strided:
-            if result.tensor.data_ptr() == gradient.data_ptr():
-                count_write([gradient])
-                return True
-            dimensions = 0
+        gradient, index = result.gradient, result.parameter_index
+        is_dense = gradient is not None and gradient.layout is torch.strided
+        dimensions = 0 if is_dense else self._sparse.dimensions(index)
         restored = self._compression.decompress(result.tensor, result.undo)
-        if gradient is None or gradient.is_sparse or shares_elements(gradient):
-            self._parameters[result.parameter_index].grad = (
-                restored.to_sparse(dimensions) if dimensions else restored
-            )
-        else:
-            gradient.copy_(restored)
+        store_gradient(self._parameters[index], gradient, restored, dimensions)
         return True
 
 

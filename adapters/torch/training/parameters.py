@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.training.groups import GroupRules, Groups, check_groups, partitioned
+from sirtaki.torch.ops.tensors import count_write, shares_elements
 
 
 class NamedParameter(NamedTuple):
@@ -97,6 +98,32 @@ def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Ite
             if can_have_gradient(parameter) and parameter not in seen:
                 seen.add(parameter)
                 yield names.get(parameter, f"parameter {place} of group {group}"), parameter
+
+
+def filled(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Returns gradients, with zeros in row-major order for parameters that have none."""
+    return [
+        torch.zeros_like(parameter, memory_format=torch.contiguous_format) if gradient is None else gradient
+        for gradient, parameter in zip(gradients, parameters, strict=True)
+    ]
+
+
+def store_gradient(parameter: Tensor, gradient: Tensor | None, result: Tensor, dimensions: int = 0) -> None:
+    """Makes a result the gradient of a parameter, in the memory of its present gradient if possible.
+
+    Args:
+        parameter: the parameter.
+        gradient: its gradient when the exchange began.
+        result: the result, which may have been written there.
+        dimensions: the sparse dimensions of a gradient that replaces a sparse one, or none; 0: it is dense.
+    """
+    if gradient is None or gradient.is_sparse or shares_elements(gradient):
+        result = result.to(parameter.dtype)
+        parameter.grad = result.to_sparse(dimensions) if dimensions else result
+    elif result.data_ptr() == gradient.data_ptr():
+        count_write([gradient])
+    else:
+        gradient.copy_(result)
 
 
 def can_have_gradient(parameter: Tensor) -> bool:

@@ -29,7 +29,7 @@ from sirtaki.torch.training.compressed.powersgd import PowerSGDMethod
 from sirtaki.torch.training.compressed.quantised import QuantisedMethod
 from sirtaki.torch.training.compressed.state import CompressionState
 from sirtaki.torch.training.exchange_options import ExchangeOptions
-from sirtaki.torch.training.parameters import NamedParameter
+from sirtaki.torch.training.parameters import NamedParameter, store_gradient
 from sirtaki.torch.training.stage import Stage
 
 # ---- Methods that gather what each rank has chosen to send: top-k and onebit ---------------------------
@@ -310,7 +310,9 @@ class CompressedGradients(Stage):
             is_finite = self._phased.wait() and _are_finite(reduced)
             with torch.no_grad():
                 for slot in self._method.end(self._slots, keeps=is_finite):
-                    _put(slot.parameter, slot.values)
+                    gradient = slot.parameter.grad
+                    dimensions = gradient.sparse_dim() if gradient is not None and gradient.is_sparse else 0
+                    store_gradient(slot.parameter, gradient, slot.values, dimensions)
         self.discard()
         return []
 
@@ -358,18 +360,6 @@ def _is_plain(gradient: Tensor, dtype: torch.dtype) -> bool:
         and not shares_elements(gradient)
         and not gradient.is_neg()
     )
-
-
-def _put(parameter: Tensor, values: Tensor) -> None:
-    """Makes these values the gradient."""
-    gradient = parameter.grad
-    if gradient is not None and gradient.layout is torch.strided and not shares_elements(gradient):
-        if gradient.data_ptr() != values.data_ptr():
-            gradient.copy_(values)
-    elif gradient is not None and gradient.is_sparse:
-        parameter.grad = values.to(parameter.dtype).to_sparse(gradient.sparse_dim())
-    else:
-        parameter.grad = values.to(parameter.dtype)
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

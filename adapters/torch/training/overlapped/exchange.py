@@ -20,9 +20,9 @@ from sirtaki.common.ops.reduction import Call
 from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView
 from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
-from sirtaki.torch.ops.tensors import code_of, count_write, refuse_shared_gradients, shares_elements
+from sirtaki.torch.ops.tensors import code_of, refuse_shared_gradients
 from sirtaki.torch.training.exchange_options import ExchangeOptions
-from sirtaki.torch.training.parameters import NamedParameter
+from sirtaki.torch.training.parameters import NamedParameter, store_gradient
 from sirtaki.torch.training.stage import Gradients
 
 _FIRST_ROUND_BY_USE = 3  # rounds are counted from 1; the order of use is known on all ranks by then
@@ -213,21 +213,13 @@ class UrgentGradients(Gradients):
             raise
         if not (gradient.is_absent and self._requests.is_untouched(slots.start)):
             with torch.no_grad():
-                self._store(number, gradient)
+                restored = self._compression.decompress(gradient.exchanged, gradient.undo)
+                store_gradient(self._parameters[number], gradient.gradient, restored)
         self._end(number)
 
     def _end(self, number: int, *, is_in_flight: bool = False) -> None:
         del self._submitted[number]
         self._requests.end(self._slots.pop(number), are_in_flight=is_in_flight)
-
-    def _store(self, number: int, submitted: _Submitted) -> None:
-        restored = self._compression.decompress(submitted.exchanged, submitted.undo)
-        if submitted.gradient is None or shares_elements(submitted.gradient):
-            self._parameters[number].grad = restored
-        elif restored.data_ptr() == submitted.gradient.data_ptr():
-            count_write([submitted.gradient])
-        else:
-            submitted.gradient.copy_(restored)
 
     def discard(self) -> None:
         """Ends a round that has failed."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE
 from sirtaki.common.ownership import owners_of
 from sirtaki.torch.ops.autograd import CollectiveScope, alltoall
+from sirtaki.torch.training.parameters import filled
 from sirtaki.torch.training.stale.clock import WorkerClock
 from sirtaki.torch.training.stale.rounds import Rounds
 
@@ -160,10 +161,7 @@ class Table(Rounds):
             own = self._gradients.popleft() if self._gradients else [None] * len(self._values)
         is_present = torch.tensor([tensor is not None for tensor in own], dtype=torch.int64)
         (present,) = self._scope.derived("present").run_group(ALLREDUCE_IN_PLACE, [is_present])
-        full = [
-            torch.zeros_like(value) if tensor is None else tensor
-            for tensor, value in zip(own, self._values, strict=True)
-        ]
+        full = filled(own, self._values)
         for number, part in enumerate(self._parts):
             self._collect(part, full, present.tolist(), f"gradients.{number}")
         if self.optimizer is not None:
