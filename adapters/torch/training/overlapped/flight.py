@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -326,13 +326,6 @@ def _kept(value: Any) -> Any:
 # ---- Parameters whose gradients are still being exchanged, while the program goes on -------------------
 
 
-class Landing(Protocol):
-    """The owner of parameters in flight."""
-
-    def land(self, number: int) -> None:
-        """Waits until the parameter with this number has its new value, and ends its flight."""
-
-
 class ParameterInFlight(torch.nn.Parameter):
     """The class of a parameter while its gradient is exchanged, or its update is due.
 
@@ -342,11 +335,11 @@ class ParameterInFlight(torch.nn.Parameter):
     gets a parameter in another way finds NaN instead of an old value.
 
     Attributes:
-        landing: the owner of its flight; None if the program has made it as an object of this class.
+        landing: its flight; None if the program has made it as an object of this class.
         number: its number there.
     """
 
-    landing: Landing | None = None
+    landing: Flight | None = None
     number: int = 0
 
     @classmethod
@@ -372,9 +365,9 @@ class ParameterInFlight(torch.nn.Parameter):
         return self.__reduce_ex__(protocol)
 
 
-def take_off(parameter: Tensor, landing: Landing, number: int) -> None:
-    """Begins the flight of a parameter, which the landing ends."""
-    parameter.landing, parameter.number = landing, number  # type: ignore[attr-defined]
+def take_off(parameter: Tensor, flight: Flight, number: int) -> None:
+    """Begins the flight of a parameter, which its landing ends."""
+    parameter.landing, parameter.number = flight, number  # type: ignore[attr-defined]
     parameter.__class__ = ParameterInFlight  # last: another thread may look at it
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class AverageRule(Protocol):
+class AverageRule:
     """A rule. It is called on all ranks with the same averages.
 
     Attributes:
         equalizes: whether the parameters are equal on all ranks after each average.
     """
 
-    equalizes: bool
+    equalizes = True
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
         """Prepares for the first step: the parameters are equal on all ranks now."""
@@ -25,38 +25,38 @@ class AverageRule(Protocol):
     def follow(self, parameters: Sequence[Tensor]) -> bool:
         """Continues from what the program has made of parameters that were equal on all ranks.
 
-        Returns whether it has changed any of them.
+        Returns whether it has changed any of them, if the rule has to know.
         """
+        return False
 
     def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Returns new tensors, which are averaged instead of the parameters."""
+        raise NotImplementedError
 
     def apply(self, parameters: Sequence[Tensor], averages: Sequence[Tensor] | None, is_last: bool) -> None:
         """Changes the parameters; without averages if no rank has taken a step.
 
         With `is_last`, no rank continues with values of its own: the parameters become equal on all ranks.
         """
+        raise NotImplementedError
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what is equal on all ranks besides the parameters, by names."""
+        return {}
 
     def state_dict(self) -> Any:
         """Returns what a checkpoint needs; None if there is nothing."""
+        return None
 
     def load_state_dict(self, state: Any) -> None:
         """Continues from what `state_dict` has returned; None: from the parameters at the next step."""
 
 
-class ParameterAveraging:
-    """Replaces parameters by their average over the ranks (local SGD: Stich, arXiv 1805.09767)."""
+class ParameterAveraging(AverageRule):
+    """Replaces parameters by their average over the ranks (local SGD: Stich, arXiv 1805.09767).
 
-    equalizes = True
-
-    def begin(self, parameters: Sequence[Tensor]) -> None:
-        pass
-
-    def follow(self, parameters: Sequence[Tensor]) -> bool:
-        return False  # all of the parameters are averaged, whoever has changed them
+    All of the parameters are averaged, whoever has changed them.
+    """
 
     def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in parameters]
@@ -66,17 +66,8 @@ class ParameterAveraging:
         for parameter, average in zip(parameters, averages or (), strict=averages is not None):
             parameter.copy_(average)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
 
-    def state_dict(self) -> None:
-        return None
-
-    def load_state_dict(self, state: Any) -> None:
-        pass
-
-
-class OuterStep:
+class OuterStep(AverageRule):
     """Moves a global copy of the parameters by an optimizer, against the average of the ranks' changes.
 
     Douillard et al., DiLoCo, arXiv 2311.08105; with fragments and overlap: Streaming DiLoCo, arXiv
