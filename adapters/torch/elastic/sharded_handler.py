@@ -12,7 +12,6 @@ from sirtaki.common.elastic.slices import SliceCopies, allocated, opened
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.torch.elastic.optimizer_handler import OptimizerHandler, overwrite
 from sirtaki.torch.ops.autograd import CollectiveScope
-from sirtaki.torch.training.optimizer import drop_round
 from sirtaki.torch.training.optimizer_state import options_of, set_options
 from sirtaki.torch.training.sharded.optimizer import Sharded
 from sirtaki.torch.training.sharded.whole_values import Elements, Part, described, whole_values
@@ -62,10 +61,6 @@ class ShardedOptimizerHandler(OptimizerHandler):
             return
         provided = [unpacked(payload) for payload in self._copies.provided(scope.context, _name(scope))]
         self.value.take_state(whole_values(scope, provided, self.parameters()))
-
-    def drop_gradients(self) -> None:
-        drop_round(self.value)
-        super().drop_gradients()
 
 
 def _name(scope: CollectiveScope) -> str:
