@@ -254,7 +254,7 @@ class _Distributed(TorchSurvivor, Wrapped):
         self._check_use()
         self._scope.check_world()
         scaler = calling_scaler()
-        self._settings.loss_scale.note(scaler)
+        self._settings.loss_scale.attach(scaler)
         if self._exchange_options.memory is not None:
             self._exchange_options.memory.note_step(scaler)
         if not self._has_stepped:  # a wrapper may have been made since
