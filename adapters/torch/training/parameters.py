@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from sirtaki.common.training.groups import GroupRules, Groups, check_groups, partitioned
 from sirtaki.torch.ops.tensors import count_write, shares_elements
@@ -98,6 +99,30 @@ def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Ite
             if can_have_gradient(parameter) and parameter not in seen:
                 seen.add(parameter)
                 yield names.get(parameter, f"parameter {place} of group {group}"), parameter
+
+
+class GrowthHook:
+    """A hook that autograd calls before it adds to a parameter's gradient, until it is removed."""
+
+    def __init__(self, parameter: Tensor, hook: Callable[[Any], Any]) -> None:
+        with trainable(parameter):
+            self._node = get_gradient_edge(parameter).node  # held so that it lives
+        self._handle = self._node.register_prehook(hook)
+
+    def remove(self) -> None:
+        """Removes the hook."""
+        self._handle.remove()
+
+
+@contextmanager
+def kept_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Restores the gradients of parameters afterwards."""
+    before = [(parameter, parameter.grad) for parameter in parameters]
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
 
 
 def filled(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from sirtaki.torch.training.parameters import kept_gradients
 
 
 class AverageRule:
@@ -102,26 +103,16 @@ class OuterStep(AverageRule):
         for tensor in parameters:
             tensor.copy_(self._global[tensor])
         if averages is not None:
-            with self._gradients(parameters, averages):
+            with kept_gradients(self._parameters):
+                for item in self._parameters:
+                    item.grad = None
+                for tensor, average in zip(parameters, averages, strict=True):
+                    tensor.grad = average
                 self.outer.step()
             for tensor in parameters:
                 self._global[tensor].copy_(tensor)
         for tensor, local in zip(parameters, own or (), strict=own is not None):
             tensor.lerp_(local, self._alpha)
-
-    @contextmanager
-    def _gradients(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[None]:
-        """Sets these parameters' gradients temporarily, and all other parameters' gradients to None."""
-        before = [parameter.grad for parameter in self._parameters]
-        for item in self._parameters:
-            item.grad = None
-        for tensor, gradient in zip(parameters, gradients, strict=True):
-            tensor.grad = gradient
-        try:
-            yield
-        finally:
-            for item, gradient in zip(self._parameters, before, strict=True):
-                item.grad = gradient
 
     def tensors(self) -> dict[str, Tensor]:
         found = {f"global {place}": tensor for place, tensor in enumerate(self._ordered())}
