@@ -31,8 +31,7 @@ from sirtaki.torch.plain_optimizers import IdleSteps
 from sirtaki.torch.replay import Replay, refuse_replay, replay_of
 from sirtaki.torch.training.adasum import with_adasum
 from sirtaki.torch.training.closures import ReducedClosure
-from sirtaki.torch.training.compressed.arguments import plain_and_memory
-from sirtaki.torch.training.compressed.state import CompressionState
+from sirtaki.torch.training.compressed.state import CompressionState, plain_and_memory
 from sirtaki.torch.training.deadlines import LateRule, with_deadline
 from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.loss_scale import LossScale, calling_scaler
@@ -49,7 +48,6 @@ from sirtaki.torch.training.stale.optimizer import with_staleness
 from sirtaki.torch.training.wrapping import (
     ListedParameters,
     Optimizer,
-    TorchSurvivor,
     Wrapped,
     closure_of,
     inherited_groups,
@@ -193,7 +191,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     return _distributed(optimizer, settings, partition)
 
 
-class _Distributed(TorchSurvivor, Wrapped):
+class _Distributed(Wrapped):
     """The abilities of a distributed optimizer besides its own class. Hooks surround its own step."""
 
     _settings: ReducerSettings
@@ -292,7 +290,6 @@ class _Distributed(TorchSurvivor, Wrapped):
 
     def _unwrap(self) -> None:
         self._finalizer()
-        self._is_retired = False
         super()._unwrap()
 
     def move_to(self, context: Context) -> None:

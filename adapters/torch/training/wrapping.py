@@ -19,7 +19,34 @@ from sirtaki.torch.ops.autograd import CollectiveScope
 Optimizer = torch.optim.Optimizer
 
 
-class Wrapped(Optimizer):
+class TorchSurvivor:
+    """An object that `hvd.elastic.run` moves from world to world, or ends: `sirtaki.bindings.survivors`."""
+
+    _is_retired = False
+
+    def _register(self, context: Context) -> None:
+        """Makes this object a survivor, if the job is elastic."""
+        if context.survivors is not None:
+            context.survivors.add(self)
+
+    def move_to(self, context: Context) -> None:
+        """Continues in another world. `hvd.elastic.run` calls it."""
+        raise NotImplementedError
+
+    def retire(self) -> None:
+        """Ends the use of this object. `hvd.elastic.run` calls it."""
+        self._is_retired = True
+
+    def _check_use(self) -> None:
+        """Raises NotInitializedError if this object has been retired."""
+        if self._is_retired:
+            raise NotInitializedError(
+                f"this {type(self).__name__} was made inside the training function, by an execution of it "
+                "that has ended when the ranks changed: make it before hvd.elastic.run, or use the new one"
+            )
+
+
+class Wrapped(TorchSurvivor, Optimizer):
     """An optimizer that `wrap` has extended by a mixin.
 
     Attributes:
@@ -114,6 +141,7 @@ class Wrapped(Optimizer):
 
     def _unwrap(self) -> None:
         """Turns it back into the plain optimizer."""
+        self._is_retired = False
         for hook in self._hooks:
             hook.remove()
         self.__class__ = self._plain_class()
@@ -228,37 +256,10 @@ def inherited_groups(groups: Groups, heirs: Mapping[Tensor, Tensor], present: Li
     return [[tensor for tensor in group if tensor in there] for group in found]
 
 
-# ---- The common part of objects that outlive their world in an elastic job -----------------------------
+# ---- Optimizers that step with the rank's own gradients ------------------------------------------------
 
 
-class TorchSurvivor:
-    """An object that `hvd.elastic.run` moves from world to world, or ends: `sirtaki.bindings.survivors`."""
-
-    _is_retired = False
-
-    def _register(self, context: Context) -> None:
-        """Makes this object a survivor, if the job is elastic."""
-        if context.survivors is not None:
-            context.survivors.add(self)
-
-    def move_to(self, context: Context) -> None:
-        """Continues in another world. `hvd.elastic.run` calls it."""
-        raise NotImplementedError
-
-    def retire(self) -> None:
-        """Ends the use of this object. `hvd.elastic.run` calls it."""
-        self._is_retired = True
-
-    def _check_use(self) -> None:
-        """Raises NotInitializedError if this object has been retired."""
-        if self._is_retired:
-            raise NotInitializedError(
-                f"this {type(self).__name__} was made inside the training function, by an execution of it "
-                "that has ended when the ranks changed: make it before hvd.elastic.run, or use the new one"
-            )
-
-
-class SeparateOptimizer(TorchSurvivor, Wrapped):
+class SeparateOptimizer(Wrapped):
     """A wrapped optimizer that steps with the rank's own gradients.
 
     Its state, such as momenta, is the rank's own. Parameters are equal once the ranks have combined them.
@@ -287,7 +288,3 @@ class SeparateOptimizer(TorchSurvivor, Wrapped):
 
     def load_memory_state(self, state: Any) -> None:
         """Returns to what `memory_state` has returned."""
-
-    def _unwrap(self) -> None:
-        self._is_retired = False
-        super()._unwrap()

@@ -42,7 +42,7 @@ class Overlapped(Wrapped):
 
         All ranks must call it.
         """
-        self._check_use()  # type: ignore[attr-defined]
+        self._check_use()
         self._follow_groups()  # type: ignore[attr-defined]
         self._reducer.finish_step()
 
