@@ -53,7 +53,6 @@ class GatheringMethod(Method):
         super().__init__(state, link)
         self._own: dict[int, Tensor] = {}
         self._parts: dict[int, list[Tensor]] = {}  # of each tensor, in the order of ranks
-        self._touched: set[int] = set()
         self._contributors = 0
 
     @abstractmethod
@@ -91,7 +90,7 @@ class GatheringMethod(Method):
         rows = gathered.view(-1, len(row))
         self._contributors = len(rows)
         is_new = (rows[:, : len(marks)] == _NEW).any(dim=0).tolist()
-        self._touched = {at for at, new in zip(slots, is_new, strict=True) if new}
+        self._touched = [at for at, new in zip(slots, is_new, strict=True) if new]
         self._parts = {at: [] for at in slots}
         for item in rows:
             for at, part in zip(slots, item[head:].split([*lengths.values()]), strict=True):
@@ -102,9 +101,6 @@ class GatheringMethod(Method):
             for part in self._parts[at]
         ]
         return not finite or bool(torch.stack(finite).all())
-
-    def is_touched(self, number: int) -> bool:
-        return number in self._touched
 
     def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:
         values = slot.values.view(-1)

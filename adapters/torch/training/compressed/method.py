@@ -97,6 +97,7 @@ class Method(ABC):
 
     def __init__(self, state: CompressionState, link: Link) -> None:
         self._state, self._link = state, link
+        self._touched: list[int] = []  # whose tensors were new on any rank in this round, in order
 
     def start(self, slots: Mapping[int, TensorSlot]) -> PhasedExchange[bool]:
         """Starts the communication of a round's tensors, at least 1; `end` stores the results."""
@@ -113,7 +114,7 @@ class Method(ABC):
         Returns the slots whose tensors were new on any rank.
         """
         squared_values = squared_errors = 0.0
-        touched = {number: slot for number, slot in slots.items() if self.is_touched(number)}
+        touched = {number: slots[number] for number in self._touched}
         for number, slot in touched.items():
             residual = self._state.residuals.get(slot.parameter) if keeps else None
             if residual is not None:
@@ -134,12 +135,8 @@ class Method(ABC):
         """Exchanges the tensors of a round, by the numbers of their parameters: the same on all ranks.
 
         Returns whether all results are finite, the same on all ranks.
-        Nothing that is remembered may change before `store`.
+        Sets `_touched`. Nothing that is remembered may change before `store`.
         """
-
-    @abstractmethod
-    def is_touched(self, number: int) -> bool:
-        """Returns whether any rank's gradient was new, the same on all ranks."""
 
     @abstractmethod
     def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:
