@@ -38,7 +38,7 @@ class ShardedOptimizerHandler(OptimizerHandler):
         set_options(self.value, rest)
 
     def land(self) -> None:
-        scope = self.value.sharding_scope
+        scope = self.value._scope
         self._copies.exchange(scope.context, _name(scope), self.value.place, packed(self.value.parts()))
 
     def save(self) -> None:
@@ -52,11 +52,11 @@ class ShardedOptimizerHandler(OptimizerHandler):
             self.value.return_to(unpacked(payload))
 
     def prepare_change(self) -> None:
-        scope = self.value.sharding_scope
+        scope = self.value._scope
         self._copies.spread(scope.context, _name(scope))
 
     def divide(self) -> None:
-        scope = self.value.sharding_scope.derived("divide")
+        scope = self.value._scope.derived("divide")
         if not any(gather_objects(scope.context, self.value.awaits_state, scope.name, scope.process_set)):
             return
         provided = [unpacked(payload) for payload in self._copies.provided(scope.context, _name(scope))]

@@ -28,9 +28,8 @@ from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.ops.compression import Compression, Compressor
 from sirtaki.torch.ops.tensors import is_reachable
 from sirtaki.torch.training.compressed.phases import PhasedExchange, Phases
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import NamedParameter
-from sirtaki.torch.training.stage import Stage
+from sirtaki.torch.training.stage import ExchangeOptions, Stage
 
 _NEW, _ABSENT = -1, -2  # the first of a rank's row numbers
 

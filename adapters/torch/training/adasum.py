@@ -21,8 +21,8 @@ from sirtaki.torch import device
 from sirtaki.torch.consistency import note_gradients, round_checks
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import reducible_view
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import exchanged
+from sirtaki.torch.training.stage import ExchangeOptions
 from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer, wrap
 
 

@@ -31,11 +31,10 @@ from sirtaki.torch.ops.tensors import (
     refuse_shared_gradients,
 )
 from sirtaki.torch.training.compressed.exchange import CompressedGradients
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.overlapped.flight import Flight
 from sirtaki.torch.training.parameters import NamedParameter, store_gradient
 from sirtaki.torch.training.sharded.exchange import ScatteredGradients
-from sirtaki.torch.training.stage import Gradients, Stage
+from sirtaki.torch.training.stage import ExchangeOptions, Gradients, Stage
 
 _dtype_of = attrgetter("dtype")
 _is_cpu = attrgetter("is_cpu")

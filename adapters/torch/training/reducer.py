@@ -30,11 +30,11 @@ from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.gradient_memory import gradient_memory_of
 from sirtaki.torch.training.exchange import GradientExchange
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.other_reducers import Claim
 from sirtaki.torch.training.overlapped.flight import Flight
 from sirtaki.torch.training.parameters import GrowthHook, NamedParameter, can_have_gradient, trainable
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
+from sirtaki.torch.training.stage import ExchangeOptions
 from sirtaki.torch.training.wrapping import Wrapped
 
 _NEVER = 1 << 62

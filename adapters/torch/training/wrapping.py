@@ -237,23 +237,21 @@ class ListedParameters:
             if old not in now and new not in before
         }
 
+    def inherited_names(
+        self, names: Mapping[Tensor, str], heirs: Mapping[Tensor, Tensor]
+    ) -> dict[Tensor, str]:
+        """Returns the names of these parameters; heirs inherit the names of the parameters before them."""
+        there = set(self)
+        found = {heirs.get(tensor, tensor): name for tensor, name in names.items()}
+        return {tensor: name for tensor, name in found.items() if tensor in there}
 
-def inherited_names(
-    names: Mapping[Tensor, str], heirs: Mapping[Tensor, Tensor], present: ListedParameters
-) -> dict[Tensor, str]:
-    """Returns the names of the present parameters; heirs inherit the names of the parameters before them."""
-    there = set(present)
-    found = {heirs.get(tensor, tensor): name for tensor, name in names.items()}
-    return {tensor: name for tensor, name in found.items() if tensor in there}
-
-
-def inherited_groups(groups: Groups, heirs: Mapping[Tensor, Tensor], present: ListedParameters) -> Groups:
-    """Returns the lists of parameters that are reduced together, with heirs in place of gone parameters."""
-    if groups is None or isinstance(groups, int):
-        return groups
-    there = set(present)
-    found = [[heirs.get(member, member) for member in group] for group in groups]
-    return [[tensor for tensor in group if tensor in there] for group in found]
+    def inherited_groups(self, groups: Groups, heirs: Mapping[Tensor, Tensor]) -> Groups:
+        """Returns the groups that are reduced together, with heirs in place of gone parameters."""
+        if groups is None or isinstance(groups, int):
+            return groups
+        there = set(self)
+        found = [[heirs.get(member, member) for member in group] for group in groups]
+        return [[tensor for tensor in group if tensor in there] for group in found]
 
 
 # ---- Optimizers that step with the rank's own gradients ------------------------------------------------

@@ -28,9 +28,8 @@ from sirtaki.torch.training.compressed.phases import PhasedExchange, Phases
 from sirtaki.torch.training.compressed.powersgd import PowerSGDMethod
 from sirtaki.torch.training.compressed.quantised import QuantisedMethod
 from sirtaki.torch.training.compressed.state import CompressionState
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import NamedParameter, store_gradient
-from sirtaki.torch.training.stage import Stage
+from sirtaki.torch.training.stage import ExchangeOptions, Stage
 
 # ---- Methods that gather what each rank has chosen to send: top-k and onebit ---------------------------
 # A rank sends one row of bytes: for each tensor a mark, whether its gradient is new, then the tensors' parts.

@@ -21,9 +21,8 @@ from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView
 from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
 from sirtaki.torch.ops.tensors import code_of, refuse_shared_gradients
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import NamedParameter, store_gradient
-from sirtaki.torch.training.stage import Gradients
+from sirtaki.torch.training.stage import ExchangeOptions, Gradients
 
 _FIRST_ROUND_BY_USE = 3  # rounds are counted from 1; the order of use is known on all ranks by then
 

@@ -21,10 +21,9 @@ from sirtaki.common.hints import hint
 from sirtaki.torch._private import has_compiled, without_modes, without_subclasses, without_transforms
 from sirtaki.torch.ops.metadata import NEEDS_NO_ELEMENTS
 from sirtaki.torch.ops.tensors import count_write
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.overlapped.exchange import UrgentGradients
 from sirtaki.torch.training.parameters import NamedParameter
-from sirtaki.torch.training.stage import Stage
+from sirtaki.torch.training.stage import ExchangeOptions, Stage
 from sirtaki.torch.training.wrapping import Optimizer, Wrapped
 
 

@@ -15,11 +15,10 @@ from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView
 from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
 from sirtaki.torch.ops.tensors import code_of
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import GrowthHook, NamedParameter
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
 from sirtaki.torch.training.sharded.slices import BLOCK, Partition, Slice, flat, in_order_of
-from sirtaki.torch.training.stage import Stage
+from sirtaki.torch.training.stage import ExchangeOptions, Stage
 
 
 class _Result(NamedTuple):

@@ -13,8 +13,8 @@ from sirtaki.common.training import checksums
 from sirtaki.torch.consistency import check_parameters, plain_options_of
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import reducible_view
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import exchanged, kept_gradients
+from sirtaki.torch.training.stage import ExchangeOptions
 from sirtaki.torch.training.stale.arguments import refuse_model
 from sirtaki.torch.training.stale.clock import GlobalBatchClock
 from sirtaki.torch.training.stale.rounds import StaleExchange, Update
