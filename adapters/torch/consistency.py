@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import MAX, MIN
-from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.common.ops.requests import ALLREDUCE
 from sirtaki.common.training import checksums, consistency
 from sirtaki.common.training.consistency import Options, Scope, Spread
 from sirtaki.common.training.round_checks import RoundChecks
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import plain_name, view
 from sirtaki.torch.state import named_tensors
 from sirtaki.torch.training.loss_scale import LossScale
@@ -193,9 +192,7 @@ class TorchTensors:
         return Spread(float((maximum - minimum).max()), float(scale), epsilon)
 
     def _extreme(self, tensor: Tensor, op: int) -> Tensor:
-        scope = self._scope.derived("extreme")
-        options = scope.options(Reduction(op))
-        return run(scope.context, COLLECTIVES.single(scope.context, ALLREDUCE, tensor, options))
+        return self._scope.derived("extreme").run(ALLREDUCE, tensor, Reduction(op))
 
 
 class TorchOptimizer(TorchTensors):

@@ -17,7 +17,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.shared_arrays import memory_of
 from sirtaki.torch._private import copy_all
-from sirtaki.torch.training.exchange_options import ExchangeOptions
+from sirtaki.torch.training.stage import ExchangeOptions
 
 _ALIGNMENT = 64  # bytes: the slices of two ranks share no cache line
 EARLY_BYTES = 1 << 16  # gradients of this size are moved as soon as they are there, while a cache holds them

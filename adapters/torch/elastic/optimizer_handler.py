@@ -28,6 +28,7 @@ class OptimizerHandler(ContentHandler):
         return parameters_of(self.value)
 
     def drop_gradients(self) -> None:
+        drop_round(self.value)
         for parameter in self.parameters():
             parameter.grad = None
 
@@ -157,10 +158,6 @@ class OptimizerStateHandler(OptimizerHandler):
         if self._hook is not None:
             self._hook.remove()
         self._hook = self._watched = None
-
-    def drop_gradients(self) -> None:
-        drop_round(self.value)
-        super().drop_gradients()
 
     def label(self, key: str, path: Path, names: Names) -> str:
         part, index, *rest = path

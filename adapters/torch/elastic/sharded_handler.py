@@ -12,7 +12,6 @@ from sirtaki.common.elastic.slices import SliceCopies, allocated, opened
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.torch.elastic.optimizer_handler import OptimizerHandler, overwrite
 from sirtaki.torch.ops.autograd import CollectiveScope
-from sirtaki.torch.training.optimizer import drop_round
 from sirtaki.torch.training.optimizer_state import options_of, set_options
 from sirtaki.torch.training.sharded.optimizer import Sharded
 from sirtaki.torch.training.sharded.whole_values import Elements, Part, described, whole_values
@@ -39,7 +38,7 @@ class ShardedOptimizerHandler(OptimizerHandler):
         set_options(self.value, rest)
 
     def land(self) -> None:
-        scope = self.value.sharding_scope
+        scope = self.value._scope
         self._copies.exchange(scope.context, _name(scope), self.value.place, packed(self.value.parts()))
 
     def save(self) -> None:
@@ -53,19 +52,15 @@ class ShardedOptimizerHandler(OptimizerHandler):
             self.value.return_to(unpacked(payload))
 
     def prepare_change(self) -> None:
-        scope = self.value.sharding_scope
+        scope = self.value._scope
         self._copies.spread(scope.context, _name(scope))
 
     def divide(self) -> None:
-        scope = self.value.sharding_scope.derived("divide")
+        scope = self.value._scope.derived("divide")
         if not any(gather_objects(scope.context, self.value.awaits_state, scope.name, scope.process_set)):
             return
         provided = [unpacked(payload) for payload in self._copies.provided(scope.context, _name(scope))]
         self.value.take_state(whole_values(scope, provided, self.parameters()))
-
-    def drop_gradients(self) -> None:
-        drop_round(self.value)
-        super().drop_gradients()
 
 
 def _name(scope: CollectiveScope) -> str:

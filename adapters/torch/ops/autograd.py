@@ -25,7 +25,7 @@ from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
 from sirtaki.common import semantics
 from sirtaki.common.ops import requests
 from sirtaki.common.ops.collectives import ArrayCollectives
-from sirtaki.common.ops.handles import run
+from sirtaki.common.ops.handles import Handle, run, start
 from sirtaki.common.ops.process_sets import ProcessSet
 from sirtaki.common.ops.reduction import OP_NAMES, Reduction
 from sirtaki.common.ops.requests import COUNTED_ALLTOALL, CollectiveOptions
@@ -64,6 +64,22 @@ class CollectiveScope:
     def options(self, how: Reduction = _SUM, root: int = 0) -> CollectiveOptions:
         """Returns the options of a collective in this scope."""
         return CollectiveOptions(self.name, self.process_set, how, root)
+
+    def run(self, collective: requests.Collective, tensor: Tensor, how: Reduction = _SUM) -> Any:
+        """Runs a collective of a tensor, and returns its result, unrecorded."""
+        return run(self.context, COLLECTIVES.single(self.context, collective, tensor, self.options(how)))
+
+    def run_group(
+        self, collective: requests.Collective, tensors: Sequence[Tensor], how: Reduction = _SUM
+    ) -> list[Tensor]:
+        """Works like `run`, for several tensors."""
+        return run(self.context, COLLECTIVES.group(self.context, collective, tensors, self.options(how)))
+
+    def start_group(
+        self, collective: requests.Collective, tensors: Sequence[Tensor], how: Reduction = _SUM
+    ) -> Handle[list[Tensor]]:
+        """Works like `run_group`, without waiting."""
+        return start(self.context, COLLECTIVES.group(self.context, collective, tensors, self.options(how)))
 
     @property
     def has_ended(self) -> bool:

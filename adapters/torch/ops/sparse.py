@@ -8,8 +8,6 @@ rank has moves less ("reduce").
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,17 +27,15 @@ from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.ops.compression import Compression, Compressor
 from sirtaki.torch.ops.tensors import is_reachable
-from sirtaki.torch.training.exchange_options import ExchangeOptions
+from sirtaki.torch.training.compressed.phases import PhasedExchange, Phases
 from sirtaki.torch.training.parameters import NamedParameter
-from sirtaki.torch.training.stage import Stage
+from sirtaki.torch.training.stage import ExchangeOptions, Stage
 
 _NEW, _ABSENT = -1, -2  # the first of a rank's row numbers
 
 
 class SparseReduction:
     """A sparse all-reduce in flight. Calling it, or `wait()`, waits and returns the result.
-
-    The second phase begins when this rank waits for anything: ranks may wait in any order.
 
     Attributes:
         chosen: the method for the rows, "gather" or "reduce"; None as long as that is not known, and if the
@@ -58,15 +54,10 @@ class SparseReduction:
         self._scope, self._how, self._compression = scope, how, compression
         tensor = tensor.detach().coalesce()
         self._shape, self._dimensions = tensor.shape, tensor.sparse_dim()
-        self._own, self._values = self._row_numbers(tensor.indices()).cpu(), tensor.values()
-        self._in_stream = device.this_stream(device.ordinal(self._values))
-        self._lock = threading.Lock()
-        self._has_waiter = False
-        self._rows: Handle[Any] | None = None
         self._union = self._inverse = torch.empty(0, dtype=torch.int64)
-        marked = torch.cat([torch.tensor([_NEW if is_new else _ABSENT]), self._own])
-        self._numbers = self._start(ALLGATHER, marked, "numbers")
-        scope.context.add_progress_callback(self._poll_second_phase)
+        phases = self._phases(self._row_numbers(tensor.indices()).cpu(), tensor.values(), is_new)
+        in_stream = device.this_stream(device.ordinal(tensor.values()))
+        self._phased = PhasedExchange(scope.context, phases, in_stream)
 
     def wait(self) -> Tensor | None:
         """Returns the result, a coalesced sparse tensor; None if the tensor is absent on all ranks.
@@ -74,13 +65,10 @@ class SparseReduction:
         Raises:
             HorovodInternalError: the operation failed.
         """
-        with self._lock:
-            self._has_waiter = True  # this thread starts the second phase as soon as the first has ended
-        self._numbers.wait()
-        self._start_second_phase()
-        if self._rows is None:
+        handle = self._phased.wait()
+        if handle is None:
             return None
-        rows = self._compression.decompress(self._rows.wait(), self._undo)
+        rows = self._compression.decompress(handle.wait(), self._undo)
         if self.chosen == "gather":
             rows = self._sum_rows(rows)
         shape = self._shape[: self._dimensions]
@@ -101,33 +89,25 @@ class SparseReduction:
             numbers = numbers * extent + along
         return numbers
 
-    def _poll_second_phase(self) -> bool:
-        """Starts the second phase if the first has ended. Returns whether nothing is left to do."""
-        with self._lock:
-            if self._has_waiter:
-                return True
-            if not self._numbers.poll():
-                return False
-            with contextlib.suppress(Exception), self._in_stream():  # the waiting thread gets the error, too
-                self._start_second_phase()
-            return True
+    def _phases(self, own: Tensor, values: Tensor, is_new: bool) -> Phases[Handle[Tensor] | None]:
+        """Gathers row numbers, and returns the exchange of the rows; None if no rank has anything new.
 
-    def _start_second_phase(self) -> None:
-        """Runs the second phase. Does nothing if it has begun, or if no rank has anything new."""
-        gathered = self._numbers.wait()
-        if self.chosen is not None or not (gathered == _NEW).any():
-            return
+        The thread that waits for the rows does that in a stream of its own.
+        """
+        marked = torch.cat([torch.tensor([_NEW if is_new else _ABSENT]), own])
+        gathered = yield self._start(ALLGATHER, marked, "numbers")
+        if not (gathered == _NEW).any():
+            return None
         numbers = gathered[gathered >= 0]
         self._union, self._inverse = numbers.unique(return_inverse=True)
         adds_up = self._how.op in (core.SUM, core.AVERAGE)
         self.chosen = "gather" if adds_up and len(numbers) < 2 * len(self._union) else "reduce"
-        values, self._undo = self._compression.compress(self._values)
+        values, self._undo = self._compression.compress(values)
         if self.chosen == "gather":
-            self._rows = self._start(ALLGATHER, values, "rows")
-            return
+            return self._start(ALLGATHER, values, "rows")
         rows = values.new_zeros(len(self._union), *values.shape[1:])
-        rows[torch.searchsorted(self._union, self._own).to(values.device)] = values
-        self._rows = self._start(ALLREDUCE, rows, "rows")
+        rows[torch.searchsorted(self._union, own).to(values.device)] = values
+        return self._start(ALLREDUCE, rows, "rows")
 
     def _sum_rows(self, rows: Tensor) -> Tensor:
         """Returns the sums or averages of the rows with the same number, in the order of ranks."""
@@ -190,12 +170,9 @@ def sparse_allreduce(
 class SparseGradients(Stage):
     """The set of sparse gradients, and the exchange of their rows."""
 
-    def __init__(self, exchange_options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
-        self._options = exchange_options
-        self._names = [entry.name for entry in named]
-        parameters = [entry.parameter for entry in named]
-        self._parameters = parameters
-        self._dimensions = [0] * len(parameters)  # number of sparse dimensions that all ranks know of
+    def __init__(self, options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
+        super().__init__(options, named)
+        self._dimensions = [0] * len(named)  # number of sparse dimensions that all ranks know of
         self._known: set[int] = set()  # those whose rows are exchanged
         self._in_flight: dict[int, SparseReduction] = {}
 
@@ -227,10 +204,9 @@ class SparseGradients(Stage):
             return indices
         for index in indices:
             if index in self._known:
-                options, rows = self._options, self._as_rows(index)
-                scope = replace(options.scope, name=self._names[index])
+                scope, rows = replace(self._scope, name=self._names[index]), self._as_rows(index)
                 self._in_flight[index] = SparseReduction(
-                    scope, options.how, rows, options.compression, not absent
+                    scope, self._how, rows, self._compression, not absent
                 )
         return [index for index in indices if index not in self._known]
 

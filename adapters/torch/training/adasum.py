@@ -15,15 +15,14 @@ from torch import Tensor
 
 from sirtaki.bindings.context import Context
 from sirtaki.common.ops.compression import compressed
-from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.requests import ALLREDUCE
 from sirtaki.common.training.round_checks import RoundChecks
 from sirtaki.torch import device
 from sirtaki.torch.consistency import note_gradients, round_checks
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import reducible_view
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.parameters import exchanged
+from sirtaki.torch.training.stage import ExchangeOptions
 from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer, wrap
 
 
@@ -49,6 +48,36 @@ class AdasumOptimizer(SeparateOptimizer):
         """Continues in another world. `hvd.elastic.run` calls it."""
         self._begin(self._exchange_options.in_world(context))
 
+    def _before_own_step(self, args: Any, kwargs: Any) -> None:
+        self._check_use()
+        self._scope.check_world()
+        if self._scope.has_no_peers:
+            return
+        if self._checks.wants_gradients:
+            gradients = [entry.parameter.grad for entry in exchanged(self, {}, None, "")]
+            note_gradients(self._checks, range(len(gradients)), gradients)
+        self._checks.start()
+        self._previous_values = [parameter.clone() for parameter in self._parameters()]
+
+    @torch.no_grad()
+    def _after_own_step(self, args: Any, kwargs: Any) -> None:
+        scope = self._scope
+        if scope.has_no_peers:
+            return
+
+        def combine(changes: Sequence[Tensor]) -> list[Tensor]:
+            with device.exposed(scope.context, changes):
+                return scope.derived("change").run_group(ALLREDUCE, changes, self._exchange_options.how)
+
+        pairs = list(zip(self._parameters(), self._previous_values, strict=True))
+        own = [parameter - previous for parameter, previous in pairs]
+        changes = compressed(self._exchange_options.compression, own, combine)
+        for (parameter, previous), change in zip(pairs, changes, strict=True):
+            parameter.copy_(previous + change)
+        self._previous_values = []
+        self._checks.finish()
+        self._checks.report()
+
     def synchronize(self) -> None:
         """Does nothing: the exchange is in step()."""
 
@@ -68,43 +97,8 @@ def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: 
     """
     for name, parameter, _ in exchanged(optimizer, names, None, ""):
         reducible_view(parameter, name)
-    wrapped = wrap(optimizer, AdasumOptimizer, _before_step, _after_step)
+    wrapped = wrap(optimizer, AdasumOptimizer)
     wrapped._names = names
     wrapped._begin(exchange_options)
     wrapped._register(exchange_options.scope.context)
     return wrapped
-
-
-def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    optimizer._check_use()
-    optimizer._scope.check_world()
-    if optimizer._scope.has_no_peers:
-        return
-    parameters, checks = optimizer._parameters(), optimizer._checks
-    if checks.wants_gradients:
-        gradients = [entry.parameter.grad for entry in exchanged(optimizer, {}, None, "")]
-        note_gradients(checks, range(len(gradients)), gradients)
-    checks.start()
-    optimizer._previous_values = [parameter.clone() for parameter in parameters]
-
-
-@torch.no_grad()
-def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    exchange_options, previous_values = optimizer._exchange_options, optimizer._previous_values
-    if exchange_options.scope.has_no_peers:
-        return
-    parameters = optimizer._parameters()
-    scope = exchange_options.scope
-    options = scope.derived("change").options(exchange_options.how)
-
-    def combine(changes: Sequence[Tensor]) -> list[Tensor]:
-        with device.exposed(scope.context, changes):
-            return run(scope.context, COLLECTIVES.group(scope.context, ALLREDUCE, changes, options))
-
-    own = [parameter - previous for parameter, previous in zip(parameters, previous_values, strict=True)]
-    changes = compressed(exchange_options.compression, own, combine)
-    for parameter, previous, change in zip(parameters, previous_values, changes, strict=True):
-        parameter.copy_(previous + change)
-    optimizer._previous_values = []
-    optimizer._checks.finish()
-    optimizer._checks.report()

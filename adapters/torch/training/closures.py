@@ -8,10 +8,9 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor
 
-from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.common.ops.requests import ALLREDUCE
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
 
 
 class ReducedClosure:
@@ -58,6 +57,5 @@ def reduced_loss(loss: Any, scope: CollectiveScope, how: Reduction, weight: floa
         return loss
     value = float(loss.detach() if is_tensor else loss)
     own = torch.tensor(value * weight if weight else 0.0, dtype=torch.float64)
-    options = scope.derived("loss").options(how)
-    total = float(run(scope.context, COLLECTIVES.single(scope.context, ALLREDUCE, own, options)))
+    total = float(scope.derived("loss").run(ALLREDUCE, own, how))
     return torch.full_like(loss, total, requires_grad=False) if is_tensor else total

@@ -23,7 +23,7 @@ from sirtaki.common.training.shares import current_share
 from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.training.loss_scale import ResidualScale, unscaling_scaler
-from sirtaki.torch.training.parameters import all_named
+from sirtaki.torch.training.parameters import all_named, filled
 from sirtaki.torch.training.reducer import Nesting
 from sirtaki.torch.training.wrapping import Optimizer, Wrapped, closure_of, wrap
 
@@ -131,11 +131,7 @@ class DeadlineRounds:
         """
         parts = [_gradient_of(name, parameter) for name, parameter in self._named.items()]
         present = torch.tensor([part is not None for part in parts], dtype=self._parameters[0].dtype)
-        rows = [
-            torch.zeros(parameter.numel(), dtype=parameter.dtype) if part is None else part.reshape(-1)
-            for part, parameter in zip(parts, self._parameters, strict=True)
-        ]
-        own = torch.cat([*rows, present])
+        own = torch.cat([*(part.reshape(-1) for part in filled(parts, self._parameters)), present])
         return own if self._residual is None else own.add_(self._rescaled(self._scale.to_present()))
 
     def _distribute(self, result: Tensor) -> None:
@@ -212,6 +208,16 @@ class DeadlineOptimizer(Wrapped):
         """
         return self._rounds.is_late
 
+    def _before_own_step(self, args: Any, kwargs: Any) -> None:
+        if closure_of(args, kwargs) is not None:
+            raise ValueError("a step with a deadline takes no closure: call backward() before step()")
+        if not self._is_exchanged and not self._skips.depth:
+            self._rounds.remove_scale()  # no scaler has unscaled the gradients of this step
+            self._exchange()
+
+    def _after_own_step(self, args: Any, kwargs: Any) -> None:
+        self._is_exchanged = False
+
     def synchronize(self) -> None:
         """Replaces the gradients by the result of this step's round, for changes of them before `step()`."""
         self._exchange()
@@ -261,7 +267,7 @@ def with_deadline(
     _refuse_share()
     _refuse_parameters(named)
     scope = CollectiveScope.numbered(context, "step", global_process_set)
-    wrapped = wrap(optimizer, DeadlineOptimizer, _before_step, _after_step)
+    wrapped = wrap(optimizer, DeadlineOptimizer)
     wrapped._rounds = DeadlineRounds(scope, rule, op, named)
     wrapped._skips, wrapped._is_exchanged = Nesting(), False
     context.steps.may_be_late = True
@@ -290,17 +296,3 @@ def _refuse_parameters(named: dict[str, Tensor]) -> None:
             "a deadline needs parameters of one dtype, because a step is decided as a whole; these have "
             f"{found}"
         )
-
-
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    assert isinstance(optimizer, DeadlineOptimizer)
-    if closure_of(args, kwargs) is not None:
-        raise ValueError("a step with a deadline takes no closure: call backward() before step()")
-    if not optimizer._is_exchanged and not optimizer._skips.depth:
-        optimizer._rounds.remove_scale()  # no scaler has unscaled the gradients of this step
-        optimizer._exchange()
-
-
-def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    assert isinstance(optimizer, DeadlineOptimizer)
-    optimizer._is_exchanged = False

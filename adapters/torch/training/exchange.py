@@ -29,11 +29,12 @@ from sirtaki.torch.ops.tensors import (
     count_write,
     reducible_view,
     refuse_shared_gradients,
-    shares_elements,
 )
-from sirtaki.torch.training.exchange_options import ExchangeOptions
-from sirtaki.torch.training.parameters import NamedParameter
-from sirtaki.torch.training.stage import Stage
+from sirtaki.torch.training.compressed.exchange import CompressedGradients
+from sirtaki.torch.training.overlapped.flight import Flight
+from sirtaki.torch.training.parameters import NamedParameter, store_gradient
+from sirtaki.torch.training.sharded.exchange import ScatteredGradients
+from sirtaki.torch.training.stage import ExchangeOptions, Gradients, Stage
 
 _dtype_of = attrgetter("dtype")
 _is_cpu = attrgetter("is_cpu")
@@ -50,26 +51,19 @@ class _Result(NamedTuple):
     absent: bool
 
 
-class GradientExchange:
+class GradientExchange(Gradients):
     """The exchange of gradients by the index of their parameter: each is submitted once per round."""
 
     def __init__(
-        self, exchange_options: ExchangeOptions, named: Sequence[NamedParameter], checks: RoundChecks
+        self, options: ExchangeOptions, named: Sequence[NamedParameter], checks: RoundChecks
     ) -> None:
-        self._context = exchange_options.scope.context
-        self._set_number = exchange_options.scope.process_set.number(self._context)
-        self._names = [name for name, _, _ in named]
-        self._prefix = f"{exchange_options.scope.name}."
-        self._parameters = [parameter for _, parameter, _ in named]
+        super().__init__(options, named)
         self._groups = [group for _, _, group in named]
         self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._sizes = [parameter.numel() for parameter in self._parameters]
         self._devices = [device.ordinal(parameter) for parameter in self._parameters]
-        self._how = exchange_options.how
-        self._compression = exchange_options.compression
-        self._sparse = SparseGradients(exchange_options, named)  # a stage once there is a sparse gradient
-        stage = exchange_options.stage(named)
-        self.stages: list[Stage] = [] if stage is None else [stage]
+        self._sparse = SparseGradients(options, named)  # a stage once there is a sparse gradient
+        self.stages = _stages_of(options, named)
         self._checks = checks
         count = len(named)
         self._requests = PreparedRequests(self._context, count, device)  # by parameter
@@ -81,7 +75,7 @@ class GradientExchange:
         self._results: list[_Result] = []
         self.is_continued = False  # whether another round of the same passes follows the last one
         for index, parameter in enumerate(self._parameters):
-            if exchange_options.compression is NoneCompressor and parameter.is_contiguous():
+            if options.compression is NoneCompressor and parameter.is_contiguous():
                 self._describe(index, parameter)
 
     @property
@@ -263,7 +257,8 @@ class GradientExchange:
         except ValueError:  # the core knows the operations, and not the parameters
             contents = self._requests.contents(len(indices))
             refuse_shared_gradients(
-                (self._names[index].removeprefix(self._prefix), tensor) for index, tensor in contents
+                (self._names[index].removeprefix(f"{self._scope.name}."), tensor)
+                for index, tensor in contents
             )
             raise
 
@@ -271,20 +266,23 @@ class GradientExchange:
         """Stores a result as the gradient. Returns whether there is a result: no if all ranks' are absent."""
         if result.absent and self._requests.is_untouched(result.slot):
             return False
-        gradient, dimensions = result.gradient, self._sparse.dimensions(result.parameter_index)
-        if gradient is not None and gradient.layout is torch.strided:
-            if result.tensor.data_ptr() == gradient.data_ptr():
-                count_write([gradient])
-                return True
-            dimensions = 0
+        gradient, index = result.gradient, result.parameter_index
+        is_dense = gradient is not None and gradient.layout is torch.strided
+        dimensions = 0 if is_dense else self._sparse.dimensions(index)
         restored = self._compression.decompress(result.tensor, result.undo)
-        if gradient is None or gradient.is_sparse or shares_elements(gradient):
-            self._parameters[result.parameter_index].grad = (
-                restored.to_sparse(dimensions) if dimensions else restored
-            )
-        else:
-            gradient.copy_(restored)
+        store_gradient(self._parameters[index], gradient, restored, dimensions)
         return True
+
+
+def _stages_of(options: ExchangeOptions, named: Sequence[NamedParameter]) -> list[Stage]:
+    """Returns the stage of gradients that are not simply all-reduced, if there is any."""
+    if not named:
+        return []
+    if options.partition is not None:
+        return [ScatteredGradients(options.partition, options, named)]
+    if options.memory is not None:
+        return [CompressedGradients(options.memory, options, named)]
+    return [Flight(options, named)] if options.overlaps_forward else []
 
 
 def skipped_by(context: Context, rank: int) -> str:

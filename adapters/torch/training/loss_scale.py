@@ -17,7 +17,22 @@ _UNSCALING: Any = unscale_gradients.__code__
 _MOST_FRAMES = 12  # between a scaler's step and the hook of an optimizer's: wrappers of schedulers and others
 
 
-class LossScale:
+class _ScalerReference:
+    """The scaler of the last step. It is not kept alive."""
+
+    _reference: weakref.ref[Any] | None = None
+
+    def attach(self, scaler: Any) -> None:
+        """Stores the scaler of a step; None: the step is called without a scaler."""
+        self._reference = None if scaler is None else weakref.ref(scaler)
+
+    @property
+    def scaler(self) -> Any:
+        """Returns the scaler; None if this rank knows none."""
+        return None if self._reference is None else self._reference()
+
+
+class LossScale(_ScalerReference):
     """The state of the scaler, for the comparison over the ranks.
 
     Ranks have the same gradients, so scalers that are equal once remain equal, unless the program loads the
@@ -31,19 +46,12 @@ class LossScale:
         "scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict(), root_rank=last))"
     )
 
-    def __init__(self) -> None:
-        self._scaler: weakref.ref[Any] | None = None
-        self._seen: Any = None  # the scaler at the last reading, and the state that had been loaded into it
-        self._checksum = 0
-
-    def note(self, scaler: Any) -> None:
-        """Stores the scaler of a step; None: the step is called without a scaler."""
-        self._scaler = None if scaler is None else weakref.ref(scaler)
+    _seen: Any = None  # the scaler at the last reading, and the state that had been loaded into it
+    _checksum = 0
 
     def state(self) -> Mapping[str, Any] | None:
         """Returns the scaler's state; None if this rank knows none. Waits for a scale on a GPU."""
-        scaler = self._scaler() if self._scaler is not None else None
-        return None if scaler is None else scaler.state_dict()
+        return None if (scaler := self.scaler) is None else scaler.state_dict()
 
     def forget(self) -> None:
         """Makes the next checksum that of the present state."""
@@ -55,10 +63,9 @@ class LossScale:
         It is read if `is_due`, or if the scaler is another one or has loaded a state: otherwise no step waits
         for a scale on a GPU.
         """
-        scaler = self._scaler() if self._scaler is not None else None
-        if scaler is None:
+        if (scaler := self.scaler) is None:
             return None
-        seen = (self._scaler, loaded_state(scaler))
+        seen = (self._reference, loaded_state(scaler))
         if is_due or seen != self._seen:
             self._seen, self._checksum = seen, checksum_of_text(repr(scaler.state_dict()))
         return self._checksum
@@ -85,7 +92,7 @@ def unscaling_scaler() -> Any:
     return frame.f_locals["self"] if frame.f_code is _UNSCALING else None
 
 
-class ResidualScale:
+class ResidualScale(_ScalerReference):
     """The loss scale of gradients, or of parts of them, that are kept for a later step.
 
     The scaler changes its scale between the two, and is known only when it unscales the gradients of a step,
@@ -95,27 +102,21 @@ class ResidualScale:
         value: the scale; None if losses are not scaled.
     """
 
-    def __init__(self) -> None:
-        self._scaler: weakref.ref[Any] | None = None
-        self.value: float | None = None
+    value: float | None = None
 
     def note(self, scaler: Any) -> None:
         """Records the scaler and its present scale, for the kept gradients; None: they are unscaled."""
         self.attach(scaler)
         self.value = None if scaler is None else scaler.get_scale()
 
-    def attach(self, scaler: Any) -> None:
-        """Stores the scaler of a step, without a change of the kept gradients' scale."""
-        self._scaler = None if scaler is None else weakref.ref(scaler)
-
     def follow(self) -> None:
         """Notes that other gradients are kept, which have the scaler's present scale."""
-        if self._scaler is not None:
-            self.note(self._scaler())
+        if self._reference is not None:
+            self.note(self.scaler)
 
     def to_present(self) -> float:
         """Returns the factor that brings kept gradients to the present scale of losses."""
-        scaler = None if self._scaler is None else self._scaler()
+        scaler = self.scaler
         return 1.0 if scaler is None or self.value is None else float(scaler.get_scale() / self.value)
 
     def to_unscaled(self) -> float:

@@ -31,10 +31,8 @@ from sirtaki.torch.plain_optimizers import IdleSteps
 from sirtaki.torch.replay import Replay, refuse_replay, replay_of
 from sirtaki.torch.training.adasum import with_adasum
 from sirtaki.torch.training.closures import ReducedClosure
-from sirtaki.torch.training.compressed.arguments import plain_and_memory
-from sirtaki.torch.training.compressed.state import CompressionState
+from sirtaki.torch.training.compressed.state import CompressionState, plain_and_memory
 from sirtaki.torch.training.deadlines import LateRule, with_deadline
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.loss_scale import LossScale, calling_scaler
 from sirtaki.torch.training.optimizer_state import parameters_of
 from sirtaki.torch.training.other_reducers import refuse_other_reducers
@@ -44,16 +42,14 @@ from sirtaki.torch.training.reducer import GradientReducer, Nesting, least_early
 from sirtaki.torch.training.sharded.kinds import GRADIENTS, check_shard
 from sirtaki.torch.training.sharded.optimizer import Sharded, partition_for
 from sirtaki.torch.training.sharded.slices import Partition
+from sirtaki.torch.training.stage import ExchangeOptions
 from sirtaki.torch.training.stale.arguments import check_staleness
 from sirtaki.torch.training.stale.optimizer import with_staleness
 from sirtaki.torch.training.wrapping import (
     ListedParameters,
     Optimizer,
-    TorchSurvivor,
     Wrapped,
     closure_of,
-    inherited_groups,
-    inherited_names,
     make_plain,
     wrap,
 )
@@ -173,27 +169,25 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     context = current()
     options.refuse_combinations(context)
     scope = CollectiveScope.numbered(context, "gradient", process_set)
-    refuse_other_reducers(all_named(optimizer, names))
-    exchange_options = ExchangeOptions(scope, how, plain, sparse_as_dense, memory)
-    if gradients_in_shared_memory:
-        exchange_options = in_shared_memory(exchange_options, all_named(optimizer, names))
+    named = list(all_named(optimizer, names))
+    refuse_other_reducers(named)
+    options.refuse_model(optimizer, named)
+    partition = partition_for(optimizer, scope) if shard is not None else None
+    slices = partition if shard == GRADIENTS else None
+    exchange_options = ExchangeOptions(
+        scope, how, plain, sparse_as_dense, memory, slices, overlap_forward, gradients_in_shared_memory
+    )
     if deadline is not None:
         return with_deadline(optimizer, names, context, LateRule(Deadline(deadline, quorum), late), op)
     if staleness:
         return with_staleness(optimizer, exchange_options, names, staleness)
-    if overlap_forward:
-        refuse_model_with_overlap(optimizer, all_named(optimizer, names))
-        exchange_options = replace(exchange_options, overlaps_forward=True)
     if op == Adasum:
         return with_adasum(optimizer, exchange_options, names)
-    partition = partition_for(optimizer, scope) if shard is not None else None
-    if shard == GRADIENTS:
-        exchange_options = replace(exchange_options, partition=partition)
     settings = ReducerSettings(exchange_options, names, groups, backward_passes_per_step, shard)
     return _distributed(optimizer, settings, partition)
 
 
-class _Distributed(TorchSurvivor, Wrapped):
+class _Distributed(Wrapped):
     """The abilities of a distributed optimizer besides its own class. Hooks surround its own step."""
 
     _settings: ReducerSettings
@@ -250,6 +244,34 @@ class _Distributed(TorchSurvivor, Wrapped):
         self._make_reducer_again()
         self._reducer.continue_from(reducer)
 
+    def _before_own_step(self, args: Any, kwargs: Any) -> Any:
+        self._check_use()
+        self._scope.check_world()
+        scaler = calling_scaler()
+        self._settings.loss_scale.attach(scaler)
+        if self._exchange_options.memory is not None:
+            self._exchange_options.memory.note_step(scaler)
+        if not self._has_stepped:  # a wrapper may have been made since
+            self._has_stepped = True
+            refuse_other_reducers(all_named(self, self._settings.names))
+        if self._replay is not None:
+            self._replay.compare()
+        closure = closure_of(args, kwargs)
+        if closure is None:
+            self._prepare_update()
+            return None
+
+        rest = {name: value for name, value in kwargs.items() if name != "closure"}
+        return (self, ReducedClosure(closure, self), *args[2:]), rest
+
+    def _after_own_step(self, args: Any, kwargs: Any) -> None:
+        self._end_update()
+        self._reducer.stepped()
+        if self._replay is not None:
+            self._replay.finish_step()
+        if self._idle_steps is not None:
+            self._idle_steps.count(self)
+
     def _prepare_update(self) -> None:
         self._follow_groups()
         self._begin_update()
@@ -264,7 +286,6 @@ class _Distributed(TorchSurvivor, Wrapped):
 
     def _unwrap(self) -> None:
         self._finalizer()
-        self._is_retired = False
         super()._unwrap()
 
     def move_to(self, context: Context) -> None:
@@ -361,7 +382,7 @@ class _ShardedDistributed(Sharded, _Distributed):
         assert partition is not None  # as in each world of an elastic job
         if self._settings.shard == GRADIENTS:
             self._settings.exchange_options = replace(self._exchange_options, partition=partition)
-        self._adopt_slices(partition, self._scope, self._settings.names)
+        self._adopt_slices(partition, self._settings.names)
         self.awaits_state = True
         self._make_reducer_again()
 
@@ -372,16 +393,14 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
     reducer = settings.reducer(optimizer)
     kind = _ShardedDistributed if partition is not None else _Distributed
     overlaps = settings.exchange_options.overlaps_forward
-    distributed = wrap(optimizer, _OverlappedDistributed if overlaps else kind, _before_step, _after_step)
+    distributed = wrap(optimizer, _OverlappedDistributed if overlaps else kind)
     distributed._adopt(settings, reducer)
     if partition is None and not overlaps:
         distributed._idle_steps = IdleSteps()
     if partition is not None:
-        distributed._adopt_slices(partition, scope, settings.names)
+        distributed._adopt_slices(partition, settings.names)
     if scope.process_set is global_process_set:
         distributed._stepper = settings.stepper(distributed)
-    distributed._inner_hooks = distributed._own_inner_hooks()
-    distributed._surround_hooks()
     distributed._register(scope.context)
     return distributed
 
@@ -400,38 +419,6 @@ def _close(reducer: GradientReducer, replay: Replay | None) -> None:
     reducer.close()
     if replay is not None:
         replay.close()
-
-
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    assert isinstance(optimizer, _Distributed)
-    optimizer._check_use()
-    optimizer._scope.check_world()
-    scaler = calling_scaler()
-    optimizer._settings.loss_scale.note(scaler)
-    if optimizer._exchange_options.memory is not None:
-        optimizer._exchange_options.memory.note_step(scaler)
-    if not optimizer._has_stepped:  # a wrapper may have been made since
-        optimizer._has_stepped = True
-        refuse_other_reducers(all_named(optimizer, optimizer._settings.names))
-    if optimizer._replay is not None:
-        optimizer._replay.compare()
-    closure = closure_of(args, kwargs)
-    if closure is None:
-        optimizer._prepare_update()
-        return None
-
-    rest = {name: value for name, value in kwargs.items() if name != "closure"}
-    return (optimizer, ReducedClosure(closure, optimizer), *args[2:]), rest
-
-
-def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    assert isinstance(optimizer, _Distributed)
-    optimizer._end_update()
-    optimizer._reducer.stepped()
-    if optimizer._replay is not None:
-        optimizer._replay.finish_step()
-    if optimizer._idle_steps is not None:
-        optimizer._idle_steps.count(optimizer)
 
 
 # ---- The arguments that outlive a reducer: new ranks need a new reducer --------------------------------
@@ -517,8 +504,8 @@ class ReducerSettings:
                 "new parameters and wrap that"
             )
         heirs = present.heirs_of(earlier)
-        self.names = inherited_names(self.names, heirs, present)
-        self.groups = inherited_groups(self.groups, heirs, present)
+        self.names = present.inherited_names(self.names, heirs)
+        self.groups = present.inherited_groups(self.groups, heirs)
         if self.exchange_options.memory is not None:
             self.exchange_options.memory.keep(present)
 
@@ -556,6 +543,17 @@ class TrainingOptions:
         check_shard(self.shard, optimizer)
         check_groups_of(optimizer, self.groups)
 
+    def refuse_model(self, optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Raises ValueError for an optimizer, or parameters, that an argument is not for."""
+        if self.overlap_forward:
+            refuse_model_with_overlap(optimizer, named)
+        for name, parameter in named if self.gradients_in_shared_memory else ():
+            if not parameter.is_cpu:
+                raise ValueError(
+                    f"gradients_in_shared_memory is for gradients on the CPU, and {name!r} is on "
+                    f"{parameter.device}: leave it out"
+                )
+
     def refuse_combinations(self, context: Context) -> None:
         """Raises ValueError for arguments that exclude each other, or that the job has no place for."""
         has_memory = isinstance(self.compression, StatefulCompression)
@@ -586,20 +584,3 @@ class TrainingOptions:
 def check_passes(passes: int) -> None:
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step is {passes}, but a step needs one pass at least")
-
-
-def in_shared_memory(
-    exchange_options: ExchangeOptions, named: Iterable[tuple[str, Tensor]]
-) -> ExchangeOptions:
-    """Returns the options for gradients in shared memory.
-
-    Raises:
-        ValueError: gradients are not in the memory of the CPU.
-    """
-    for name, parameter in named:
-        if not parameter.is_cpu:
-            raise ValueError(
-                f"gradients_in_shared_memory is for gradients on the CPU, and {name!r} is on "
-                f"{parameter.device}: leave it out"
-            )
-    return replace(exchange_options, in_shared_memory=True)

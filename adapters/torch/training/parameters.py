@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from sirtaki.common.training.groups import GroupRules, Groups, check_groups, partitioned
+from sirtaki.torch.ops.tensors import count_write, shares_elements
 
 
 class NamedParameter(NamedTuple):
@@ -97,6 +99,56 @@ def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Ite
             if can_have_gradient(parameter) and parameter not in seen:
                 seen.add(parameter)
                 yield names.get(parameter, f"parameter {place} of group {group}"), parameter
+
+
+class GrowthHook:
+    """A hook that autograd calls before it adds to a parameter's gradient, until it is removed."""
+
+    def __init__(self, parameter: Tensor, hook: Callable[[Any], Any]) -> None:
+        with trainable(parameter):
+            self._node = get_gradient_edge(parameter).node  # held so that it lives
+        self._handle = self._node.register_prehook(hook)
+
+    def remove(self) -> None:
+        """Removes the hook."""
+        self._handle.remove()
+
+
+@contextmanager
+def kept_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Restores the gradients of parameters afterwards."""
+    before = [(parameter, parameter.grad) for parameter in parameters]
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+
+def filled(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Returns gradients, with zeros in row-major order for parameters that have none."""
+    return [
+        torch.zeros_like(parameter, memory_format=torch.contiguous_format) if gradient is None else gradient
+        for gradient, parameter in zip(gradients, parameters, strict=True)
+    ]
+
+
+def store_gradient(parameter: Tensor, gradient: Tensor | None, result: Tensor, dimensions: int = 0) -> None:
+    """Makes a result the gradient of a parameter, in the memory of its present gradient if possible.
+
+    Args:
+        parameter: the parameter.
+        gradient: its gradient when the exchange began.
+        result: the result, which may have been written there.
+        dimensions: the sparse dimensions of a gradient that replaces a sparse one, or none; 0: it is dense.
+    """
+    if gradient is None or gradient.is_sparse or shares_elements(gradient):
+        result = result.to(parameter.dtype)
+        parameter.grad = result.to_sparse(dimensions) if dimensions else result
+    elif result.data_ptr() == gradient.data_ptr():
+        count_write([gradient])
+    else:
+        gradient.copy_(result)
 
 
 def can_have_gradient(parameter: Tensor) -> bool:

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from sirtaki.bindings import config
 from sirtaki.bindings import request as core
@@ -31,11 +30,11 @@ from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.gradient_memory import gradient_memory_of
 from sirtaki.torch.training.exchange import GradientExchange
-from sirtaki.torch.training.exchange_options import ExchangeOptions
 from sirtaki.torch.training.other_reducers import Claim
 from sirtaki.torch.training.overlapped.flight import Flight
-from sirtaki.torch.training.parameters import NamedParameter, can_have_gradient, trainable
+from sirtaki.torch.training.parameters import GrowthHook, NamedParameter, can_have_gradient, trainable
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
+from sirtaki.torch.training.stage import ExchangeOptions
 from sirtaki.torch.training.wrapping import Wrapped
 
 _NEVER = 1 << 62
@@ -102,7 +101,8 @@ class GradientReducer:
         self._claim = Claim([(entry.name.removeprefix(prefix), entry.parameter) for entry in named])
         self._memory = gradient_memory_of(exchange_options, [entry.parameter for entry in named])
         self._handles = [self._watch(index, entry.parameter) for index, entry in enumerate(named)]
-        self._nodes = [self._protect(entry.parameter) for entry in named] if self.flight is not None else []
+        if self.flight is not None:  # a round that was left open ends before a gradient in flight grows
+            self._handles += [GrowthHook(entry.parameter, lambda _: self.finish_flight()) for entry in named]
         self.weighting = RowWeighting(named, exchange_options.how.op)
         self._by_world.setdefault(self._scope.context, weakref.WeakSet()).add(self)
         if self.flight is not None and self._scope.context.survivors is not None:
@@ -308,13 +308,6 @@ class GradientReducer:
         if self._bytes_until_submit <= 0:
             self._submit_fired()
             self._bytes_until_submit = self._overlap.early_bytes
-
-    def _protect(self, parameter: Tensor) -> Any:
-        """Ends a round that was left open before the gradient grows, which is in flight; returns the node."""
-        with trainable(parameter):
-            node = get_gradient_edge(parameter).node
-        self._handles.append(node.register_prehook(lambda _: self.finish_flight()))
-        return node
 
     def _begin_pass(self, this_pass: int) -> None:
         """Handles the first gradient of a pass, or of a pass that continues after a nested pass."""
@@ -761,7 +754,7 @@ class RowWeighting:
     def __init__(self, named: Sequence[NamedParameter], op: int) -> None:
         self._named, self.op = named, op
         self.factor = 1.0
-        self._hooks: list[tuple[Any, Any]] = []  # nodes, held so that they live, and their hooks
+        self._hooks: list[GrowthHook] = []
 
     def count_by_rows(self, share: Share | None) -> None:
         """Weights this rank's gradients by its rows of a batch from now on; None: removes the weights.
@@ -774,15 +767,12 @@ class RowWeighting:
         if factor != 1.0:
             for _, parameter, _ in self._named:
                 # A hook of the tensor would be called by torch.autograd.grad, too.
-                with trainable(parameter):
-                    node = get_gradient_edge(parameter).node
-                hook = node.register_prehook(lambda given: (_times(given[0], factor),))
-                self._hooks.append((node, hook))
+                self._hooks.append(GrowthHook(parameter, lambda given: (_times(given[0], factor),)))
 
     def remove(self) -> None:
         """Removes the hooks."""
         while self._hooks:
-            self._hooks.pop()[1].remove()
+            self._hooks.pop().remove()
 
     @torch.no_grad()
     def multiply(self, indices: Iterable[int]) -> None:

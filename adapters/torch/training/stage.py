@@ -1,13 +1,64 @@
-"""Stages of the exchange of gradients: each technique that does not simply all-reduce is a stage."""
+"""Stages of the exchange of gradients, and its options.
+
+Each technique that does not simply all-reduce gradients is a stage.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from sirtaki.bindings.context import Context
+from sirtaki.common.ops.reduction import Reduction
+from sirtaki.torch.ops.autograd import CollectiveScope
+from sirtaki.torch.ops.compression import Compressor
+from sirtaki.torch.training.compressed.state import CompressionState
+from sirtaki.torch.training.parameters import NamedParameter
+from sirtaki.torch.training.sharded.slices import Partition
 
-class Stage:
+
+@dataclass(frozen=True)
+class ExchangeOptions:
+    """The options of an optimizer's gradient exchange: ranks, combination, and format.
+
+    Attributes:
+        scope, how: the ranks, and the combination.
+        compression: the format of all gradients that are not compressed with a memory.
+        sparse_as_dense: whether sparse gradients are exchanged as dense ones.
+        memory: of a compression that has one; None otherwise.
+        partition: the slices of gradients that are divided among the ranks; None otherwise.
+        overlaps_forward: whether gradients may still be in flight in the next forward pass.
+        in_shared_memory: whether gradients live in memory that the ranks of a host share.
+    """
+
+    scope: CollectiveScope
+    how: Reduction
+    compression: type[Compressor]
+    sparse_as_dense: bool = False
+    memory: CompressionState | None = None
+    partition: Partition | None = None
+    overlaps_forward: bool = False
+    in_shared_memory: bool = False
+
+    def in_world(self, context: Context) -> ExchangeOptions:
+        """Returns the options for another world of an elastic job."""
+        return replace(self, scope=CollectiveScope.numbered(context, "gradient", self.scope.process_set))
+
+
+class Gradients:
+    """The gradients of an optimizer, by the index of their parameter, and how they are exchanged."""
+
+    def __init__(self, options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
+        self._options, self._scope, self._context = options, options.scope, options.scope.context
+        self._set_number = options.scope.process_set.number(self._context)
+        self._how, self._compression = options.how, options.compression
+        self._names = [entry.name for entry in named]
+        self._parameters = [entry.parameter for entry in named]
+
+
+class Stage(Gradients):
     """The exchange of some gradients in each round, by the index of their parameter.
 
     `GradientExchange` offers each round's gradients to one stage after another, and all-reduces what is left.

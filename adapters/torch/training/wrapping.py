@@ -19,14 +19,40 @@ from sirtaki.torch.ops.autograd import CollectiveScope
 Optimizer = torch.optim.Optimizer
 
 
-class Wrapped(Optimizer):
+class TorchSurvivor:
+    """An object that `hvd.elastic.run` moves from world to world, or ends: `sirtaki.bindings.survivors`."""
+
+    _is_retired = False
+
+    def _register(self, context: Context) -> None:
+        """Makes this object a survivor, if the job is elastic."""
+        if context.survivors is not None:
+            context.survivors.add(self)
+
+    def move_to(self, context: Context) -> None:
+        """Continues in another world. `hvd.elastic.run` calls it."""
+        raise NotImplementedError
+
+    def retire(self) -> None:
+        """Ends the use of this object. `hvd.elastic.run` calls it."""
+        self._is_retired = True
+
+    def _check_use(self) -> None:
+        """Raises NotInitializedError if this object has been retired."""
+        if self._is_retired:
+            raise NotInitializedError(
+                f"this {type(self).__name__} was made inside the training function, by an execution of it "
+                "that has ended when the ranks changed: make it before hvd.elastic.run, or use the new one"
+            )
+
+
+class Wrapped(TorchSurvivor, Optimizer):
     """An optimizer that `wrap` has extended by a mixin.
 
     Attributes:
         _technique: the call that has wrapped it, if its parameters cannot change afterwards; else "".
-        _hooks: the hooks around its steps.
+        _hooks: the hooks around its steps: `_before_own_step` is first, `_after_own_step` last.
         _listed: the parameters in its groups when it was wrapped, or as a technique has followed them.
-        _counting: the hook that counts them.
         _inner_hooks: the last hook before its step and the first one after it, if its groups do not hold all
             parameters while it steps: hooks of the program see whole groups.
         _stepper: the optimizer, for autotune; None if its steps cannot be compared.
@@ -36,7 +62,6 @@ class Wrapped(Optimizer):
     _technique = ""
     _hooks: Sequence[Any]
     _listed: ListedParameters
-    _counting: Any
     _inner_hooks: tuple[Any, Any] | None
     _stepper: Stepper | None
     _program_groups: list[list[Tensor]] | None = None
@@ -62,6 +87,12 @@ class Wrapped(Optimizer):
     def _refuse_other_parameters(self) -> None:
         """Raises UnsupportedError if the program has put other parameters into the groups itself."""
         self._listed.refuse_others(self.param_groups, self._technique)
+
+    def _before_own_step(self, args: Any, kwargs: Any) -> Any:
+        """Called before each step with its arguments, as a hook of torch: may return other arguments."""
+
+    def _after_own_step(self, args: Any, kwargs: Any) -> None:
+        """Called after each step with its arguments, as a hook of torch."""
 
     def _replace_groups(self) -> None:
         """Makes the groups hold what the optimizer's own step is to update, after all hooks before it."""
@@ -110,7 +141,8 @@ class Wrapped(Optimizer):
 
     def _unwrap(self) -> None:
         """Turns it back into the plain optimizer."""
-        for hook in (*self._hooks, self._counting):
+        self._is_retired = False
+        for hook in self._hooks:
             hook.remove()
         self.__class__ = self._plain_class()
 
@@ -129,19 +161,8 @@ def make_plain(optimizer: Any) -> None:
         raise ValueError("this optimizer is distributed already: wrap it once")
 
 
-def wrap(
-    optimizer: Optimizer,
-    mixin: type[Wrapped],
-    before_step: Callable[..., Any] | None = None,
-    after_step: Callable[..., Any] | None = None,
-) -> Any:
-    """Swaps an optimizer's class for a subclass of it and the mixin, with the original name. Returns it.
-
-    Args:
-        optimizer: the optimizer.
-        mixin: the abilities that it gets.
-        before_step, after_step: hooks around its steps, by the signatures of torch.
-    """
+def wrap(optimizer: Optimizer, mixin: type[Wrapped]) -> Any:
+    """Swaps an optimizer's class for a subclass of it and the mixin, with the original name. Returns it."""
     kind = type(optimizer)
     wrapped: Any = optimizer
     wrapped.__class__ = type(
@@ -149,12 +170,13 @@ def wrap(
     )
     wrapped._stepper = wrapped._inner_hooks = None
     wrapped._listed = ListedParameters(wrapped.param_groups)
-    wrapped._counting = optimizer.register_step_post_hook(_count_step)
-    wrapped._hooks = []
-    if before_step is not None:
-        wrapped._hooks.append(wrapped.register_step_pre_hook(before_step))
-    if after_step is not None:
-        wrapped._hooks.append(wrapped.register_step_post_hook(after_step))
+    wrapped._hooks = [
+        wrapped.register_step_pre_hook(mixin._before_own_step),
+        wrapped.register_step_post_hook(_count_step),
+        wrapped.register_step_post_hook(mixin._after_own_step),
+    ]
+    wrapped._inner_hooks = wrapped._own_inner_hooks()
+    wrapped._surround_hooks()
     return wrapped
 
 
@@ -215,56 +237,27 @@ class ListedParameters:
             if old not in now and new not in before
         }
 
+    def inherited_names(
+        self, names: Mapping[Tensor, str], heirs: Mapping[Tensor, Tensor]
+    ) -> dict[Tensor, str]:
+        """Returns the names of these parameters; heirs inherit the names of the parameters before them."""
+        there = set(self)
+        found = {heirs.get(tensor, tensor): name for tensor, name in names.items()}
+        return {tensor: name for tensor, name in found.items() if tensor in there}
 
-def inherited_names(
-    names: Mapping[Tensor, str], heirs: Mapping[Tensor, Tensor], present: ListedParameters
-) -> dict[Tensor, str]:
-    """Returns the names of the present parameters; heirs inherit the names of the parameters before them."""
-    there = set(present)
-    found = {heirs.get(tensor, tensor): name for tensor, name in names.items()}
-    return {tensor: name for tensor, name in found.items() if tensor in there}
-
-
-def inherited_groups(groups: Groups, heirs: Mapping[Tensor, Tensor], present: ListedParameters) -> Groups:
-    """Returns the lists of parameters that are reduced together, with heirs in place of gone parameters."""
-    if groups is None or isinstance(groups, int):
-        return groups
-    there = set(present)
-    found = [[heirs.get(member, member) for member in group] for group in groups]
-    return [[tensor for tensor in group if tensor in there] for group in found]
+    def inherited_groups(self, groups: Groups, heirs: Mapping[Tensor, Tensor]) -> Groups:
+        """Returns the groups that are reduced together, with heirs in place of gone parameters."""
+        if groups is None or isinstance(groups, int):
+            return groups
+        there = set(self)
+        found = [[heirs.get(member, member) for member in group] for group in groups]
+        return [[tensor for tensor in group if tensor in there] for group in found]
 
 
-# ---- The common part of objects that outlive their world in an elastic job -----------------------------
+# ---- Optimizers that step with the rank's own gradients ------------------------------------------------
 
 
-class TorchSurvivor:
-    """An object that `hvd.elastic.run` moves from world to world, or ends: `sirtaki.bindings.survivors`."""
-
-    _is_retired = False
-
-    def _register(self, context: Context) -> None:
-        """Makes this object a survivor, if the job is elastic."""
-        if context.survivors is not None:
-            context.survivors.add(self)
-
-    def move_to(self, context: Context) -> None:
-        """Continues in another world. `hvd.elastic.run` calls it."""
-        raise NotImplementedError
-
-    def retire(self) -> None:
-        """Ends the use of this object. `hvd.elastic.run` calls it."""
-        self._is_retired = True
-
-    def _check_use(self) -> None:
-        """Raises NotInitializedError if this object has been retired."""
-        if self._is_retired:
-            raise NotInitializedError(
-                f"this {type(self).__name__} was made inside the training function, by an execution of it "
-                "that has ended when the ranks changed: make it before hvd.elastic.run, or use the new one"
-            )
-
-
-class SeparateOptimizer(TorchSurvivor, Wrapped):
+class SeparateOptimizer(Wrapped):
     """A wrapped optimizer that steps with the rank's own gradients.
 
     Its state, such as momenta, is the rank's own. Parameters are equal once the ranks have combined them.
@@ -293,7 +286,3 @@ class SeparateOptimizer(TorchSurvivor, Wrapped):
 
     def load_memory_state(self, state: Any) -> None:
         """Returns to what `memory_state` has returned."""
-
-    def _unwrap(self) -> None:
-        self._is_retired = False
-        super()._unwrap()

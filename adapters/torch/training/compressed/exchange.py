@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.ops.joining import join_count
-from sirtaki.common.ops.reduction import Call, Reduction
+from sirtaki.common.ops.reduction import Call
 from sirtaki.common.training.checksums import Comparison, checksum_of_text
 from sirtaki.common.training.stateful_compression import (
     Fp8,
@@ -28,8 +28,8 @@ from sirtaki.torch.training.compressed.phases import PhasedExchange, Phases
 from sirtaki.torch.training.compressed.powersgd import PowerSGDMethod
 from sirtaki.torch.training.compressed.quantised import QuantisedMethod
 from sirtaki.torch.training.compressed.state import CompressionState
-from sirtaki.torch.training.parameters import NamedParameter
-from sirtaki.torch.training.stage import Stage
+from sirtaki.torch.training.parameters import NamedParameter, store_gradient
+from sirtaki.torch.training.stage import ExchangeOptions, Stage
 
 # ---- Methods that gather what each rank has chosen to send: top-k and onebit ---------------------------
 # A rank sends one row of bytes: for each tensor a mark, whether its gradient is new, then the tensors' parts.
@@ -52,7 +52,6 @@ class GatheringMethod(Method):
         super().__init__(state, link)
         self._own: dict[int, Tensor] = {}
         self._parts: dict[int, list[Tensor]] = {}  # of each tensor, in the order of ranks
-        self._touched: set[int] = set()
         self._contributors = 0
 
     @abstractmethod
@@ -76,7 +75,7 @@ class GatheringMethod(Method):
             return False
         return self.length(parameter) < parameter.numel() * parameter.element_size()
 
-    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases[bool]:
         lengths = {at: self.length(slot.parameter) for at, slot in slots.items()}
         marks = [_NEW if slot.is_new else _KNOWN for slot in slots.values()]
         head = _in_words(len(marks))
@@ -90,7 +89,7 @@ class GatheringMethod(Method):
         rows = gathered.view(-1, len(row))
         self._contributors = len(rows)
         is_new = (rows[:, : len(marks)] == _NEW).any(dim=0).tolist()
-        self._touched = {at for at, new in zip(slots, is_new, strict=True) if new}
+        self._touched = [at for at, new in zip(slots, is_new, strict=True) if new]
         self._parts = {at: [] for at in slots}
         for item in rows:
             for at, part in zip(slots, item[head:].split([*lengths.values()]), strict=True):
@@ -101,9 +100,6 @@ class GatheringMethod(Method):
             for part in self._parts[at]
         ]
         return not finite or bool(torch.stack(finite).all())
-
-    def is_touched(self, number: int) -> bool:
-        return number in self._touched
 
     def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:
         values = slot.values.view(-1)
@@ -256,23 +252,22 @@ class CompressedGradients(Stage):
     """
 
     def __init__(
-        self, state: CompressionState, scope: CollectiveScope, how: Reduction, named: Sequence[NamedParameter]
+        self, state: CompressionState, options: ExchangeOptions, named: Sequence[NamedParameter]
     ) -> None:
-        self._state, self._scope = state, scope.derived("(compressed)")
-        self._parameters = [entry.parameter for entry in named]
-        self._method = METHODS[type(state.compression)](state, Link(self._scope, how))
+        super().__init__(options, named)
+        self._state, scope = state, self._scope.derived("(compressed)")
+        self._method = METHODS[type(state.compression)](state, Link(scope, self._how))
         compressed = [
             at for at, parameter in enumerate(self._parameters) if self._method.compresses(parameter)
         ]
         self._compressed = dict.fromkeys(compressed)
-        self._set_number = scope.process_set.number(scope.context)
-        self._agreement = Agreement(state, self._scope)
+        self._agreement = Agreement(state, scope)
         self._agreed_joins: int | None = None  # number of joins at the last agreement
         self._has_begun = False
         self._compresses = False  # in this round
         self._new: dict[int, None] = {}
         self._slots: dict[int, TensorSlot] = {}
-        self._phased: PhasedExchange | None = None
+        self._phased: PhasedExchange[bool] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -310,7 +305,9 @@ class CompressedGradients(Stage):
             is_finite = self._phased.wait() and _are_finite(reduced)
             with torch.no_grad():
                 for slot in self._method.end(self._slots, keeps=is_finite):
-                    _put(slot.parameter, slot.values)
+                    gradient = slot.parameter.grad
+                    dimensions = gradient.sparse_dim() if gradient is not None and gradient.is_sparse else 0
+                    store_gradient(slot.parameter, gradient, slot.values, dimensions)
         self.discard()
         return []
 
@@ -326,7 +323,7 @@ class CompressedGradients(Stage):
             return
         self._has_begun = True
         state = self._state
-        joins = join_count(self._scope.context, self._set_number)
+        joins = join_count(self._context, self._set_number)
         is_agreed, self._agreed_joins = joins == self._agreed_joins, joins
         self._compresses = is_agreed and state.exchanges >= state.compression.start
         state.exchanges += 1
@@ -358,18 +355,6 @@ def _is_plain(gradient: Tensor, dtype: torch.dtype) -> bool:
         and not shares_elements(gradient)
         and not gradient.is_neg()
     )
-
-
-def _put(parameter: Tensor, values: Tensor) -> None:
-    """Makes these values the gradient."""
-    gradient = parameter.grad
-    if gradient is not None and gradient.layout is torch.strided and not shares_elements(gradient):
-        if gradient.data_ptr() != values.data_ptr():
-            gradient.copy_(values)
-    elif gradient is not None and gradient.is_sparse:
-        parameter.grad = values.to(parameter.dtype).to_sparse(gradient.sparse_dim())
-    else:
-        parameter.grad = values.to(parameter.dtype)
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.library import WireFormat
-from sirtaki.common.ops.handles import Handle, start
+from sirtaki.common.ops.handles import Handle
 from sirtaki.common.ops.reduction import Reduction
-from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE, Collective
+from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE
 from sirtaki.torch import device
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.training.compressed.phases import PhasedExchange, Phases
 from sirtaki.torch.training.compressed.state import CompressionState
 
@@ -55,7 +55,7 @@ class Link:
         """Starts to combine tensors over all ranks, in place."""
         bytes_sent = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self._counters.sent_bytes += self._reduced(bytes_sent)
-        return self._start(ALLREDUCE_IN_PLACE, tensors, part, self.how)
+        return self._scope.derived(part).start_group(ALLREDUCE_IN_PLACE, tensors, self.how)
 
     @property
     def shares_memory(self) -> bool:
@@ -69,12 +69,13 @@ class Link:
         """Works like `all_reduce`, in a format with blocks."""
         encoded = sum(wire_format.encoded_bytes(tensor.numel()) for tensor in tensors)
         self._counters.sent_bytes += self._reduced(encoded)
-        return self._start(ALLREDUCE_IN_PLACE, tensors, part, self.how._replace(wire_format=wire_format.code))
+        how = self.how._replace(wire_format=wire_format.code)
+        return self._scope.derived(part).start_group(ALLREDUCE_IN_PLACE, tensors, how)
 
     def all_gather(self, tensor: Tensor) -> Handle[Any]:
         """Starts to gather the bytes of all ranks, in the order of ranks; a rank that has joined has none."""
         self._counters.sent_bytes += tensor.numel() * (self._ranks - 1)
-        return self._start(ALLGATHER, [tensor], "rows", Reduction(core.SUM))
+        return self._scope.derived("rows").start_group(ALLGATHER, [tensor])
 
     def count_exact(self, elements: int, element_bytes: int) -> None:
         """Counts gradients that are compressed."""
@@ -90,21 +91,15 @@ class Link:
     def _reduced(self, count: int) -> float:
         return 2 * (self._ranks - 1) / self._ranks * count
 
-    def _start(
-        self, collective: Collective, tensors: Sequence[Tensor], part: str, how: Reduction
-    ) -> Handle[Any]:
-        scope = self._scope.derived(part)
-        operation = COLLECTIVES.group(scope.context, collective, tensors, scope.options(how))
-        return start(scope.context, operation)
-
 
 class Method(ABC):
     """A compression method for the gradients of an optimizer."""
 
     def __init__(self, state: CompressionState, link: Link) -> None:
         self._state, self._link = state, link
+        self._touched: list[int] = []  # whose tensors were new on any rank in this round, in order
 
-    def start(self, slots: Mapping[int, TensorSlot]) -> PhasedExchange:
+    def start(self, slots: Mapping[int, TensorSlot]) -> PhasedExchange[bool]:
         """Starts the communication of a round's tensors, at least 1; `end` stores the results."""
         self._link.context.compression.exchanges += 1
         for slot in slots.values():
@@ -119,7 +114,7 @@ class Method(ABC):
         Returns the slots whose tensors were new on any rank.
         """
         squared_values = squared_errors = 0.0
-        touched = {number: slot for number, slot in slots.items() if self.is_touched(number)}
+        touched = {number: slots[number] for number in self._touched}
         for number, slot in touched.items():
             residual = self._state.residuals.get(slot.parameter) if keeps else None
             if residual is not None:
@@ -136,15 +131,12 @@ class Method(ABC):
         """Returns whether gradients of this parameter are compressed: the same on all ranks."""
 
     @abstractmethod
-    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases[bool]:
         """Exchanges the tensors of a round, by the numbers of their parameters: the same on all ranks.
 
-        Nothing that is remembered may change before `store`.
+        Returns whether all results are finite, the same on all ranks.
+        Sets `_touched`. Nothing that is remembered may change before `store`.
         """
-
-    @abstractmethod
-    def is_touched(self, number: int) -> bool:
-        """Returns whether any rank's gradient was new, the same on all ranks."""
 
     @abstractmethod
     def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from sirtaki.bindings.context import Context
 from sirtaki.common.ops.handles import Handle
 
-# Yields the operation of each phase, is sent its result, and returns whether all results are finite.
-Phases = Generator[Handle[Any], Any, bool]
+T = TypeVar("T")
+# Yields the operation of each phase, is sent its result, and returns the result of all phases.
+Phases = Generator[Handle[Any], Any, T]
 
 
-class PhasedExchange:
+class PhasedExchange(Generic[T]):
     """Phases in flight. The next phase starts when this rank waits for anything: ranks wait in any order."""
 
     def __init__(
-        self, context: Context, phases: Phases, in_stream: Callable[[], AbstractContextManager[Any]]
+        self, context: Context, phases: Phases[T], in_stream: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         """Starts the first phase. `in_stream` enters the stream of the tensors, in any thread."""
         self._phases, self._in_stream = phases, in_stream
@@ -28,12 +29,12 @@ class PhasedExchange:
         self._has_waiter = False
         self._failure: Exception | None = None
         self._handle: Handle[Any] | None = None
-        self._is_finite = True
+        self._result: Any = None
         self._advance(None)
         context.add_progress_callback(self._poll)
 
-    def wait(self) -> bool:
-        """Waits for all phases. Returns whether all results are finite, the same on all ranks.
+    def wait(self) -> T:
+        """Waits for all phases, and returns their result; a second call returns it again.
 
         Raises:
             HorovodInternalError: an exchange failed.
@@ -44,7 +45,7 @@ class PhasedExchange:
             self._advance(self._handle.wait())
         if self._failure is not None:
             raise self._failure
-        return self._is_finite
+        return self._result
 
     def drop(self) -> None:
         """Begins no further phase."""
@@ -69,4 +70,4 @@ class PhasedExchange:
         try:
             self._handle = self._phases.send(result)
         except StopIteration as end:
-            self._handle, self._is_finite = None, end.value
+            self._handle, self._result = None, end.value

@@ -31,7 +31,6 @@ class PowerSGDMethod(Method):
         self._left: dict[int, Tensor] = {}  # P
         self._right: dict[int, Tensor] = {}  # Q
         self._own_right: dict[int, Tensor] = {}  # the transpose of this rank's matrix times P
-        self._touched: set[int] = set()
         self._finite: set[int] = set()
 
     def compresses(self, parameter: Tensor) -> bool:
@@ -41,13 +40,13 @@ class PowerSGDMethod(Method):
         rows, columns = _sides(parameter)
         return self._rank(parameter) * (rows + columns) < rows * columns
 
-    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases[bool]:
         buffers, self._left = _packed(slots, {at: self._shape(slot, 0) for at, slot in slots.items()})
         for at, slot in slots.items():
             torch.mm(self._basis(at, slot), _matrix(slot).t(), out=self._left[at])
         marks = torch.tensor([float(slot.is_new) for slot in slots.values()], device=buffers[0].device)
         yield self._link.all_reduce([*buffers, marks], "(P)")
-        self._touched = {at for at, mark in zip(slots, marks.tolist(), strict=True) if mark != 0}
+        self._touched = [at for at, mark in zip(slots, marks.tolist(), strict=True) if mark != 0]
         self._finite = _finite(self._left, self._touched)
         if not self._touched:
             return True
@@ -58,10 +57,7 @@ class PowerSGDMethod(Method):
         self._own_right = {at: self._right[at].clone() for at in self._touched}
         yield self._link.all_reduce(buffers, "(Q)")
         self._finite &= _finite(self._right, self._touched)
-        return self._finite == self._touched
-
-    def is_touched(self, number: int) -> bool:
-        return number in self._touched
+        return len(self._finite) == len(self._touched)
 
     def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:
         left, right, matrix = self._left[number], self._right[number], _matrix(slot)
@@ -100,7 +96,7 @@ class PowerSGDMethod(Method):
     def _orthogonalize(self) -> None:
         """Orthonormalizes each P; matrices of the same dtype and shape in a single batch."""
         alike: dict[Any, list[Tensor]] = defaultdict(list)
-        for at in sorted(self._touched):
+        for at in self._touched:
             alike[self._left[at].dtype, self._left[at].shape].append(self._left[at])
         for matrices in alike.values():
             for matrix, found in zip(matrices, orthonormal(torch.stack(matrices)), strict=True):
@@ -131,13 +127,12 @@ def _packed(
     return buffers, parts
 
 
-def _finite(matrices: Mapping[int, Tensor], numbers: set[int]) -> set[int]:
+def _finite(matrices: Mapping[int, Tensor], numbers: list[int]) -> set[int]:
     """Returns the indices of the matrices with finite elements only."""
-    ordered = sorted(numbers)
-    if not ordered:
+    if not numbers:
         return set()
-    found = torch.stack([matrices[at].isfinite().all() for at in ordered]).tolist()
-    return {at for at, is_finite in zip(ordered, found, strict=True) if is_finite}
+    found = torch.stack([matrices[at].isfinite().all() for at in numbers]).tolist()
+    return {at for at, is_finite in zip(numbers, found, strict=True) if is_finite}
 
 
 # ---- Arithmetic of matrices that rounds alike on all processors ----------------------------------------

@@ -60,14 +60,13 @@ class QuantisedMethod(Method):
         self._format = wire_format_of(state.compression)
         self._sent: dict[int, Tensor] = {}  # the rounded values, then their combination
         self._errors: dict[int, Tensor] = {}
-        self._touched: list[int] = []
         if link.shares_memory:
             hint_at_shared_memory(self._format)
 
     def compresses(self, parameter: Tensor) -> bool:
         return not self._link.shares_memory and can_encode(parameter, self._format)
 
-    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases:
+    def phases(self, slots: Mapping[int, TensorSlot]) -> Phases[bool]:
         marks = torch.tensor([float(slot.is_new) for slot in slots.values()])
         yield self._link.all_reduce([marks], "(marks)")
         self._touched = [at for at, mark in zip(slots, marks.tolist(), strict=True) if mark != 0]
@@ -78,9 +77,6 @@ class QuantisedMethod(Method):
         sent = [self._sent[at] for at in self._touched]
         yield self._link.all_reduce_encoded(sent, "(values)", self._format)
         return all(bool(tensor.isfinite().all()) for tensor in sent)
-
-    def is_touched(self, number: int) -> bool:
-        return number in self._touched
 
     def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:
         if residual is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.training.stateful_compression import StatefulCompression
+from sirtaki.torch.ops.compression import Compressor, NoneCompressor
 from sirtaki.torch.training.loss_scale import ResidualScale
 
 
@@ -103,6 +104,19 @@ class CompressionState:
         self.exchanges, self._scale.value = content["exchanges"], content["scale"]
         self.residuals = _by_parameter(residuals, parameters)
         self.bases = _by_parameter(content["bases"], parameters)
+
+
+def plain_and_memory(compression: Any) -> tuple[type[Compressor], CompressionState | None]:
+    """Returns the format of gradients that are exchanged as a whole, and the memory of a compression.
+
+    Raises:
+        ValueError: not a compression.
+    """
+    if isinstance(compression, StatefulCompression):
+        return NoneCompressor, CompressionState(compression)
+    if isinstance(compression, type) and issubclass(compression, StatefulCompression):
+        raise ValueError(f"compression is the class {compression.__name__}: call it, as powersgd() does")
+    return compression, None
 
 
 def _by_place(tensors: dict[Tensor, Tensor], parameters: Sequence[Tensor]) -> dict[int, Tensor]:

@@ -16,14 +16,13 @@ from torch import Tensor
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import ABSENT, ALLREDUCE
 from sirtaki.common.ops.joining import join_count
-from sirtaki.common.ops.reduction import Call, Reduction
+from sirtaki.common.ops.reduction import Call
 from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView
 from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
-from sirtaki.torch.ops.autograd import CollectiveScope
-from sirtaki.torch.ops.compression import Compressor
-from sirtaki.torch.ops.tensors import code_of, count_write, refuse_shared_gradients, shares_elements
-from sirtaki.torch.training.parameters import NamedParameter
+from sirtaki.torch.ops.tensors import code_of, refuse_shared_gradients
+from sirtaki.torch.training.parameters import NamedParameter, store_gradient
+from sirtaki.torch.training.stage import ExchangeOptions, Gradients
 
 _FIRST_ROUND_BY_USE = 3  # rounds are counted from 1; the order of use is known on all ranks by then
 
@@ -37,27 +36,18 @@ class _Submitted(NamedTuple):
     is_absent: bool
 
 
-class UrgentGradients:
+class UrgentGradients(Gradients):
     """The all-reduce of an optimizer's gradients, by parameter index: dense gradients on the CPU.
 
     A round begins with the first `start` after `complete` has completed the last gradient.
     """
 
-    def __init__(
-        self,
-        scope: CollectiveScope,
-        how: Reduction,
-        compression: type[Compressor],
-        named: Sequence[NamedParameter],
-    ) -> None:
-        self._context, self._how, self._compression = scope.context, how, compression
-        self._set_number = scope.process_set.number(scope.context)
-        self._names = [entry.name for entry in named]
-        self._parameters = [entry.parameter for entry in named]
+    def __init__(self, options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
+        super().__init__(options, named)
         self._part_bytes = self._context.setting_integer("partition_bytes")
         empty = (torch.empty(0, dtype=parameter.dtype) for parameter in self._parameters)
         self._samples = [
-            compression.compress(tensor)[0] for tensor in empty
+            self._compression.compress(tensor)[0] for tensor in empty
         ]  # of the dtypes that are exchanged
         self._parts: list[range] = []  # by parameter, the requests of its parts
         self._elements: list[int] = []  # of a part
@@ -110,11 +100,6 @@ class UrgentGradients:
         sizes = [min(step, total - step * part) for part in range(count)]
         row = total // shape[0]
         return [(size // row, *shape[1:]) if step % row == 0 else (size,) for size in sizes]
-
-    @property
-    def is_first_rank(self) -> bool:
-        """Returns whether this rank speaks for all."""
-        return self._context.rank == 0
 
     # ---- A round ---------------------------------------------------------------------------------------
 
@@ -227,21 +212,13 @@ class UrgentGradients:
             raise
         if not (gradient.is_absent and self._requests.is_untouched(slots.start)):
             with torch.no_grad():
-                self._store(number, gradient)
+                restored = self._compression.decompress(gradient.exchanged, gradient.undo)
+                store_gradient(self._parameters[number], gradient.gradient, restored)
         self._end(number)
 
     def _end(self, number: int, *, is_in_flight: bool = False) -> None:
         del self._submitted[number]
         self._requests.end(self._slots.pop(number), are_in_flight=is_in_flight)
-
-    def _store(self, number: int, submitted: _Submitted) -> None:
-        restored = self._compression.decompress(submitted.exchanged, submitted.undo)
-        if submitted.gradient is None or shares_elements(submitted.gradient):
-            self._parameters[number].grad = restored
-        elif restored.data_ptr() == submitted.gradient.data_ptr():
-            count_write([submitted.gradient])
-        else:
-            submitted.gradient.copy_(restored)
 
     def discard(self) -> None:
         """Ends a round that has failed."""

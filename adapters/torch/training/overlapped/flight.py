@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ from sirtaki.torch._private import has_compiled, without_modes, without_subclass
 from sirtaki.torch.ops.metadata import NEEDS_NO_ELEMENTS
 from sirtaki.torch.ops.tensors import count_write
 from sirtaki.torch.training.overlapped.exchange import UrgentGradients
-from sirtaki.torch.training.stage import Stage
+from sirtaki.torch.training.parameters import NamedParameter
+from sirtaki.torch.training.stage import ExchangeOptions, Stage
 from sirtaki.torch.training.wrapping import Optimizer, Wrapped
 
 
@@ -32,8 +33,9 @@ class Flight(Stage):
     The stage submits all gradients; `finish` completes all updates.
     """
 
-    def __init__(self, gradients: UrgentGradients, parameters: Sequence[Tensor]) -> None:
-        self._gradients, self._parameters = gradients, list(parameters)
+    def __init__(self, options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
+        super().__init__(options, named)
+        self._gradients = UrgentGradients(options, named)
         self._lock = threading.RLock()
         self._update: DeferredUpdate | None = None
         self._values: dict[int, Tensor] = {}  # of parameters that show NaN until they are updated
@@ -75,7 +77,7 @@ class Flight(Stage):
             return True
         if not self._has_hinted:
             self._has_hinted = True
-            if self._gradients.is_first_rank:
+            if self._context.rank == 0:
                 hint(
                     "overlap_forward has no effect in a program that uses torch.compile: steps wait for all "
                     "gradients"
@@ -323,13 +325,6 @@ def _kept(value: Any) -> Any:
 # ---- Parameters whose gradients are still being exchanged, while the program goes on -------------------
 
 
-class Landing(Protocol):
-    """The owner of parameters in flight."""
-
-    def land(self, number: int) -> None:
-        """Waits until the parameter with this number has its new value, and ends its flight."""
-
-
 class ParameterInFlight(torch.nn.Parameter):
     """The class of a parameter while its gradient is exchanged, or its update is due.
 
@@ -339,11 +334,11 @@ class ParameterInFlight(torch.nn.Parameter):
     gets a parameter in another way finds NaN instead of an old value.
 
     Attributes:
-        landing: the owner of its flight; None if the program has made it as an object of this class.
+        landing: its flight; None if the program has made it as an object of this class.
         number: its number there.
     """
 
-    landing: Landing | None = None
+    landing: Flight | None = None
     number: int = 0
 
     @classmethod
@@ -369,9 +364,9 @@ class ParameterInFlight(torch.nn.Parameter):
         return self.__reduce_ex__(protocol)
 
 
-def take_off(parameter: Tensor, landing: Landing, number: int) -> None:
-    """Begins the flight of a parameter, which the landing ends."""
-    parameter.landing, parameter.number = landing, number  # type: ignore[attr-defined]
+def take_off(parameter: Tensor, flight: Flight, number: int) -> None:
+    """Begins the flight of a parameter, which its landing ends."""
+    parameter.landing, parameter.number = flight, number  # type: ignore[attr-defined]
     parameter.__class__ = ParameterInFlight  # last: another thread may look at it
 
 

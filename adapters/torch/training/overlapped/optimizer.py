@@ -23,7 +23,7 @@ class Overlapped(Wrapped):
     _reducer: GradientReducer
 
     def _own_inner_hooks(self) -> tuple[Any, Any]:
-        before, after = self._hooks
+        before, _, after = self._hooks
         return before, after
 
     def _begin_update(self) -> None:
@@ -42,7 +42,7 @@ class Overlapped(Wrapped):
 
         All ranks must call it.
         """
-        self._check_use()  # type: ignore[attr-defined]
+        self._check_use()
         self._follow_groups()  # type: ignore[attr-defined]
         self._reducer.finish_step()
 

@@ -12,9 +12,8 @@ from sirtaki.bindings.library import WireFormat
 from sirtaki.common.training.stateful_compression import Quantised, StatefulCompression, TopK
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.compression import Compressor, NoneCompressor
-from sirtaki.torch.training.compressed.arguments import plain_and_memory
 from sirtaki.torch.training.compressed.quantised import can_encode, hint_at_shared_memory, wire_format_of
-from sirtaki.torch.training.compressed.state import CompressionState
+from sirtaki.torch.training.compressed.state import CompressionState, plain_and_memory
 
 
 class Format(NamedTuple):

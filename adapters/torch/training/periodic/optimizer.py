@@ -146,7 +146,7 @@ def _periodic(
     fragments = with_buffers(fragments_of(list(named.values()), schedule.fragments), names.model)
     scope = CollectiveScope.numbered(context, "periodic", process_set)
     synchronizer = Synchronizer(scope, schedule, fragments, update)
-    wrapped = wrap(optimizer, PeriodicOptimizer, _before_step, _after_step)
+    wrapped = wrap(optimizer, PeriodicOptimizer)
     wrapped._synchronizer, wrapped._named, wrapped._is_checked = synchronizer, named, False
     wrapped._register(context)
     return wrapped
@@ -238,6 +238,12 @@ class PeriodicOptimizer(SeparateOptimizer):
         self.return_to(own.pop(_OUTER, None), own)
         self._is_checked = False
 
+    def _before_own_step(self, args: Any, kwargs: Any) -> None:
+        self._prepare()
+
+    def _after_own_step(self, args: Any, kwargs: Any) -> None:
+        self._synchronizer.stepped()
+
     def _prepare(self) -> None:
         """Makes sure, before the first step, that all ranks begin with the same parameters."""
         self._check_use()
@@ -256,13 +262,3 @@ class PeriodicOptimizer(SeparateOptimizer):
             check_parameters(tensors.items(), scope.process_set)
         self._synchronizer.agree()
         self._synchronizer.begin()
-
-
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    assert isinstance(optimizer, PeriodicOptimizer)
-    optimizer._prepare()
-
-
-def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    assert isinstance(optimizer, PeriodicOptimizer)
-    optimizer._synchronizer.stepped()

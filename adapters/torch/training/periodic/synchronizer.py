@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.request import SUM
-from sirtaki.common.ops.handles import Handle, start
+from sirtaki.common.ops.handles import Handle
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE
 from sirtaki.torch import device
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.training.compressed.exchange import METHODS, Agreement
 from sirtaki.torch.training.compressed.method import Link, TensorSlot, compute_dtype
 from sirtaki.torch.training.compressed.state import CompressionState
@@ -270,8 +270,7 @@ class AverageInFlight:
     ) -> None:
         """Starts it. The tensors belong to the average from now on: it overwrites them."""
         self._own, self._format = own, exchange_format
-        self._exact: Handle[list[Tensor]] | None = None
-        self._encoded: Handle[list[Tensor]] | None = None
+        self._handles: list[Handle[list[Tensor]]] = []
         self._compressed: _CompressedSums | None = None
         self._tensors = [*parts.parameters, *parts.buffers]
         if scope.has_no_peers:
@@ -279,24 +278,24 @@ class AverageInFlight:
         if exchange_format.memory is not None:
             self._compressed = _CompressedSums(scope, exchange_format.memory, parts, own.weight)
             parts = parts._replace(parameters=self._compressed.others)
-        tensors = [*parts.parameters, *parts.buffers]
+        tensors, count = [*parts.parameters, *parts.buffers], len(parts.parameters)
         # The third number counts the ranks that take part: those that have joined contribute zeros.
         header = torch.tensor([own.weight, own.has_ended, 1.0, own.is_rewritten], dtype=torch.float64)
         # Divided by the number of ranks, no sum of weighted values leaves the range of 16 bits.
         self._shares = [1.0 / len(scope.ranks) if tensor.element_size() == 2 else 1.0 for tensor in tensors]
         pairs = zip(tensors, self._shares, strict=True)
         weighted = [_weighted(tensor, own.weight * share) for tensor, share in pairs]
-        small = [self._format.compress(tensor) for tensor in weighted[: len(parts.parameters)]]
+        small = [self._format.compress(tensor) for tensor in weighted[:count]]
         self._undo = [undo for _, undo in small]
         sent = [tensor for tensor, _ in small]
-        self._is_encoded = [self._format.encodes(tensor) for tensor in sent]
-        exact = [tensor for tensor, is_encoded in zip(sent, self._is_encoded, strict=True) if not is_encoded]
-        encoded = [tensor for tensor, is_encoded in zip(sent, self._is_encoded, strict=True) if is_encoded]
-        self._exact = _start(scope, [header, *exact, *weighted[len(sent) :]], Reduction(SUM))
+        self._sums = [header, *sent, *weighted[count:]]  # once the all-reduces in place have ended
+        exact = [tensor for tensor in sent if not self._format.encodes(tensor)]
+        encoded = [tensor for tensor in sent if self._format.encodes(tensor)]
+        self._handles.append(scope.start_group(ALLREDUCE_IN_PLACE, [header, *exact, *weighted[count:]]))
         if encoded:
             assert self._format.wire_format is not None
             how = Reduction(SUM, wire_format=self._format.wire_format.code)
-            self._encoded = _start(scope.derived("encoded"), encoded, how)
+            self._handles.append(scope.derived("encoded").start_group(ALLREDUCE_IN_PLACE, encoded, how))
 
     def wait(self) -> Average:
         """Blocks until all ranks have started it, and returns the result.
@@ -304,10 +303,11 @@ class AverageInFlight:
         Raises:
             ValueError: the program has set the parameters on some ranks only.
         """
-        if self._exact is None:
+        if not self._handles:
             return Average(self._tensors if self._own.weight else None, self._own.has_ended)
-        header, *exact = self._exact.wait()
-        encoded = iter(self._encoded.wait() if self._encoded is not None else ())
+        for handle in self._handles:
+            handle.wait()
+        header, *sums = self._sums
         compressed = self._compressed.wait() if self._compressed is not None else {}
         weight, ended, present, rewritten = header.tolist()
         if 0 < rewritten < present:
@@ -318,10 +318,9 @@ class AverageInFlight:
             )
         if weight == 0:
             return Average(None, ended == present)
-        others = iter(exact)
-        sums = [next(encoded if is_encoded else others) for is_encoded in self._is_encoded]
-        large = [self._format.decompress(tensor, undo) for tensor, undo in zip(sums, self._undo, strict=True)]
-        pairs = zip((*large, *others), self._shares, strict=True)
+        for index, undo in enumerate(self._undo):
+            sums[index] = self._format.decompress(sums[index], undo)
+        pairs = zip(sums, self._shares, strict=True)
         averages = [tensor.div_(weight * share) for tensor, share in pairs]
         for index, slot in compressed.items():  # in ascending order
             averages.insert(index, slot.values.div_(weight).to(slot.parameter.dtype))
@@ -377,11 +376,6 @@ class _CompressedSums:
             if residual is not None and self._weight != 1:
                 residual.div_(self._weight)
         return self._slots
-
-
-def _start(scope: CollectiveScope, tensors: Sequence[Tensor], how: Reduction) -> Handle[list[Tensor]]:
-    operation = COLLECTIVES.group(scope.context, ALLREDUCE_IN_PLACE, tensors, scope.options(how))
-    return start(scope.context, operation)
 
 
 def _weighted(tensor: Tensor, weight: float) -> Tensor:

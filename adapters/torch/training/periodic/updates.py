@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sirtaki.torch.training.parameters import kept_gradients
 
-class AverageRule(Protocol):
+
+class AverageRule:
     """A rule. It is called on all ranks with the same averages.
 
     Attributes:
         equalizes: whether the parameters are equal on all ranks after each average.
     """
 
-    equalizes: bool
+    equalizes = True
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
         """Prepares for the first step: the parameters are equal on all ranks now."""
@@ -25,38 +26,38 @@ class AverageRule(Protocol):
     def follow(self, parameters: Sequence[Tensor]) -> bool:
         """Continues from what the program has made of parameters that were equal on all ranks.
 
-        Returns whether it has changed any of them.
+        Returns whether it has changed any of them, if the rule has to know.
         """
+        return False
 
     def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Returns new tensors, which are averaged instead of the parameters."""
+        raise NotImplementedError
 
     def apply(self, parameters: Sequence[Tensor], averages: Sequence[Tensor] | None, is_last: bool) -> None:
         """Changes the parameters; without averages if no rank has taken a step.
 
         With `is_last`, no rank continues with values of its own: the parameters become equal on all ranks.
         """
+        raise NotImplementedError
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what is equal on all ranks besides the parameters, by names."""
+        return {}
 
     def state_dict(self) -> Any:
         """Returns what a checkpoint needs; None if there is nothing."""
+        return None
 
     def load_state_dict(self, state: Any) -> None:
         """Continues from what `state_dict` has returned; None: from the parameters at the next step."""
 
 
-class ParameterAveraging:
-    """Replaces parameters by their average over the ranks (local SGD: Stich, arXiv 1805.09767)."""
+class ParameterAveraging(AverageRule):
+    """Replaces parameters by their average over the ranks (local SGD: Stich, arXiv 1805.09767).
 
-    equalizes = True
-
-    def begin(self, parameters: Sequence[Tensor]) -> None:
-        pass
-
-    def follow(self, parameters: Sequence[Tensor]) -> bool:
-        return False  # all of the parameters are averaged, whoever has changed them
+    All of the parameters are averaged, whoever has changed them.
+    """
 
     def contributions(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in parameters]
@@ -66,17 +67,8 @@ class ParameterAveraging:
         for parameter, average in zip(parameters, averages or (), strict=averages is not None):
             parameter.copy_(average)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
 
-    def state_dict(self) -> None:
-        return None
-
-    def load_state_dict(self, state: Any) -> None:
-        pass
-
-
-class OuterStep:
+class OuterStep(AverageRule):
     """Moves a global copy of the parameters by an optimizer, against the average of the ranks' changes.
 
     Douillard et al., DiLoCo, arXiv 2311.08105; with fragments and overlap: Streaming DiLoCo, arXiv
@@ -111,26 +103,16 @@ class OuterStep:
         for tensor in parameters:
             tensor.copy_(self._global[tensor])
         if averages is not None:
-            with self._gradients(parameters, averages):
+            with kept_gradients(self._parameters):
+                for item in self._parameters:
+                    item.grad = None
+                for tensor, average in zip(parameters, averages, strict=True):
+                    tensor.grad = average
                 self.outer.step()
             for tensor in parameters:
                 self._global[tensor].copy_(tensor)
         for tensor, local in zip(parameters, own or (), strict=own is not None):
             tensor.lerp_(local, self._alpha)
-
-    @contextmanager
-    def _gradients(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[None]:
-        """Sets these parameters' gradients temporarily, and all other parameters' gradients to None."""
-        before = [parameter.grad for parameter in self._parameters]
-        for item in self._parameters:
-            item.grad = None
-        for tensor, gradient in zip(parameters, gradients, strict=True):
-            tensor.grad = gradient
-        try:
-            yield
-        finally:
-            for item, gradient in zip(self._parameters, before, strict=True):
-                item.grad = gradient
 
     def tensors(self) -> dict[str, Tensor]:
         found = {f"global {place}": tensor for place, tensor in enumerate(self._ordered())}

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.request import MAX, SUM
-from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
 
 Parameters = torch.optim.Optimizer | Tensor | Iterable[Tensor]
@@ -84,7 +82,9 @@ def _norm(gradients: Sequence[Tensor], kind: float) -> Tensor:
     parts = [_power_sum(whole, kind)]
     for name, scope in {gradient.scope.name: gradient.scope for gradient in slices}.items():
         own = [gradient.own for gradient in slices if gradient.scope.name == name]
-        parts.append(_over_ranks(_power_sum(own, kind).to(slices[0].device), kind, scope))
+        how = Reduction(MAX if kind == float("inf") else SUM)
+        part = _power_sum(own, kind).to(slices[0].device)
+        parts.append(scope.derived("norm").run(ALLREDUCE_IN_PLACE, part, how))
     total = torch.stack([part.to(gradients[0].device) for part in parts])
     return total.amax() if kind == float("inf") else total.sum() ** (1.0 / kind)
 
@@ -102,9 +102,3 @@ def _power_sum(tensors: Sequence[Tensor], kind: float) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
     stacked = torch.stack([norm.to(norms[0].device) for norm in norms])
     return stacked.amax() if kind == float("inf") else (stacked**kind).sum()
-
-
-def _over_ranks(part: Tensor, kind: float, scope: CollectiveScope) -> Tensor:
-    scope = scope.derived("norm")
-    options = scope.options(Reduction(MAX if kind == float("inf") else SUM))
-    return run(scope.context, COLLECTIVES.single(scope.context, ALLREDUCE_IN_PLACE, part, options))

@@ -7,21 +7,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import ABSENT, REDUCESCATTER
-from sirtaki.common.ops.reduction import Call, Reduction
+from sirtaki.common.ops.reduction import Call
 from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView
 from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
-from sirtaki.torch.ops.autograd import CollectiveScope
-from sirtaki.torch.ops.compression import Compressor
 from sirtaki.torch.ops.tensors import code_of
-from sirtaki.torch.training.parameters import NamedParameter, trainable
+from sirtaki.torch.training.parameters import GrowthHook, NamedParameter
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
 from sirtaki.torch.training.sharded.slices import BLOCK, Partition, Slice, flat, in_order_of
-from sirtaki.torch.training.stage import Stage
+from sirtaki.torch.training.stage import ExchangeOptions, Stage
 
 
 class _Result(NamedTuple):
@@ -48,27 +45,16 @@ class ScatteredGradients(Stage):
     """
 
     def __init__(
-        self,
-        partition: Partition,
-        scope: CollectiveScope,
-        how: Reduction,
-        compression: type[Compressor],
-        named: Sequence[NamedParameter],
+        self, partition: Partition, options: ExchangeOptions, named: Sequence[NamedParameter]
     ) -> None:
-        self._scope, self._compression = scope, compression
-        self._names = [entry.name for entry in named]
-        self._parameters = [entry.parameter for entry in named]
+        super().__init__(options, named)
         self._slices: list[Slice] = [partition.slice_of(parameter) for parameter in self._parameters]
-        self._how, self._set_number = how, scope.process_set.number(scope.context)
-        self._requests = PreparedRequests(scope.context, len(named), device)  # by parameter
+        self._requests = PreparedRequests(self._context, len(named), device)  # by parameter
         self._described_as: list[Any] = [None] * len(named)
         self._results: list[_Result] = []
         self._stand_ins: dict[int, ShardedGradient] = {}
         self._earlier: dict[int, Tensor] = {}  # slices to which the next ones are added
-        self._nodes: list[Any] = []  # held so that they live
-        self._hooks: list[Any] = []
-        for index, parameter in enumerate(self._parameters):
-            self._watch(index, parameter)
+        self._hooks = [self._watch(index, parameter) for index, parameter in enumerate(self._parameters)]
 
     @property
     def is_open(self) -> bool:
@@ -77,12 +63,11 @@ class ScatteredGradients(Stage):
     def close(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()
-        self._nodes.clear()
 
     def drop_earlier(self) -> None:
         self._earlier.clear()
 
-    def _watch(self, index: int, parameter: Tensor) -> None:
+    def _watch(self, index: int, parameter: Tensor) -> GrowthHook:
         def before_growth(_: Any) -> None:
             gradient = parameter.grad
             if gradient is None:
@@ -91,10 +76,7 @@ class ScatteredGradients(Stage):
                 self._earlier[index] = gradient.own
                 parameter.grad = None
 
-        with trainable(parameter):
-            node = get_gradient_edge(parameter).node
-        self._nodes.append(node)
-        self._hooks.append(node.register_prehook(before_growth))
+        return GrowthHook(parameter, before_growth)
 
     def start(self, indices: list[int], absent: bool) -> list[int]:
         sent = [index for index in indices if self._takes_part(index)] if absent else indices

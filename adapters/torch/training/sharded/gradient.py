@@ -10,11 +10,10 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import MAX
-from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE
 from sirtaki.torch._private import check_and_unscale
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.metadata import NEEDS_NO_ELEMENTS
 
 
@@ -95,8 +94,5 @@ def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) 
     own = [tensor for tensor in own if tensor.numel()]
     if own:
         check_and_unscale(own, found_inf, inv_scale)
-    scope = next(gradient.scope for gradient in gradients if isinstance(gradient, ShardedGradient)).derived(
-        "not finite"
-    )
-    options = scope.options(Reduction(MAX))
-    run(scope.context, COLLECTIVES.single(scope.context, ALLREDUCE_IN_PLACE, found_inf, options))
+    scope = next(gradient.scope for gradient in gradients if isinstance(gradient, ShardedGradient))
+    scope.derived("not finite").run(ALLREDUCE_IN_PLACE, found_inf, Reduction(MAX))

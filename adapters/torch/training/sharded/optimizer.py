@@ -40,15 +40,14 @@ class Sharded(Wrapped):
 
     _partition: Partition
     _gathering: ParameterGathering
-    sharding_scope: CollectiveScope
     _parameter_names: dict[Tensor, str]
     _named_slices: list[tuple[str, Slice]]
     awaits_state = False  # since a change of the ranks, until the elastic state has divided it anew
 
-    def _adopt_slices(self, partition: Partition, scope: CollectiveScope, names: dict[Tensor, str]) -> None:
+    def _adopt_slices(self, partition: Partition, names: dict[Tensor, str]) -> None:
         """Divides the state that the optimizer has."""
-        self._partition, self.sharding_scope, self._parameter_names = partition, scope, names
-        self._gathering, self._named_slices = ParameterGathering(scope), []
+        self._partition, self._parameter_names = partition, names
+        self._gathering, self._named_slices = ParameterGathering(self._scope), []
         self._divide_state()
 
     def _slices(self) -> list[Slice]:
@@ -98,10 +97,14 @@ class Sharded(Wrapped):
     # ---- A step ----------------------------------------------------------------------------------------
 
     def _own_inner_hooks(self) -> tuple[Any, Any]:
-        before = self.register_step_pre_hook(_divide_groups)
-        after = self._hooks[1]
+        after = self._hooks[-1]
+        before = self.register_step_pre_hook(type(self)._divide_groups)
         self._hooks = [*self._hooks, before]
         return before, after
+
+    def _divide_groups(self, args: Any, kwargs: Any) -> None:
+        if closure_of(args, kwargs) is None:  # with a closure, after that has reduced the gradients
+            self._replace_groups()
 
     def _replace_groups(self) -> None:
         """Puts the slices into the groups, with their gradients."""
@@ -117,7 +120,7 @@ class Sharded(Wrapped):
         ]
         moved = [slice_ for slices in groups for slice_ in slices if slice_.has_other_order]
         if moved:  # on all ranks, in the same step
-            divide_again(self.sharding_scope.derived("new order"), self.state, moved)
+            divide_again(self._scope.derived("new order"), self.state, moved)
         for slices in groups:
             for slice_ in slices:
                 slice_.follow()
@@ -127,7 +130,7 @@ class Sharded(Wrapped):
     def _end_update(self) -> None:
         """Gathers what the ranks have updated."""
         self._put_parameters_back()
-        if self.sharding_scope.has_no_peers:
+        if self._scope.has_no_peers:
             return
         if len(self._named_slices) != sum(len(group["params"]) for group in self.param_groups):
             named = all_named(self, self._parameter_names)
@@ -202,12 +205,6 @@ def partition_for(optimizer: Optimizer, scope: CollectiveScope) -> Partition | N
     if scope.context.is_provisional:  # its ranks do not exist yet
         place = Place(0, 1)
     return Partition(place, has_whole=needs_whole_parameters(optimizer))
-
-
-def _divide_groups(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    assert isinstance(optimizer, Sharded)
-    if closure_of(args, kwargs) is None:  # with a closure, it is called after that has reduced the gradients
-        optimizer._replace_groups()
 
 
 def _is_trained(parameter: Tensor) -> bool:
@@ -339,7 +336,7 @@ def full_state_dict(optimizer: torch.optim.Optimizer, root_rank: int | None = No
     """
     if not isinstance(optimizer, Sharded):
         return optimizer.state_dict()
-    scope = optimizer.sharding_scope.derived("full state")
+    scope = optimizer._scope.derived("full state")
     slices = optimizer._slices()
     values = whole_values(scope, [optimizer.parts()], [slice_.parameter for slice_ in slices])
     state: dict[Tensor, dict[str, Any]] = {}

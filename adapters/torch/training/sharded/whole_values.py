@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.requests import ALLGATHER
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.training.sharded.slices import Slice, flat, in_order_of, orders_differ
 
 
@@ -148,9 +147,7 @@ def _gathered(
     where = parameter.device
     found = [value.tensor.to(where) for value in own if value is not None and value.tensor is not None]
     mine = found[0] if len(found) == 1 else torch.cat([torch.empty(0, dtype=dtype, device=where), *found])
-    elements: Tensor = run(
-        scope.context, COLLECTIVES.single(scope.context, ALLGATHER, mine.detach(), scope.options())
-    )
+    elements: Tensor = scope.run(ALLGATHER, mine.detach())
     return elements
 
 

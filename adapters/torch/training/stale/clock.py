@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class ClockReport(NamedTuple):
@@ -36,20 +37,22 @@ class Decision(Enum):
     END = 2
 
 
-class Clock(Protocol):
+class Clock(ABC):
     """Counts updates, and decides when the next update is made. It is equal on all ranks."""
 
-    staleness: int
-    updates: int
+    def __init__(self, staleness: int, updates: int = 0) -> None:
+        self.staleness, self.updates = staleness, updates
 
+    @abstractmethod
     def decide(self, reports: Sequence[ClockReport]) -> Decision:
         """Returns the next act, given the report of each rank."""
 
+    @abstractmethod
     def waits_for(self, reports: Sequence[ClockReport]) -> list[int]:
         """Returns the ranks that have yet to contribute a gradient to the next update."""
 
 
-class GlobalBatchClock:
+class GlobalBatchClock(Clock):
     """A clock with updates of at least as many gradients as there are ranks.
 
     It does not matter which ranks computed them, so a slow rank contributes fewer gradients and stops no
@@ -57,12 +60,9 @@ class GlobalBatchClock:
     the latest, counted from 0.
     """
 
-    def __init__(self, staleness: int, updates: int = 0) -> None:
-        self.staleness, self.updates = staleness, updates
-        self._included = 0
+    _included = 0  # gradients in updates
 
     def decide(self, reports: Sequence[ClockReport]) -> Decision:
-        """Returns the next act, given the report of each rank."""
         waiting = sum(report.contributed for report in reports) - self._included
         active = [report for report in reports if not report.has_ended]
         if not active and not waiting:
@@ -73,7 +73,6 @@ class GlobalBatchClock:
         return Decision.UPDATE if is_enough and not self._held_by(reports) else Decision.WAIT
 
     def waits_for(self, reports: Sequence[ClockReport]) -> list[int]:
-        """Returns the ranks that have yet to contribute a gradient to the next update."""
         computing = [
             rank for rank, report in enumerate(reports) if report.is_computing and not report.has_ended
         ]
@@ -90,20 +89,15 @@ class GlobalBatchClock:
         return [rank for rank, report in enumerate(reports) if not report.has_ended and report.base < oldest]
 
 
-class WorkerClock:
+class WorkerClock(Clock):
     """A clock with updates of 1 gradient from each rank that has not ended: its next gradient."""
 
-    def __init__(self, staleness: int) -> None:
-        self.staleness, self.updates = staleness, 0
-
     def decide(self, reports: Sequence[ClockReport]) -> Decision:
-        """Returns the next act, given the report of each rank."""
         if self.waits_for(reports):
             return Decision.WAIT
         is_any = any(report.contributed > self.updates for report in reports)
         return Decision.UPDATE if is_any else Decision.END
 
     def waits_for(self, reports: Sequence[ClockReport]) -> list[int]:
-        """Returns the ranks that have yet to contribute a gradient to the next update."""
         missing = [not report.has_ended and report.contributed <= self.updates for report in reports]
         return [rank for rank, is_missing in enumerate(missing) if is_missing]

@@ -13,8 +13,8 @@ from sirtaki.common.training import checksums
 from sirtaki.torch.consistency import check_parameters, plain_options_of
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import reducible_view
-from sirtaki.torch.training.exchange_options import ExchangeOptions
-from sirtaki.torch.training.parameters import exchanged
+from sirtaki.torch.training.parameters import exchanged, kept_gradients
+from sirtaki.torch.training.stage import ExchangeOptions
 from sirtaki.torch.training.stale.arguments import refuse_model
 from sirtaki.torch.training.stale.clock import GlobalBatchClock
 from sirtaki.torch.training.stale.rounds import StaleExchange, Update
@@ -137,13 +137,9 @@ class StaleOptimizer(Wrapped):
         return self._exchange
 
     def _apply_all(self, next_update: Callable[[], Update | None]) -> None:
-        own = [parameter.grad for parameter in self._named.values()]
-        try:
+        with kept_gradients(self._named.values()):
             while (update := next_update()) is not None:
                 self._apply(update)
-        finally:
-            for parameter, gradient in zip(self._named.values(), own, strict=True):
-                parameter.grad = gradient
 
     def _apply(self, update: Update) -> None:
         assert self._exchange is not None

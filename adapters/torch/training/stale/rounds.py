@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.errors import DeadlineError, ParametersDifferError
-from sirtaki.bindings.request import SUM
-from sirtaki.common.ops.handles import run
-from sirtaki.common.ops.reduction import Reduction
 from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope
+from sirtaki.torch.training.parameters import filled
 from sirtaki.torch.training.stale.clock import Clock, ClockReport, Decision, GlobalBatchClock
 
 # A rank begins a round when it has news, and otherwise after this share of its last step: often enough that
@@ -140,8 +138,7 @@ class Rounds:
 
     def _gather(self, own: ClockReport) -> list[ClockReport]:
         row = torch.tensor([[*map(int, own)]], dtype=torch.int64)
-        context, options = self._scope.context, self._scope.derived("reports").options()
-        (rows,) = run(context, COLLECTIVES.group(context, ALLGATHER, [row], options))
+        (rows,) = self._scope.derived("reports").run_group(ALLGATHER, [row])
         return [
             ClockReport(int(a), int(b), bool(c), bool(d), int(e), int(f))
             for a, b, c, d, e, f in rows.tolist()
@@ -186,7 +183,8 @@ class StaleExchange(Rounds):
     def __init__(self, scope: CollectiveScope, parameters: Sequence[Tensor], clock: GlobalBatchClock) -> None:
         super().__init__(scope, clock)
         self._batches = clock
-        self._sum = GradientSum(parameters)
+        self._parameters = [parameter.detach() for parameter in parameters]
+        self._sum = GradientSum(len(parameters))
         self._included = 0  # this rank's gradients in applied updates
         self._updates: deque[Update] = deque()
         self.start()
@@ -232,15 +230,13 @@ class StaleExchange(Rounds):
     def _update(self) -> None:
         """Makes an update of all gradients at hand."""
         with self._changed:
-            own = self._sum.take()
+            own, steps = self._sum.take()
         size = len(self._scope.ranks)
-        header = torch.zeros(size + len(own.is_present), dtype=torch.int64)
-        header[self._place] = own.steps
-        header[size:] = torch.tensor(own.is_present, dtype=torch.int64)
-        options = self._scope.derived("update").options(Reduction(SUM))
-        context = self._scope.context
-        parts = [header, *own.tensors]
-        summed, *sums = run(context, COLLECTIVES.group(context, ALLREDUCE_IN_PLACE, parts, options))
+        header = torch.zeros(size + len(own), dtype=torch.int64)
+        header[self._place] = steps
+        header[size:] = torch.tensor([tensor is not None for tensor in own], dtype=torch.int64)
+        parts = [header, *filled(own, self._parameters)]
+        summed, *sums = self._scope.derived("update").run_group(ALLREDUCE_IN_PLACE, parts)
         counts, present = summed[:size].tolist(), summed[size:].tolist()
         total = sum(counts)
         divisor = max(total, size)  # when ranks have ended, a gradient does not weigh more
@@ -256,26 +252,11 @@ class StaleExchange(Rounds):
 # ---- The sum of gradients that wait for an update ------------------------------------------------------
 
 
-class UpdateContribution(NamedTuple):
-    """The contribution of a rank to an update.
-
-    Attributes:
-        tensors: the sum of its gradients for each parameter, zeros if there was none.
-        is_present: whether there was one, for each parameter.
-        steps: number of steps in the sums.
-    """
-
-    tensors: list[Tensor]
-    is_present: list[bool]
-    steps: int
-
-
 class GradientSum:
     """Sums of gradients, in memory of their own."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = [parameter.detach() for parameter in parameters]
-        self._sums: list[Tensor | None] = [None] * len(self._parameters)
+    def __init__(self, parameters: int) -> None:
+        self._sums: list[Tensor | None] = [None] * parameters
         self._count = 0
 
     @torch.no_grad()
@@ -291,12 +272,8 @@ class GradientSum:
                 known.add_(gradient.detach())
         self._count += 1
 
-    def take(self) -> UpdateContribution:
-        """Returns the sums, and begins again with none."""
-        tensors = [
-            torch.zeros_like(parameter, memory_format=torch.contiguous_format) if tensor is None else tensor
-            for tensor, parameter in zip(self._sums, self._parameters, strict=True)
-        ]
-        taken = UpdateContribution(tensors, [tensor is not None for tensor in self._sums], self._count)
-        self._sums, self._count = [None] * len(self._parameters), 0
+    def take(self) -> tuple[list[Tensor | None], int]:
+        """Returns the sum for each parameter, None without gradients, and the number of steps in the sums."""
+        taken = self._sums, self._count
+        self._sums, self._count = [None] * len(self._sums), 0
         return taken

@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.request import SUM
-from sirtaki.common.ops.handles import run
-from sirtaki.common.ops.reduction import Reduction
-from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE, ALLTOALL, CollectiveOptions
+from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE
 from sirtaki.common.ownership import owners_of
-from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
+from sirtaki.torch.ops.autograd import CollectiveScope, alltoall
+from sirtaki.torch.training.parameters import filled
 from sirtaki.torch.training.stale.clock import WorkerClock
 from sirtaki.torch.training.stale.rounds import Rounds
 
@@ -162,11 +160,8 @@ class Table(Rounds):
         with self._changed:
             own = self._gradients.popleft() if self._gradients else [None] * len(self._values)
         is_present = torch.tensor([tensor is not None for tensor in own], dtype=torch.int64)
-        (present,) = self._run_one(ALLREDUCE_IN_PLACE, "present", is_present, Reduction(SUM))
-        full = [
-            torch.zeros_like(value) if tensor is None else tensor
-            for tensor, value in zip(own, self._values, strict=True)
-        ]
+        (present,) = self._scope.derived("present").run_group(ALLREDUCE_IN_PLACE, [is_present])
+        full = filled(own, self._values)
         for number, part in enumerate(self._parts):
             self._collect(part, full, present.tolist(), f"gradients.{number}")
         if self.optimizer is not None:
@@ -176,7 +171,8 @@ class Table(Rounds):
             own_places = [place for place in part.places if place in self._served]
             mine = [self._served[place].reshape(-1) for place in own_places]
             empty = self._values[part.places[0]].new_empty(0)
-            (elements,) = self._run_one(ALLGATHER, f"values.{number}", torch.cat([empty, *mine]))
+            own_elements = torch.cat([empty, *mine])
+            (elements,) = self._scope.derived(f"values.{number}").run_group(ALLGATHER, [own_elements])
             part.split(elements, values)
         with self._changed:
             self._values = values
@@ -192,7 +188,7 @@ class Table(Rounds):
         sent, splits = part.joined(gradients), part.lengths
         if not self._pushes:
             sent, splits = sent[:0], [0] * len(splits)
-        (rows,) = self._run_one(ALLTOALL, name, sent, splits=splits)
+        rows, _ = alltoall(self._scope.derived(name), splits, sent)
         length = part.lengths[self._place]
         total, *others = rows.split(length) if length else [rows]
         for other in others:
@@ -203,17 +199,3 @@ class Table(Rounds):
                 served = self._served[place]
                 mean, means = means[: served.numel()], means[served.numel() :]
                 served.grad = mean.view(served.shape) if present[place] else None
-
-    def _run_one(
-        self,
-        collective: Any,
-        name: str,
-        tensor: Tensor,
-        how: Reduction | None = None,
-        splits: list[int] | None = None,
-    ) -> Any:
-        scope = self._scope.derived(name)
-        options: CollectiveOptions = scope.options(how) if how is not None else scope.options()
-        options.splits = splits
-        found = run(scope.context, COLLECTIVES.group(scope.context, collective, [tensor], options))
-        return [found[0][0]] if splits is not None else found
