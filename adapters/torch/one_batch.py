@@ -197,6 +197,11 @@ def _check_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
             "alone: make it once, before the first step, "
             "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
         )
-    options: Any = optimizer
-    exchange = options._exchange_options
+    exchange = getattr(optimizer, "_exchange_options", None)
+    if exchange is None:  # of averages of parameters, or with a deadline
+        raise ValueError(
+            f"this {type(optimizer).__name__} does not combine the gradients of each step of all ranks, so "
+            "inside @hvd.consistent its steps are not those of one device: use hvd.DistributedOptimizer "
+            "without a deadline"
+        )
     share.check_gradients(exchange.how.op, exchange.scope.process_set)

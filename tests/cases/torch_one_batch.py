@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -294,13 +295,15 @@ def wrong_decorations() -> None:
 
 @case(least=2)
 def optimizers_that_do_not_give_the_numbers_of_one_device() -> None:
-    for options, text in (
-        (None, r"SGD steps inside @hvd.consistent .*optimizer = hvd.DistributedOptimizer"),
-        ({"op": hvd.Adasum}, "op=hvd.Average for a loss that is a mean"),
-        ({"op": hvd.Max}, "op=hvd.Average for a loss that is a mean"),
+    for wrap, text in (
+        (sgd, r"SGD steps inside @hvd.consistent .*optimizer = hvd.DistributedOptimizer"),
+        (partial(distributed, op=hvd.Adasum), "op=hvd.Average for a loss that is a mean"),
+        (partial(distributed, op=hvd.Max), "op=hvd.Average for a loss that is a mean"),
+        (partial(distributed, deadline=60.0), "use hvd.DistributedOptimizer without a deadline"),
+        (lambda model: hvd.LocalSGD(sgd(model), every=2), "SGD does not combine the gradients of each step"),
     ):
         model = network()
-        optimizer = sgd(model) if options is None else distributed(model, **options)
+        optimizer = wrap(model)
         step = hvd.consistent(stepping(model, optimizer), batch=["inputs", "targets"])
         with pytest.raises(ValueError, match=text):
             step(*batch(0, 7))
