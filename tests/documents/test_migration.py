@@ -19,7 +19,7 @@ import sirtaki.torch as hvd  # noqa: E402  # it imports torch
 
 RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
 FROM_HOROVOD, FROM_DDP = path_of("migrating_from_horovod.md"), path_of("migrating_from_ddp.md")
-ON_GPUS = path_of("gpu.md")
+NAMES, ON_GPUS = path_of("horovod_names.md"), path_of("gpu.md")
 
 # Horovod 0.28's public functions for torch: those that share a signature, and its parameters in order.
 SIGNATURES = {
@@ -88,7 +88,7 @@ def exists(name: str) -> bool:
 
 
 def test_the_code_of_the_pages_runs() -> None:
-    pages = (FROM_HOROVOD, FROM_DDP, ON_GPUS)
+    pages = (NAMES, FROM_DDP, ON_GPUS)
     command = hvdrun(2, sys.executable, RUN_BLOCKS, *pages)
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -99,7 +99,7 @@ def test_the_code_of_the_pages_runs() -> None:
 
 
 def test_each_name_of_horovod_is_there_or_said_to_be_missing() -> None:
-    there = names_in_first_column(section(FROM_HOROVOD, "Name by name", "Where it behaves differently"))
+    there = names_in_first_column(NAMES.read_text())
     missing = names_in_first_column(section(FROM_HOROVOD, "What is missing"))
     assert there | missing >= HOROVOD
     assert there <= HOROVOD
@@ -119,7 +119,7 @@ def names_of_sirtaki(text: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("page", [FROM_HOROVOD, FROM_DDP, ON_GPUS], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [NAMES, FROM_HOROVOD, FROM_DDP, ON_GPUS], ids=lambda page: page.stem)
 def test_each_name_of_sirtaki_on_a_page_exists(page: Path) -> None:
     text = page.read_text()
     if page == FROM_HOROVOD:

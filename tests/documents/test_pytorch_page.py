@@ -1,4 +1,4 @@
-"""The code of the page about PyTorch runs, learns, and resumes after an interruption."""
+"""The code of the pages about PyTorch and its data runs, learns, and resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from pathlib import Path
 import pytest
 from process_world import PATIENCE, hvdrun
 
+from .pages import path_of
+
 pytest.importorskip("torch")
 
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "pytorch.md"
+PAGES = path_of("pytorch.md"), path_of("unequal_data.md")
 RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
 
 
 def test_the_code_learns_and_resumes(tmp_path: Path) -> None:
-    command = hvdrun(3, sys.executable, "-W", "error::UserWarning", RUN_BLOCKS, PAGE)
+    command = hvdrun(3, sys.executable, "-W", "error::UserWarning", RUN_BLOCKS, *PAGES)
 
     def run() -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count(f"ran {PAGE.read_text().count('```python')} blocks") == 3
+        for page in PAGES:
+            blocks = page.read_text().count("```python")
+            assert done.stdout.count(f"{page.name}: ran {blocks} blocks") == 3
         return done.stdout
 
     first = run()
