@@ -13,8 +13,8 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.library import ffi
 from sirtaki.bindings.request import Batch
+from sirtaki.bindings.shared_memory import memory_of
 from sirtaki.common.ops.handles import Streams
-from sirtaki.common.ops.shared_arrays import memory_of
 from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView, dense_layout
 
 Array = NDArray[Any]

@@ -14,7 +14,6 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.request import ABSENT, Batch
 from sirtaki.common.ops import reduction as ops
-from sirtaki.common.ops.array_adapter import ArrayAdapter
 from sirtaki.common.ops.deadlines import Deadline, Decided, with_deadline
 from sirtaki.common.ops.handles import Handle, Operation, pooled_batch, run, start
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
@@ -33,6 +32,7 @@ from sirtaki.common.ops.requests import (
     CollectiveOptions,
     Preparation,
 )
+from sirtaki.common.ops.tensor import ArrayAdapter
 
 TensorLike = TypeVar("TensorLike")
 Tensor = TypeVar("Tensor")
