@@ -27,8 +27,7 @@ from common.serving import CompiledCalls
 
 import sirtaki.numpy as hvd
 from sirtaki.bindings import request as core
-from sirtaki.bindings.error_feedback import quantise
-from sirtaki.bindings.library import wire_formats
+from sirtaki.bindings.library import quantise, wire_formats
 from sirtaki.common.ops.collectives import Collectives
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, CollectiveOptions

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.errors import error_of
+from sirtaki.bindings.default_context import current
+from sirtaki.bindings.errors import UnsupportedError, error_of
 from sirtaki.bindings.library import ffi, lib, text
 
 
@@ -50,3 +54,20 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+# ---- Memory of arrays that the ranks of a host share, for any library ----------------------------------
+
+
+def memory_of(shape: int | Sequence[int], itemsize: int) -> tuple[tuple[int, ...], Any]:
+    """Returns an array's extents, and zeroed memory for it; None instead of memory where ranks share none.
+
+    Raises:
+        OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.
+        NotInitializedError: init() has not been called.
+    """
+    extents = tuple(shape) if isinstance(shape, Sequence) else (operator.index(shape),)
+    try:
+        return extents, allocate(current(), math.prod(extents) * itemsize)
+    except UnsupportedError:
+        return extents, None

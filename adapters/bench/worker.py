@@ -22,7 +22,7 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, local_addresses
 from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.common import basics
-from sirtaki.common.observing import stats
+from sirtaki.common.basics import stats
 from sirtaki.runner.bench.messages import (
     COPY,
     OWN,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current, find, process
@@ -16,15 +17,17 @@ from sirtaki.bindings.errors import (
     ParametersDifferError,
     PeerLostError,
 )
+from sirtaki.bindings.observing import observe
+from sirtaki.bindings.observing.observe import Lateness, Statistics
 from sirtaki.bindings.observing.traffic import operation_counts
 from sirtaki.common.autotune import tuner_of
+from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.common.ops.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from sirtaki.common.ops.root import is_root, on_root
 from sirtaki.common.semantics import are_horovods
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ __all__ += ["init", "shutdown", "is_initialized", "rank", "size", "local_rank", 
 __all__ += ["cross_rank", "cross_size", "is_homogeneous", "is_root", "on_root"]
 __all__ += ["ProcessSet", "global_process_set", "add_process_set", "remove_process_set"]
 __all__ += ["mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built"]
+__all__ += ["Lateness", "Statistics", "start_timeline", "stats", "stop_timeline"]
 __all__ += ["nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"]
 
 
@@ -322,3 +326,93 @@ def compatible(arguments: Mapping[str, Any], process_sets: Sequence[Any]) -> dic
     ):
         rest["process_sets"] = None
     return rest
+
+
+# ---- Work of a single rank for all ranks, such as writing a file or downloading data -------------------
+
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def is_root() -> bool:
+    """Returns whether this is rank 0, which writes files and prints. Other ranks do not wait for it.
+
+    Raises NotInitializedError (a ValueError) before init().
+    """
+    return current().rank == 0
+
+
+def on_root(
+    function: Callable[_Parameters, _Result], *arguments: _Parameters.args, **options: _Parameters.kwargs
+) -> _Result:
+    """Calls a function on rank 0 alone, while all other ranks wait for it. All ranks must call it.
+
+    For example `hvd.on_root(torch.save, model.state_dict(), "model.pt")`, or `path = hvd.on_root(download)`.
+
+    Returns:
+        The function's result, on all ranks: anything that cloudpickle can pickle.
+
+    Raises:
+        Exception: on rank 0, the exception of the function.
+        HorovodInternalError: on the others, if it raised; the text contains its error.
+    """
+    name = getattr(function, "__name__", "the function")
+    if current().rank:
+        failure, result = broadcast_object(None, 0, "on_root")
+        if failure:
+            raise HorovodInternalError(f"{name}() has failed on rank 0: {failure}")
+        return result
+    try:
+        result = function(*arguments, **options)
+    except BaseException as error:
+        broadcast_object((f"{type(error).__name__}: {error}", None), 0, "on_root")
+        raise
+    broadcast_object(("", result), 0, "on_root")
+    return result
+
+
+# ---- Observability of a rank: statistics and timelines -------------------------------------------------
+
+
+def stats() -> Statistics:
+    """Returns this rank's counters since init(), and each rank's lateness: `Statistics` documents fields and
+    units.
+
+    The call is cheap and local: other ranks need not make it.
+
+    Raises:
+        NotInitializedError: before init() or after shutdown() (a ValueError).
+    """
+    return observe.statistics(current())
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Starts writing the events of each operation to a file that Perfetto (https://ui.perfetto.dev) shows.
+
+    Works at any time after init(), without an environment variable. Each rank that calls it writes its own
+    file: rank 0 `file_path`, the others `file_path` with ".rank1" and so on. A timeline in progress is
+    completed first. `hvdrun --timeline-filename` does this from the start, and merges the files.
+
+    In an elastic job the timeline goes on when the ranks change: each process writes a file for each of its
+    generations, `file_path`.worker<W>.generation<G>, and one for the changes of the ranks,
+    `file_path`.worker<W>.changes. The training function may call this again each time it begins.
+
+    Args:
+        file_path: the file to create or overwrite.
+        mark_cycles: also mark when this rank received a Decision of the coordinator.
+
+    Raises:
+        NotInitializedError: before init() or after shutdown() (a ValueError).
+        OSError: the file cannot be written (a HorovodInternalError).
+    """
+    observe.start_timeline(current(), os.fspath(file_path), mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Completes the timeline's file; does nothing if none is being written. shutdown() does the same.
+
+    Raises:
+        NotInitializedError: before init() or after shutdown() (a ValueError).
+    """
+    observe.stop_timeline(current())

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from sirtaki.common import basics, observing
+from sirtaki.common import basics
 from sirtaki.common.basics import *  # noqa: F403
-from sirtaki.common.observing import *  # noqa: F403
 from sirtaki.common.ops.reduction import Adasum, Average, Max, Min, Product, Sum
 from sirtaki.common.stopping import should_stop
 
-__all__ = [*basics.__all__, *observing.__all__, "Adasum", "Average", "Max", "Min", "Product", "Sum"]
+__all__ = [*basics.__all__, "Adasum", "Average", "Max", "Min", "Product", "Sum"]
 __all__ += ["should_stop"]
 
 

@@ -14,7 +14,7 @@ from sirtaki.bindings.default_context import find
 from sirtaki.bindings.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from sirtaki.bindings.bootstrap.providers.key_value_store import KeyValueStore
+    from sirtaki.bindings.bootstrap.providers.stores import KeyValueStore
 
 
 class SharedWorld:
@@ -71,12 +71,12 @@ def own_addresses() -> list[str]:
 
 def _enter(store: KeyValueStore, rank: int, size: int) -> Context:
     from sirtaki.bindings.bootstrap import lifecycle
-    from sirtaki.bindings.bootstrap.providers import environment, key_value_store
+    from sirtaki.bindings.bootstrap.providers import environment, stores
 
     is_launched = "SIRTAKI_RENDEZVOUS" in os.environ
 
     def world() -> lifecycle.World:
         launched = environment.find(os.environ) if is_launched else None
-        return launched or key_value_store.world_of(store, rank, size, os.environ)
+        return launched or stores.world_of(store, rank, size, os.environ)
 
     return lifecycle.enter_for_group(world, counts=is_launched)

@@ -18,19 +18,17 @@ from sirtaki.jax.ops.topology import *  # noqa: F403
 
 if TYPE_CHECKING:
     from sirtaki.jax import elastic
-    from sirtaki.jax.training.consistency import check_parameters
+    from sirtaki.jax.training.consistency import broadcast_parameters, check_parameters, rank_key
     from sirtaki.jax.training.one_batch import consistent, mirrored
     from sirtaki.jax.training.optimizer import DistributedOptimizer, grad, value_and_grad
-    from sirtaki.jax.training.parameters import broadcast_parameters, rank_key
     from sirtaki.jax.training.periodic import diloco, local_sgd
     from sirtaki.jax.training.sharding import divided_state, full_state, shard
 
 # Imported when a program first uses them.
 _LATER = {
-    "training.consistency": ("check_parameters",),
+    "training.consistency": ("broadcast_parameters", "check_parameters", "rank_key"),
     "training.one_batch": ("consistent", "mirrored"),
     "training.optimizer": ("DistributedOptimizer", "grad", "value_and_grad"),
-    "training.parameters": ("broadcast_parameters", "rank_key"),
     "training.periodic": ("diloco", "local_sgd"),
     "training.sharding": ("divided_state", "full_state", "shard"),
 }

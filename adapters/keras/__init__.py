@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sirtaki.keras.version import check as _check
+import keras as _keras
+
+
+def _check() -> None:
+    """Raises ImportError unless this is Keras 3."""
+    version = getattr(_keras, "__version__", "of unknown version")
+    if not version.startswith("3."):
+        raise ImportError(
+            f"sirtaki.keras serves Keras 3, and this is Keras {version}: pip install 'keras>=3.10'. Models "
+            "of Keras 2 (tf_keras, TF_USE_LEGACY_KERAS) cannot be trained with it"
+        )
+
 
 _check()
 

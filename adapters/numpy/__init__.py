@@ -12,9 +12,9 @@ from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
 from sirtaki.common.public import loader as _loader
+from sirtaki.numpy.arrays import empty
 from sirtaki.numpy.collectives import *  # noqa: F403
 from sirtaki.numpy.collectives import __all__ as _collectives
-from sirtaki.numpy.shared import empty
 
 if TYPE_CHECKING:
     from sirtaki.numpy import elastic

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.library import ffi
 from sirtaki.bindings.request import Batch
+from sirtaki.bindings.shared_memory import memory_of
 from sirtaki.common.ops.handles import Streams
 from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView, dense_layout
 
@@ -135,3 +136,23 @@ def split_counts(splits: ArrayLike | None) -> list[int] | None:
 def from_counts(counts: Sequence[int]) -> Array:
     """Returns numbers of rows as an int32 array."""
     return np.array(counts, dtype=np.int32)
+
+
+# ---- Arrays in memory that the ranks of a host share ---------------------------------------------------
+
+
+def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> Array:
+    """Returns a new array of zeros that an in-place all-reduce need not copy; any rank may call it alone.
+
+    If all ranks of a host pass such arrays, or parts of them, to `allreduce_` or one of its forms, the ranks
+    read and write each other's arrays where they are, with the same result as otherwise:
+    docs/reference/shared_memory.md. Everything else treats it as any other array. Where ranks share no
+    memory, it is in this rank's own.
+
+    Raises:
+        OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.
+        NotInitializedError: init() has not been called.
+    """
+    kind = np.dtype(dtype)
+    extents, memory = memory_of(shape, kind.itemsize)
+    return np.zeros(extents, kind) if memory is None else np.frombuffer(memory, kind).reshape(extents)

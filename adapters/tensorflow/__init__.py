@@ -14,10 +14,16 @@ from sirtaki.tensorflow.ops.collectives import *  # noqa: F403
 from sirtaki.tensorflow.ops.collectives import __all__ as _collectives
 from sirtaki.tensorflow.ops.compression import Compression
 from sirtaki.tensorflow.ops.library import library as _library
-from sirtaki.tensorflow.ops.topology import *  # noqa: F403
-from sirtaki.tensorflow.ops.topology import barrier, join
 from sirtaki.tensorflow.ops.topology_ops import *  # noqa: F403
 from sirtaki.tensorflow.ops.topology_ops import __all__ as _topology_ops
+from sirtaki.tensorflow.ops.topology_ops import (  # noqa: F401  # some are in `_shared`
+    barrier,
+    join,
+    local_rank,
+    local_size,
+    rank,
+    size,
+)
 from sirtaki.tensorflow.ops.xla import enable_xla
 from sirtaki.tensorflow.training.consistency import check_parameters
 from sirtaki.tensorflow.training.optimizer import DistributedOptimizer, GradientAccumulator

@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from sirtaki.torch.consistency import check_parameters
     from sirtaki.torch.data import DataLoader, DistributedSampler
     from sirtaki.torch.gradient_memory import empty
-    from sirtaki.torch.joining import join
     from sirtaki.torch.one_batch import consistent, mirrored
     from sirtaki.torch.ops.sparse import sparse_allreduce, sparse_allreduce_async
-    from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters
+    from sirtaki.torch.state import broadcast_optimizer_state, broadcast_parameters, join
     from sirtaki.torch.sync_batch_norm import SyncBatchNorm
     from sirtaki.torch.training.optimizer import DistributedOptimizer
     from sirtaki.torch.training.out_of_memory import skip_if_out_of_memory
-    from sirtaki.torch.training.periodic import DiLoCo, LocalSGD
+    from sirtaki.torch.training.periodic.optimizer import DiLoCo, LocalSGD
     from sirtaki.torch.training.sharded.clipping import clip_grad_norm_, clip_grad_value_
     from sirtaki.torch.training.sharded.optimizer import full_state_dict
     from sirtaki.torch.training.stale.server import ParameterServer
@@ -37,17 +36,16 @@ if TYPE_CHECKING:
 _LATER = {
     "consistency": ("check_parameters",),
     "data": ("DataLoader", "DistributedSampler"),
-    "joining": ("join",),
     "one_batch": ("consistent", "mirrored"),
     "training.optimizer": ("DistributedOptimizer",),
     "training.out_of_memory": ("skip_if_out_of_memory",),
-    "training.periodic": ("DiLoCo", "LocalSGD"),
+    "training.periodic.optimizer": ("DiLoCo", "LocalSGD"),
     "training.sharded.clipping": ("clip_grad_norm_", "clip_grad_value_"),
     "training.sharded.optimizer": ("full_state_dict",),
     "gradient_memory": ("empty",),
     "ops.sparse": ("sparse_allreduce", "sparse_allreduce_async"),
     "training.stale.server": ("ParameterServer",),
-    "state": ("broadcast_optimizer_state", "broadcast_parameters"),
+    "state": ("broadcast_optimizer_state", "broadcast_parameters", "join"),
     "sync_batch_norm": ("SyncBatchNorm",),
 }
 

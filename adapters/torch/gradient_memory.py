@@ -15,7 +15,7 @@ from torch import Tensor
 from sirtaki.bindings import shared_memory
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.common.ops.shared_arrays import memory_of
+from sirtaki.bindings.shared_memory import memory_of
 from sirtaki.torch._private import copy_all
 from sirtaki.torch.training.stage import ExchangeOptions
 

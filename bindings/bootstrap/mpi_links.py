@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from sirtaki.bindings.bootstrap.job import RendezvousError, RendezvousTimeout, name_ranks
 from sirtaki.bindings.bootstrap.providers import World
-from sirtaki.bindings.config import Config
+from sirtaki.bindings.config import Config, call
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.link_requests import link_mpi
+from sirtaki.bindings.library import ffi, lib
 
 _TAGS = 1 << 15  # that every MPI has (MPI_TAG_UB)
 _FUNCTIONS = {
@@ -95,7 +95,7 @@ def link(context: Context, world: World, states: Sequence[bytes], peers: Sequenc
     own = _own(world.communicator, time.monotonic() + world.start_timeout)
     own.worlds = max(0, *worlds) + 1  # a rank may have missed worlds that failed early
     handles = {"comm": MPI._handleof(own.communicator), "byte_type": MPI._handleof(MPI.BYTE)}
-    link_mpi(context, peers, _functions(), tag=own.worlds % _TAGS, **handles)
+    _link_mpi(context, peers, _functions(), tag=own.worlds % _TAGS, **handles)
 
 
 def _own(comm: Any, deadline: float) -> _Own:
@@ -142,3 +142,30 @@ def _keyval() -> int:
 
     keyval: int = MPI.Comm.Create_keyval()
     return keyval
+
+
+# ---- The program's MPI library, as the core sees it: addresses of functions, and handles as numbers ----
+
+
+def _link_mpi(
+    context: Context,
+    peers: Sequence[int],
+    functions: Mapping[str, int],
+    tag: int,
+    comm: int,
+    byte_type: int,
+) -> None:
+    """Has MPI move the data to and from peers on other hosts, before the start; see `srt_mpi`."""
+    handles = {"comm": _signed(comm), "byte_type": _signed(byte_type)}
+    described = ffi.new(
+        "srt_mpi *",
+        {"struct_size": ffi.sizeof("srt_mpi"), "tag": tag}
+        | handles
+        | {name: ffi.cast("void *", address) for name, address in functions.items()},
+    )
+    call(lib.srt_link_mpi, context.pointer, ffi.new("int32_t[]", list(peers)), len(peers), described)
+
+
+def _signed(handle: int) -> int:
+    """Returns a handle as a signed number: MPICH's handles can be negative, and mpi4py returns 64 bits."""
+    return handle - (1 << 64) if handle >> 63 else handle

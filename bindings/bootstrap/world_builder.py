@@ -43,9 +43,8 @@ from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
-from sirtaki.bindings.library import knobs
-from sirtaki.bindings.link_requests import LinkRequests, first_links
-from sirtaki.bindings.observing import program_stack
+from sirtaki.bindings.library import ffi, knobs, lib
+from sirtaki.bindings.observing.observe import register_stack_source
 
 if TYPE_CHECKING:
     from sirtaki.bindings.bootstrap.connection.encryption import Connection
@@ -99,7 +98,7 @@ class WorldBuilder:
                 if first is not error:
                     raise first from None
                 raise
-            program_stack.register_stack_source(context)
+            register_stack_source(context)
             context.start()
             if late_links is not None:
                 listening.pop_all()
@@ -141,7 +140,7 @@ class WorldBuilder:
         cleanup.callback(close_all, connections)
         endpoints = self._endpoints(members, offers)
         uses_memory = self._uses_memory(local_ranks, offers)
-        needed = frozenset(first_links(context))
+        needed = frozenset(_first_links(context))
         passing: Sequence[int] = []
         if uses_memory:  # the lowest rank passes all descriptors; the memory then serves as their links
             passing = local_ranks[1:] if world.rank == local_ranks[0] else local_ranks[:1]
@@ -270,7 +269,7 @@ class LateLinks:
     _accepted: set[int] = field(default_factory=set)  # ranks that have connected since the start
 
     def __post_init__(self) -> None:
-        self._requests = LinkRequests(self.context)
+        self._requests = _LinkRequests(self.context)
         self._bell: socket.socket | None = None  # its end is that of the accepting thread
         self._listener: PeerListener | None = None
         self._threads = [
@@ -492,3 +491,45 @@ def link_sockets(context: Context, sockets: Connections) -> None:
             connection.detach()
         else:
             connection.give_to(context, rank)
+
+
+# ---- The links of a rank that are made while it runs, when an operation first needs them ---------------
+
+
+_OK: int = lib.SRT_OK
+_IN_PROGRESS: int = lib.SRT_IN_PROGRESS
+_SLICE_MS = 10_000
+_CAPACITY = 256  # peers that one call reports
+
+
+def _first_links(context: Context) -> list[int]:
+    """Returns the ranks to which `Context.start` needs links, ascending, before it is called."""
+    peers: Any = ffi.new("int32_t[]", context.size)
+    return list(peers[0 : lib.srt_first_links(context.pointer, peers, context.size)])
+
+
+class _LinkRequests:
+    """The requests for lazy connections, for a single thread. Create it before `Context.start`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._peers: Any = ffi.new("int32_t[]", _CAPACITY)
+        self._count: Any = ffi.new("int32_t *")
+        lib.srt_allow_link_requests(context.pointer)
+
+    def collect(self) -> list[int] | None:
+        """Returns ranks to which links are needed; sleeps until there are any, with the interpreter's lock
+        released. None: no further link will be needed.
+        """
+        while True:
+            status = lib.srt_wait_link_requests(
+                self._context.pointer, self._peers, _CAPACITY, self._count, _SLICE_MS
+            )
+            if status == _OK:
+                return list(self._peers[0 : self._count[0]])
+            if status != _IN_PROGRESS:
+                return None
+
+    def fail(self, rank: int, text: str) -> None:
+        """Reports that there can be no link to a rank: it counts as lost, with this text."""
+        lib.srt_fail_link(self._context.pointer, rank, text.encode("utf-8", "replace").replace(b"\0", b" "))

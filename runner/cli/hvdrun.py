@@ -63,7 +63,7 @@ def run_options(arguments: list[str], adapt: Callable[[Settings], Settings] | No
         print(f"hvdrun (sirtaki) {VERSION}")
         return 0
     if options.check_build:
-        from sirtaki.runner.cli.build_check import check_build
+        from sirtaki.runner.doctor.trials import check_build
 
         return check_build(settings_of_core)
     _refuse_inside_a_rank()
@@ -80,9 +80,9 @@ def run_options(arguments: list[str], adapt: Callable[[Settings], Settings] | No
     if adapt is not None:
         settings = adapt(settings)
     if options.dry_run:
-        from sirtaki.runner.cli.dry_run import show
+        from sirtaki.runner.launch.job import show_layout
 
-        return show(settings)
+        return show_layout(settings)
     if elastic is not None:
         from sirtaki.runner.elastic.job import run_elastic_job
 
@@ -150,7 +150,7 @@ def _settings(
 def _launcher(options: argparse.Namespace) -> AgentLauncher:
     """Returns the program that starts the agents of other hosts. Raises LaunchError."""
     if options.launcher == "srun":
-        from sirtaki.runner.cli.srun import SrunOptions, check_inside_job
+        from sirtaki.runner.hosts.agent_launcher import SrunOptions, check_inside_job
 
         check_inside_job(os.environ)
         for flag, value in (("port", options.ssh_port), ("identity-file", options.ssh_identity_file)):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import platform
+import resource
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -15,20 +19,38 @@ from typing import Any, NamedTuple, TypeVar
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, local_addresses
+from sirtaki.bindings.bootstrap.connection.key import read_key
 from sirtaki.bindings.bootstrap.identity import host_identity
 from sirtaki.bindings.bootstrap.job import RendezvousError
-from sirtaki.runner.doctor import machine
-from sirtaki.runner.doctor.decoding import line
+from sirtaki.runner.doctor.decoding import line, redacted
 from sirtaki.runner.doctor.facts import (
     FRAMEWORKS,
+    Cores,
     FrameworkFacts,
+    Gpu,
+    GpuFile,
     HostFacts,
     HostIdentity,
+    HostMemory,
+    Installation,
     Interface,
+    Kernel,
+    Limits,
     Network,
     Ssh,
+    Variables,
 )
-from sirtaki.runner.doctor.trials import TRIAL_SECONDS, find_framework, try_adapter, try_framework
+from sirtaki.runner.doctor.trials import (
+    TRIAL_SECONDS,
+    find_framework,
+    find_gpu_libraries,
+    try_adapter,
+    try_core,
+    try_framework,
+    try_memory,
+)
+from sirtaki.runner.launch.capacity import read_memory
+from sirtaki.runner.launch.cores import count_gpus, usable_cores
 
 # ---- Gatherers of facts about this host's names, addresses, interfaces and ssh -------------------------
 
@@ -124,6 +146,137 @@ def gather_ssh() -> Ssh:
     return Ssh(path, (done.stderr or done.stdout).strip()[:200], bool(keys) or has_agent)
 
 
+# ---- Gatherers of facts about the machine and this process: Python, cores, memory, kernel, limits, GPUs
+
+
+_PREFIXES = ("SIRTAKI_", "HOROVOD_", "NCCL_", "OMP_", "MKL_", "OPENBLAS_", "SLURM_NTASKS", "KERAS_BACKEND")
+
+
+def gather_installation() -> Installation:
+    path, broken = try_core()
+    system = f"{platform.system()} {platform.release()}"
+    return Installation(platform.python_version(), sys.executable, system, platform.machine(), path, broken)
+
+
+def gather_cores(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -> Cores:
+    affinity = len(os.sched_getaffinity(0))
+    try:
+        usable = usable_cores()
+    except ImportError:  # the core cannot be opened, which is a finding of its own
+        usable = affinity
+    threads = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    count = int(threads) if threads.isascii() and threads.isdecimal() else 0
+    return Cores(os.cpu_count() or affinity, affinity, usable, _quota(root), count)
+
+
+def _quota(root: Path) -> float:
+    """Returns the cores that control groups (version 2) leave; 0.0 if there is no limit."""
+    path = (root / "proc/self/cgroup").read_text().partition("0::")[2].partition("\n")[0].lstrip("/")
+    top = root / "sys/fs/cgroup"
+    quotas = []
+    for group in (top / path, *(top / path).parents):
+        if not group.is_relative_to(top):
+            break
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (group / "cpu.max").read_text().split()
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=0.0)
+
+
+def gather_memory() -> HostMemory:
+    memory = read_memory()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return HostMemory(memory.total, memory.available, pages)
+
+
+def gather_kernel() -> Kernel:
+    return Kernel(platform.release(), _try_memfd(), _try_pidfd(), try_memory(), _seccomp())
+
+
+def _try_memfd() -> str:
+    try:
+        os.close(os.memfd_create("sirtaki-doctor", os.MFD_CLOEXEC))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _try_pidfd() -> str:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _seccomp() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(
+        (int(line.split()[1]) for line in status.splitlines() if line.startswith("Seccomp:")),
+        -1,
+    )
+
+
+def gather_limits() -> Limits:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Limits(soft, hard, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+
+
+def gather_variables(environment: Mapping[str, str] = os.environ) -> Variables:
+    chosen = {name: value for name, value in environment.items() if name.startswith(_PREFIXES)}
+    unknown: list[str] = []
+    invalid = ""
+    with contextlib.suppress(ImportError):  # the core cannot be opened, which is a finding of its own
+        from sirtaki.bindings import variables
+
+        unknown = variables.unknown(environment)
+        try:
+            variables.check(environment)
+        except ValueError as error:
+            invalid = str(error)
+    has_key = "SIRTAKI_KEY" in environment
+    return Variables(redacted(chosen), tuple(unknown), invalid, _check_key_file(environment), has_key)
+
+
+def _check_key_file(environment: Mapping[str, str]) -> str:
+    path = environment.get("SIRTAKI_KEY_FILE")
+    if not path:
+        return ""
+    try:
+        read_key(path)
+    except RendezvousError as error:
+        return str(error)
+    return ""
+
+
+def driver_version(root: Path = _ROOT) -> str:
+    """Returns the version of NVIDIA's driver, "" if there is no driver."""
+    try:
+        first, _, _ = (root / "proc/driver/nvidia/version").read_text().partition("\n")
+    except OSError:
+        return ""
+    return " ".join(first.removeprefix("NVRM version:").split())
+
+
+def gather_gpu() -> Gpu:
+    driver = driver_version()
+    devices = count_gpus()
+    infiniband = any(Path("/sys/class/infiniband").glob("*"))
+    found, reason = find_gpu_libraries(os.environ)
+    if found is None:
+        refused = GpuFile(False, "", reason)
+        return Gpu(devices, driver, refused, refused, infiniband=infiniband)
+    return Gpu(
+        devices,
+        driver,
+        GpuFile(*found["cuda"]),
+        GpuFile(*found["nccl"]),
+        tuple(found["symbols"]),
+        tuple(found["missing"]),
+        infiniband,
+    )
+
+
 # ---- Gathers the facts about this host, one topic at a time, each with its own deadline ----------------
 
 
@@ -139,16 +292,16 @@ class Topic(NamedTuple):
 
 
 TOPICS = {
-    "installation": Topic(machine.gather_installation),
-    "cores": Topic(machine.gather_cores),
-    "memory": Topic(machine.gather_memory),
-    "kernel": Topic(machine.gather_kernel),
-    "limits": Topic(machine.gather_limits),
+    "installation": Topic(gather_installation),
+    "cores": Topic(gather_cores),
+    "memory": Topic(gather_memory),
+    "kernel": Topic(gather_kernel),
+    "limits": Topic(gather_limits),
     "network": Topic(gather_network),
     "identity": Topic(gather_identity),
-    "variables": Topic(machine.gather_variables),
+    "variables": Topic(gather_variables),
     "ssh": Topic(gather_ssh),
-    "gpu": Topic(machine.gather_gpu, TRIAL_SECONDS),
+    "gpu": Topic(gather_gpu, TRIAL_SECONDS),
 }
 
 

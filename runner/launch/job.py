@@ -7,11 +7,12 @@ import fcntl
 import os
 import secrets
 import selectors
+import shlex
 import socket
 import stat
 import struct
 import termios
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.address import unix_address
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
-from sirtaki.bindings.bootstrap.job import FIRST_SERVER, Job, RendezvousError, name_of
+from sirtaki.bindings.bootstrap.job import FIRST_SERVER, Job, RendezvousError, join_names, name_of
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
@@ -28,7 +29,7 @@ from sirtaki.runner.cli.command import runs_python
 from sirtaki.runner.hosts.agent_launcher import AgentLauncher
 from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.launch.capacity import Capacity
-from sirtaki.runner.launch.cores import usable_cores
+from sirtaki.runner.launch.cores import count_gpus, usable_cores
 from sirtaki.runner.launch.environment import RankEnvironment, encrypts, exported, thread_counts
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import (
@@ -37,8 +38,10 @@ from sirtaki.runner.launch.hosts import (
     HostAllocation,
     allocate,
     is_own_host,
+    name_range,
     needed,
     placements_of,
+    servers_of,
 )
 from sirtaki.runner.launch.job_folder import JobFolder
 from sirtaki.runner.launch.process import Rank
@@ -425,3 +428,45 @@ def _loses_input() -> bool:
     if not stat.S_ISFIFO(status.st_mode):
         return False
     return struct.unpack("i", fcntl.ioctl(0, termios.FIONREAD, b"\0" * 4))[0] > 0
+
+
+# ---- --dry-run: shows which ranks would run where. Starts nothing, contacts no host, shows no secrets --
+
+
+def show_layout(settings: Settings) -> int:
+    """Prints the layout and returns hvdrun's exit code. Raises LaunchError if there are too few slots."""
+    for line in _describe_layout(settings):
+        print(line)
+    return 0
+
+
+def _describe_layout(settings: Settings) -> Iterator[str]:
+    from sirtaki.runner.hosts.host_connection import with_slot_counts
+
+    hosts = needed(settings.hosts, settings.size)
+    unknown = [host.name for host in hosts if host.slots is None and not is_own_host(host.name)]
+    yield from settings.notices
+    yield f"command: {shlex.join(settings.command)}"
+    yield f"folder: {os.getcwd()}"
+    for name, value in settings.additions.items():
+        yield f"setting: {name}={value}"
+    if settings.torch_env:
+        yield "torch's variables are set: RANK, WORLD_SIZE, MASTER_ADDR and others"
+    if settings.metrics is not None:
+        yield f"each host with ranks serves metrics at {settings.metrics} (--metrics-port)"
+    if settings.dashboard is not None:
+        yield f"this host serves a page with all ranks at {settings.dashboard} (--dashboard)"
+    if any(not is_own_host(host.name) for host in hosts):
+        count = len(exported(os.environ))
+        way = f"through {settings.launcher.program}'s input"
+        yield f"{count} of this host's environment variables are sent to other hosts, {way}"
+    shares = allocate(with_slot_counts(hosts, [], count_gpus()), settings.size)
+    for share in shares:
+        name = share.host.name
+        yield f"{name}: {name_range(share.ranks)}" + (
+            " (if it has no GPUs; otherwise one rank per GPU)" if name in unknown else ""
+        )
+        if servers := servers_of(share, shares, settings.servers):
+            yield f"{name}: {join_names(map(name_of, servers))}"
+        if not is_own_host(name):
+            yield f"  {shlex.join(settings.launcher.command(settings.launcher.program, name))}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sirtaki.common.ops import repeated
+from sirtaki.common.ops import collectives
 
 THREADS, OPERATIONS = 4, 20_000
 
@@ -24,14 +24,14 @@ def hasty_threads() -> Iterator[None]:
 
 
 def test_threads_describe_operations_at_once(hasty_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated, "_cache", {})
+    monkeypatch.setattr(collectives, "_cache", {})
     batch: Any = object()
 
     def describe(thread: int) -> None:
         for number in range(OPERATIONS):
-            repeated.cache_described((thread, number), batch)
+            collectives._cache_described((thread, number), batch)
 
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(describe, range(THREADS)):  # raises what a thread has raised
             pass
-    assert len(repeated._cache) < repeated._MAX_CACHED + THREADS
+    assert len(collectives._cache) < collectives._MAX_CACHED + THREADS

@@ -10,9 +10,8 @@ import sirtaki.numpy as hvd
 from cases import case
 from sirtaki.bindings import request as core
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.error_feedback import quantise
 from sirtaki.bindings.errors import MismatchError
-from sirtaki.bindings.library import wire_formats
+from sirtaki.bindings.library import quantise, wire_formats
 from sirtaki.common.ops.collectives import Collectives
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.common.ops.requests import ALLREDUCE, CollectiveOptions

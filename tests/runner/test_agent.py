@@ -15,9 +15,9 @@ from launching import FAILSAFE_SECONDS, is_running, wait_until
 from open_files import open_files, opened_since
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.cli.srun import SrunOptions
 from sirtaki.runner.hosts import agent as agent_module
 from sirtaki.runner.hosts.agent import AgentJob
+from sirtaki.runner.hosts.agent_launcher import SrunOptions
 from sirtaki.runner.hosts.frames import INITIAL_CREDIT, START_MARK, Frame, MessageKind
 from sirtaki.runner.hosts.ssh import SshOptions, ssh_command
 from sirtaki.runner.launch.reaper import Reaper

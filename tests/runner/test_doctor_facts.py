@@ -23,13 +23,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sirtaki.bindings.bootstrap.connection.interfaces import local_addresses
-from sirtaki.runner.doctor import gathering, machine, probe, session, trials
+from sirtaki.runner.doctor import gathering, probe, session, trials
 from sirtaki.runner.doctor.answering import MARK
 from sirtaki.runner.doctor.cli import _pairs
 from sirtaki.runner.doctor.decoding import decode, redact, redacted
 from sirtaki.runner.doctor.facts import Cores, HostFacts, Limits, Network
-from sirtaki.runner.doctor.gathering import Choice, Topic, Trial, answer_within, gather
-from sirtaki.runner.doctor.machine import gather_cores
+from sirtaki.runner.doctor.gathering import Choice, Topic, Trial, answer_within, gather, gather_cores
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
 from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
 from sirtaki.runner.hosts.ssh import StartFailure
@@ -105,8 +104,8 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_driver_with_spaces_in_its_version(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA  x86_64  550.1\nGCC\n")
-    assert machine.driver_version(tmp_path) == "NVIDIA x86_64 550.1"
-    assert machine.driver_version(tmp_path / "none") == ""
+    assert gathering.driver_version(tmp_path) == "NVIDIA x86_64 550.1"
+    assert gathering.driver_version(tmp_path / "none") == ""
 
 
 def test_a_topic_that_fails_or_hangs_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:

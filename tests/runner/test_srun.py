@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS, Run, Script, Start, is_running, read_pids, wait_until
 
-from sirtaki.runner.cli.srun import SrunOptions
+from sirtaki.runner.hosts.agent_launcher import SrunOptions
 from sirtaki.runner.hosts.coding import LineDecoder, encode_lines
 
 Nodes = Callable[..., Path]
@@ -29,7 +29,7 @@ LEASE_SECONDS = 4.0
 WITH_SHORT_LEASE = (
     sys.executable,
     "-c",
-    "import sys; from sirtaki.runner.cli.srun import SrunOptions; "
+    "import sys; from sirtaki.runner.hosts.agent_launcher import SrunOptions; "
     f"SrunOptions.lease_seconds = {LEASE_SECONDS}; "
     "from sirtaki.runner.cli.hvdrun import main; sys.exit(main())",
 )

@@ -17,7 +17,7 @@ from sirtaki.bindings.bootstrap.connection.address import require_key
 from sirtaki.bindings.bootstrap.connection.key import write_key
 from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError
 from sirtaki.bindings.bootstrap.peer_listener import PeerListener
-from sirtaki.bindings.bootstrap.providers import find_world, key_value_store
+from sirtaki.bindings.bootstrap.providers import find_world, stores
 from sirtaki.bindings.bootstrap.providers.world import World
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 
@@ -68,7 +68,7 @@ def meet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
         )
 
     def of_group(store: Store, rank: int, settings: Mapping[str, str]) -> World:
-        return key_value_store.world_of(store, rank, 2, settings)
+        return stores.world_of(store, rank, 2, settings)
 
     def both(store: Store, settings: Mapping[str, str] | None = None) -> list[World | RendezvousError]:
         monkeypatch.setattr("torch.distributed.TCPStore", lambda *_, **__: store)

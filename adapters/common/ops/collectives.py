@@ -6,7 +6,7 @@ functions. Torch adds forms that compress, and records collectives of tensors th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -14,12 +14,10 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.request import ABSENT, Batch
 from sirtaki.common.ops import reduction as ops
-from sirtaki.common.ops.array_adapter import ArrayAdapter
 from sirtaki.common.ops.deadlines import Deadline, Decided, with_deadline
 from sirtaki.common.ops.handles import Handle, Operation, pooled_batch, run, start
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Average, Call, op_of_average, reduction
-from sirtaki.common.ops.repeated import cache_described, run_repeated
 from sirtaki.common.ops.requests import (
     ALLGATHER,
     ALLREDUCE,
@@ -34,6 +32,7 @@ from sirtaki.common.ops.requests import (
     CollectiveOptions,
     Preparation,
 )
+from sirtaki.common.ops.tensor import ArrayAdapter
 
 TensorLike = TypeVar("TensorLike")
 Tensor = TypeVar("Tensor")
@@ -244,7 +243,7 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         if self.repeats and adapter.is_plain(array):
             number = process_set.number(context)
             key = (name, op, prescale_factor, postscale_factor, number, array.dtype, array.shape)
-            if run_repeated(context, key, adapter.address_of(array), array):
+            if _run_repeated(context, key, adapter.address_of(array), array):
                 return adapter.written(array, array)
         options = CollectiveOptions(name, process_set, reduction(op, None, prescale_factor, postscale_factor))
         result = self.run(ALLREDUCE_IN_PLACE, array, options)
@@ -252,7 +251,7 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
             batch = Batch(1)
             prepared = Preparation(adapter, context, batch, options)
             ALLREDUCE_IN_PLACE.describe(prepared, array, Call(name, number), 0)
-            cache_described(key, batch)
+            _cache_described(key, batch)
         return result
 
     def grouped_allreduce(
@@ -526,3 +525,43 @@ def with_absent(operation: Operation[list[Any]], absent: Container[int]) -> Oper
 
     operation.finish = finish
     return operation
+
+
+# ---- In-place operations on a single tensor that a program repeats, such as once per step --------------
+# Their requests are described once and kept; after that only the tensor's address is written into them. That
+# takes a third of the time that a new description and look-up would take.
+
+
+# Keyed by everything that distinguishes operations, the most recently used at the end. A batch is taken out
+# while it runs, so that no two threads use it; taking it out and putting it back are atomic.
+_cache: dict[Hashable, Batch] = {}
+_MAX_CACHED = 256  # about 1 KiB each
+
+
+def _run_repeated(context: Context, key: Hashable, address: int, tensor: Any) -> bool:
+    """Runs the operation that was kept under this key, on the tensor at this address.
+
+    Returns:
+        False if there is none, or if another thread is running it: then nothing has happened.
+
+    Raises:
+        HorovodInternalError: the operation failed.
+    """
+    batch = _cache.pop(key, None)
+    if batch is None:
+        return False
+    batch.set_buffers(0, address, address)
+    batch.keepalive[0] = tensor
+    context.run(batch)
+    context.release(batch)
+    batch.context = None
+    _cache[key] = batch
+    return True
+
+
+def _cache_described(key: Hashable, batch: Batch) -> None:
+    """Keeps the description of an operation that has just succeeded, for the calls that repeat it."""
+    while len(_cache) >= _MAX_CACHED:
+        for oldest in list(_cache)[:1]:  # an atomic copy: other threads change the cache meanwhile
+            _cache.pop(oldest, None)
+    _cache[key] = batch

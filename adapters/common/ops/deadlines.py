@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import Batch
-from sirtaki.common.ops.array_adapter import ArrayAdapter
 from sirtaki.common.ops.handles import Operation, pooled_batch
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.reduction import Call, describe
 from sirtaki.common.ops.requests import CollectiveOptions
+from sirtaki.common.ops.tensor import ArrayAdapter
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import dtypes
 from sirtaki.bindings.request import Batch
-from sirtaki.common.ops.array_adapter import ArrayAdapter
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import NO_REDUCTION, Call, Reduction, describe
-from sirtaki.common.ops.tensor import TensorView
+from sirtaki.common.ops.tensor import ArrayAdapter, TensorView
 
 
 @dataclass(slots=True)

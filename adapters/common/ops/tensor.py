@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import dtypes
-from sirtaki.bindings.request import CPU
+from sirtaki.bindings.request import CPU, Batch
+from sirtaki.common.ops.handles import Streams
 
 # Element types by name, with the core's codes. A framework's adapter maps its own dtypes to these.
 DTYPE_CODES: dict[str, int] = {dtype.name: dtype.code for dtype in dtypes()}
@@ -53,3 +55,73 @@ def dense_layout(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     if order == axes:
         return ROW_MAJOR
     return sum(axis << (4 * place) for place, axis in enumerate(order))
+
+
+# ---- The interface between the collectives and the arrays of a library ---------------------------------
+
+
+class ArrayAdapter(Protocol):
+    """The functions that a library's adapter provides, usually as a module: `sirtaki.numpy.arrays`.
+
+    The `name` of an array is that of its operation, for messages; None if it has none.
+    """
+
+    @property
+    def streams(self) -> Streams | None:
+        """Returns the library's streams; None if its arrays are never on a GPU."""
+        ...
+
+    def view(self, tensor: Any, name: str | None = None, /) -> TensorView:
+        """Returns a view of an array in any dense order; copies an array that is not dense."""
+        ...
+
+    def reducible_view(self, tensor: Any, name: str | None = None, /) -> TensorView:
+        """Works like `view`, for an array that is combined; may reject dtypes that cannot be."""
+        ...
+
+    def row_major_view(self, tensor: Any, name: str | None = None, /) -> TensorView:
+        """Returns a view of an array in row-major order; copies the array if it is not."""
+        ...
+
+    def writable_view(self, tensor: Any, name: str | None = None, reduces: bool = False, /) -> TensorView:
+        """Returns a view of an array to overwrite: `view`, or `reducible_view` if it is combined.
+
+        The owner is another array if this one is not dense. Rejects arrays that cannot be overwritten.
+        """
+        ...
+
+    def empty_like(self, source: TensorView, /) -> tuple[Any, int]:
+        """Returns memory for an array of the same shape, order and dtype, and its address."""
+        ...
+
+    def empty_rows_like(self, source: TensorView, rows: int, /) -> tuple[Any, int]:
+        """Returns memory for an array with `rows` rows like the source's, and its address."""
+        ...
+
+    def wrapped(self, memory: Any, /) -> Any:
+        """Returns such memory, once it has been written, as an array."""
+        ...
+
+    def from_output(self, context: Context, batch: Batch, index: int, /) -> Any:
+        """Returns the result that the core allocated for request `index`, as an array that owns it."""
+        ...
+
+    def written(self, tensor: Any, owner: Any, /) -> Any:
+        """Ends a write to an array, by way of a writable view's owner; returns the array."""
+        ...
+
+    def split_counts(self, splits: Any, /) -> list[int] | None:
+        """Returns the splits of an all-to-all as numbers. Raises ValueError if they are not numbers."""
+        ...
+
+    def from_counts(self, counts: Sequence[int], /) -> Any:
+        """Returns the numbers of rows that an all-to-all has received, as an int32 array."""
+        ...
+
+    def is_plain(self, tensor: Any, /) -> bool:
+        """Returns whether an array can be overwritten where it is, in row-major order in CPU memory."""
+        ...
+
+    def address_of(self, tensor: Any, /) -> int:
+        """Returns the address of an array's first element."""
+        ...

@@ -9,13 +9,17 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch import Tensor
 
 from sirtaki.bindings.default_context import find
+from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.hints import hint
 from sirtaki.common.public import init
-from sirtaki.torch.auto import backward, loaders, optimizers
-from sirtaki.torch.auto.job import job
-from sirtaki.torch.auto.marks import Marking, following
+from sirtaki.torch._private import current_pass
+from sirtaki.torch.auto import loaders, optimizers
+from sirtaki.torch.auto.arguments import difference, is_unseen
+from sirtaki.torch.auto.job import LoadedBatch, Root, job, refusal
+from sirtaki.torch.auto.marks import Marking, following, mark_of
 
 __all__ = ["has_split", "install"]
 
@@ -30,7 +34,7 @@ def install() -> None:
     job.context = context
     optimizers.install()
     loaders.install()
-    backward.install()
+    _observe_passes()
     torch.compile = _uncompiled
     function: Any = torch.autograd.Function
     function.apply = following(function.apply)
@@ -64,3 +68,61 @@ def _uncompiled(model: Any = None, **options: Any) -> Any:
     if job.context is not None and job.context.rank == 0:
         hint("torch.compile is ignored with --auto: the results are the same, the steps are slower")
     return model if model is not None else (lambda function: function)
+
+
+# ---- Observes the script's backward passes: compares gradients in a proof; refuses losses that no proof saw
+
+
+def _observe_passes() -> None:
+    """Starts observing every backward pass; `Tensor.backward` calls the same function."""
+    plain = torch.autograd.backward
+
+    @wraps(plain)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        if current_pass() != -1:  # of checkpointing, inside another one
+            return plain(*args, **kwargs)
+        loaders.end_closed_batch()
+        optimizers.adopt()
+        batch = job.batch
+        if batch is None:
+            return plain(*args, **kwargs)
+        _check_batches(args[0] if args else kwargs["tensors"])
+        if batch.proof is not None:
+            return batch.proof.backward(plain, args, kwargs)
+        if batch.is_part:
+            _check_seen(batch)
+        return plain(*args, **kwargs)
+
+    torch.autograd.backward = backward
+
+
+def _check_batches(losses: Any) -> None:
+    marks = map(mark_of, [losses] if isinstance(losses, Tensor) else losses)
+    earlier = next((mark.earlier for mark in marks if mark is not None and mark.earlier is not None), None)
+    if earlier is not None:
+        raise refusal(
+            f"{user_line()}: the loss of this backward pass depends on a tensor that each rank has "
+            f"computed from its rows of an earlier batch only (at {earlier}), such as a running mean or a "
+            "queue, so it is not that of one process: use @hvd.consistent, or hvd.DistributedOptimizer with "
+            "hvd.allreduce of what is kept"
+        )
+
+
+def _check_seen(batch: LoadedBatch) -> None:
+    for root in batch.roots:
+        if root.requires_grad and is_unseen(root):
+            raise refusal(_unseen(root))
+
+
+def _unseen(root: Root) -> str:
+    changed = difference(root)
+    if changed is not None:
+        return (
+            f"{root.line}: the gradients of the loss that {root.key[0]} computes are unproven: {changed}; or "
+            "use @hvd.consistent"
+        )
+    return (
+        f"{root.line}: {root.key[0]} computes a loss that was not there when a batch was computed as a whole "
+        "and in parts, so its gradients are unproven: compute it from the first batch on, times 0 if need "
+        "be; or use @hvd.consistent"
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, SupportsFloat
 
+import torch
 from torch import Tensor
 
 from sirtaki.bindings.context import Context
@@ -17,6 +18,7 @@ from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.deadlines import Deadline
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Adasum, Average, Reduction, Sum, gradient_reduction
+from sirtaki.common.ops.requests import ALLREDUCE
 from sirtaki.common.training.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.common.training.groups import Groups
@@ -30,7 +32,6 @@ from sirtaki.torch.ops.tensors import reducible_view
 from sirtaki.torch.plain_optimizers import IdleSteps
 from sirtaki.torch.replay import Replay, refuse_replay, replay_of
 from sirtaki.torch.training.adasum import with_adasum
-from sirtaki.torch.training.closures import ReducedClosure
 from sirtaki.torch.training.compressed.state import CompressionState, plain_and_memory
 from sirtaki.torch.training.deadlines import LateRule, with_deadline
 from sirtaki.torch.training.loss_scale import LossScale, calling_scaler
@@ -262,7 +263,7 @@ class _Distributed(Wrapped):
             return None
 
         rest = {name: value for name, value in kwargs.items() if name != "closure"}
-        return (self, ReducedClosure(closure, self), *args[2:]), rest
+        return (self, _ReducedClosure(closure, self), *args[2:]), rest
 
     def _after_own_step(self, args: Any, kwargs: Any) -> None:
         self._end_update()
@@ -584,3 +585,54 @@ class TrainingOptions:
 def check_passes(passes: int) -> None:
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step is {passes}, but a step needs one pass at least")
+
+
+# ---- Closures of optimizers: reduces their gradients, and a loss that decides about the step, over all ranks
+
+
+class _ReducedClosure:
+    """A closure that reduces its gradients over all ranks, and its loss if the optimizer decides by it."""
+
+    def __init__(self, closure: Callable[[], Any], optimizer: Any) -> None:
+        """Wraps the closure of a step. `optimizer` is distributed."""
+        self._closure, self._optimizer = closure, optimizer
+        self._has_been_called = False
+        # Other optimizers of torch only return the loss.
+        decides_by_loss = isinstance(optimizer, torch.optim.LBFGS)
+        is_whole = optimizer._reducer.is_idle or optimizer._settings.has_whole_losses
+        self._exchanges_loss = decides_by_loss and not is_whole
+
+    def __call__(self) -> Any:
+        optimizer = self._optimizer
+        # Each call makes its own gradients; before the first, the program may have written some by hand.
+        optimizer._reducer.stepped(has_used=self._has_been_called)
+        self._has_been_called = True
+        loss = self._closure()
+        optimizer._prepare_update()
+        optimizer._replace_groups()
+        if not self._exchanges_loss:
+            return loss
+        weight = optimizer._reducer.weighting.factor
+        return _reduced_loss(loss, optimizer._scope, optimizer._settings.reduction(), weight)
+
+
+def _reduced_loss(loss: Any, scope: CollectiveScope, how: Reduction, weight: float) -> Any:
+    """Returns a closure's loss, combined over the ranks as the gradients are. All ranks must call it.
+
+    Args:
+        loss: a number, also one of numpy, or a tensor with one element; anything else is returned as it is.
+        scope: the ranks.
+        how: the combination of the gradients.
+        weight: the factor of this rank's gradients; 0 if the rank has no rows, so no loss.
+
+    Returns:
+        The same on all ranks, without a graph: a tensor like the rank's own, or a number.
+    """
+    is_tensor = isinstance(loss, Tensor) and loss.numel() == 1
+    is_number = isinstance(loss, SupportsFloat) and getattr(loss, "ndim", 0) == 0
+    if not (is_tensor or is_number):
+        return loss
+    value = float(loss.detach() if is_tensor else loss)
+    own = torch.tensor(value * weight if weight else 0.0, dtype=torch.float64)
+    total = float(scope.derived("loss").run(ALLREDUCE, own, how))
+    return torch.full_like(loss, total, requires_grad=False) if is_tensor else total

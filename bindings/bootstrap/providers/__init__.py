@@ -32,9 +32,9 @@ _EXPLICIT_JOB = "explicit"  # the id of a job without a launcher, unless SIRTAKI
 def _providers() -> Iterator[Callable[[Mapping[str, str]], World | None]]:
     """Yields the providers in their order. Those of other launchers are imported after hvdrun's."""
     yield from (find_assigned, variables.find)
-    from sirtaki.bindings.bootstrap.providers import mpi, pmi, slurm, torchrun
+    from sirtaki.bindings.bootstrap.providers import mpi, pmi, slurm, stores
 
-    yield from (mpi.find, slurm.find, pmi.find, torchrun.find)
+    yield from (mpi.find, slurm.find, pmi.find, stores.find_torchrun)
     yield from (variables.find_kubeflow, variables.find_tf_config)
 
 

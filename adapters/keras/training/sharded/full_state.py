@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from sirtaki.bindings.default_context import current
+from sirtaki.common.basics import on_root
 from sirtaki.common.ops.objects import broadcast_object
-from sirtaki.common.ops.root import on_root
 from sirtaki.keras._private import slots_of, trainable_variables_of
 from sirtaki.keras.training.sharded.optimizer import ShardedVariables, beside_slots
 

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.error_feedback import quantise
 from sirtaki.bindings.errors import UnsupportedError
-from sirtaki.bindings.library import WireFormat, wire_formats
+from sirtaki.bindings.library import WireFormat, quantise, wire_formats
 from sirtaki.common.hints import hint
 from sirtaki.common.training.stateful_compression import Quantised
 from sirtaki.torch.training.compressed.method import Link, Method, TensorSlot, compute_dtype
