@@ -48,6 +48,8 @@ MODELS = (
     "recurrent",
     "checkpointed",
     "flattened",
+    "one_left",
+    "one_helper",
     "counting",
     "penalised",
 )
@@ -79,6 +81,8 @@ REFUSALS = {
     "length_of_list": ("length_of_list", "code that uses rows one by one cannot be split"),
     "diverged": ("diverged", "code that uses rows one by one cannot be split"),
     "one_row": ("one_row", "neither their mean over rows, nor their sum"),
+    "selected_mean": ("selected_mean", "was not part of a batch that was computed as a whole and in parts"),
+    "own_gradients": ("own_gradients", "without a backward pass that compares it"),
     "vmapped": ("backward", "aten.tanh.default computes with rows of the batch where it cannot be followed"),
     "joined": ("loader", "pad rows of several lengths instead of joining them"),
     "two_loaders": ("two_loaders", "this step uses batches of several loaders at once"),

@@ -25,8 +25,8 @@ Key = tuple[str, str, int, str, str]
 
 
 # A place in the script's code that reads sizes of a tensor, and the axis: file, first line of the function,
-# instruction, axis.
-Site = tuple[str, int, int, int]
+# instruction, axis; and the line that has computed the tensor, "" for all lines.
+Site = tuple[str, int, int, int, str]
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Root:
         value: the value of what this process computes: its rows, or in a proof the whole batch.
         part: in a proof, the key and the value of this rank's rows; None if they have no such scalar.
         is_row: whether it is the value of one of the rows.
+        is_ragged: whether it is computed from rows that were selected by their values.
         whole: the value over the whole batch, once it is known.
     """
 
@@ -46,6 +47,7 @@ class Root:
     requires_grad: bool
     part: tuple[Key, float] | None = None
     is_row: bool = False
+    is_ragged: bool = False
     whole: Tensor | None = None
 
     @property
