@@ -82,6 +82,7 @@ REFUSALS = {
     "diverged": ("diverged", "code that uses rows one by one cannot be split"),
     "one_row": ("one_row", "neither their mean over rows, nor their sum"),
     "selected_mean": ("selected_mean", "was not part of a batch that was computed as a whole and in parts"),
+    "new_scale": ("new_scale", "a loss is scaled by a number of rows where it was not"),
     "own_gradients": ("own_gradients", "without a backward pass that compares it"),
     "vmapped": ("backward", "aten.tanh.default computes with rows of the batch where it cannot be followed"),
     "joined": ("loader", "pad rows of several lengths instead of joining them"),

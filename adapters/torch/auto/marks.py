@@ -180,6 +180,8 @@ def follow(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         mark.part = twin.parts[index] if twin is not None else None
         if again is not None and (marks or not tensor.dim()):
             mark.call = again if isinstance(result, Tensor) or result is None else _item_of(again, index)
+            if tensor.requires_grad and _has_counts(args, kwargs):
+                _check_scaled(batch, mark.line)
         elif batch.is_open and tensor.dim() == 0:
             mark.root = _root(batch, name, mark.line, tensor, args, kwargs)
             mark.root.part = twin.root_of(mark.root, mark.part) if twin is not None else None
@@ -191,6 +193,18 @@ def follow(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     if base is not None:
         base.mark(batch)
     return result
+
+
+def _check_scaled(batch: LoadedBatch, line: str) -> None:
+    """Refuses a loss times a number of rows, or divided by it, that was not part of a proof."""
+    if batch.proof is not None:
+        job.scaled.add(line)
+    elif batch.is_part and batch.is_open and line not in job.scaled:
+        raise refusal(
+            f"{line}: a loss is scaled by a number of rows where it was not when a batch was computed as a "
+            "whole and in parts, so its gradients are unproven: scale it from the first batch on, or by "
+            "float(number); or use @hvd.consistent"
+        )
 
 
 _here = operator.attrgetter("here")

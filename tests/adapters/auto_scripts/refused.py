@@ -100,6 +100,8 @@ def train():
                 counted.extend(loss.item() for _ in list(out))  # diverged
             if name == "length_of_list":
                 counted.append(len(list(out)) * loss.item())  # length_of_list
+            if name == "new_scale" and epoch:
+                loss = loss * x.size(0) / 32  # new_scale
             if name == "selected_mean":  # of nothing, while the step is proven
                 found = y[y >= (4 if number < 4 else 1)]
                 counted.append((found > 1).double().mean().item())  # selected_mean
