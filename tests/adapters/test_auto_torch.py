@@ -50,6 +50,7 @@ MODELS = (
     "flattened",
     "one_left",
     "one_helper",
+    "sparse",
     "counting",
     "penalised",
 )
