@@ -25,8 +25,8 @@ Key = tuple[str, str, int, str, str]
 
 
 # A place in the script's code that reads sizes of a tensor, and the axis: file, first line of the function,
-# instruction, axis.
-Site = tuple[str, int, int, int]
+# instruction, axis; and the line that has computed the tensor, "" for all lines.
+Site = tuple[str, int, int, int, str]
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Root:
         value: the value of what this process computes: its rows, or in a proof the whole batch.
         part: in a proof, the key and the value of this rank's rows; None if they have no such scalar.
         is_row: whether it is the value of one of the rows.
+        is_ragged: whether it is computed from rows that were selected by their values.
         whole: the value over the whole batch, once it is known.
     """
 
@@ -46,6 +47,7 @@ class Root:
     requires_grad: bool
     part: tuple[Key, float] | None = None
     is_row: bool = False
+    is_ragged: bool = False
     whole: Tensor | None = None
 
     @property
@@ -110,6 +112,7 @@ class AutoJob:
         latest: the one that has delivered the last batch.
         rules: how scalars are combined, by the code that computes them.
         sites: whether the sizes that the script reads at a place count rows; None: not always.
+        scaled: the lines at which a proof has seen a loss scaled by a number of rows.
         has_split: whether a rank has computed a part of a batch.
         has_caught: whether it was said that steps stay unproven because of an error that the script catches.
         has_stepped_alone: whether an optimizer has stepped without a batch of a loader.
@@ -122,6 +125,7 @@ class AutoJob:
     latest: Iteration | None = None
     rules: dict[Key, frozenset[str]] = field(default_factory=dict)
     sites: dict[Site, bool | None] = field(default_factory=dict)
+    scaled: set[str] = field(default_factory=set)
     has_split: bool = False
     has_caught: bool = False
     has_stepped_alone: bool = False

@@ -136,6 +136,8 @@ def _handled(func: Any, name: str, args: Any, kwargs: Any, is_marked: bool) -> A
         return _metadata(func, name, args, kwargs)
     if is_marked and name in _READS:
         return _read(func, name, args, kwargs)
+    if name == "__set__" and mark_of(args[0]) is None:  # such as `parameter.grad`, of which there is one
+        return func(*args, **kwargs)
     return follow(func, name, args, kwargs)
 
 
@@ -178,9 +180,12 @@ def follow(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         mark.part = twin.parts[index] if twin is not None else None
         if again is not None and (marks or not tensor.dim()):
             mark.call = again if isinstance(result, Tensor) or result is None else _item_of(again, index)
+            if tensor.requires_grad and _has_counts(args, kwargs):
+                _check_scaled(batch, mark.line)
         elif batch.is_open and tensor.dim() == 0:
             mark.root = _root(batch, name, mark.line, tensor, args, kwargs)
             mark.root.part = twin.root_of(mark.root, mark.part) if twin is not None else None
+            mark.root.is_ragged = any(operand.is_ragged for operand in marks)
         else:
             ragged = name in _RAGGED or (name == "__getitem__" and _has_mask(args[1]))
             mark.is_ragged = ragged or any(mark.is_ragged for mark in marks)
@@ -188,6 +193,18 @@ def follow(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     if base is not None:
         base.mark(batch)
     return result
+
+
+def _check_scaled(batch: LoadedBatch, line: str) -> None:
+    """Refuses a loss times a number of rows, or divided by it, that was not part of a proof."""
+    if batch.proof is not None:
+        job.scaled.add(line)
+    elif batch.is_part and batch.is_open and line not in job.scaled:
+        raise refusal(
+            f"{line}: a loss is scaled by a number of rows where it was not when a batch was computed as a "
+            "whole and in parts, so its gradients are unproven: scale it from the first batch on, or by "
+            "float(number); or use @hvd.consistent"
+        )
 
 
 _here = operator.attrgetter("here")
@@ -356,12 +373,15 @@ def _sizes(tensor: Tensor, caller: FrameType) -> RowShape | None:
 def _learn(mark: Mark, caller: FrameType, parts: tuple[int, ...], wholes: tuple[int, ...]) -> None:
     """Notes which axes that this place of the script reads count rows."""
     batch = mark.batch
+    if batch.part_count == batch.share.total:  # a batch of one row does not tell them apart
+        return
     for axis, (part, whole) in enumerate(zip(parts, wholes, strict=True)):
         is_multiple = part * batch.share.total == whole * batch.part_count
         if part != whole and not is_multiple and not _is_of_module(caller):
             raise _no_count(mark)
-        is_of_rows, site = part != whole and is_multiple, _site(caller, axis)
-        job.sites[site] = is_of_rows if job.sites.get(site, is_of_rows) is is_of_rows else None
+        is_of_rows = part != whole and is_multiple
+        for site in _sites_of(mark, caller, axis):
+            job.sites[site] = is_of_rows if job.sites.get(site, is_of_rows) is is_of_rows else None
 
 
 def _whole_size(mark: Mark, caller: FrameType, axis: int, size: int) -> int:
@@ -369,7 +389,8 @@ def _whole_size(mark: Mark, caller: FrameType, axis: int, size: int) -> int:
     batch, is_of_module = mark.batch, _is_of_module(caller)
     if mark.is_ragged and not is_of_module:
         raise _no_count(mark)
-    is_of_rows = job.sites.get(_site(caller, axis))
+    known = (job.sites[site] for site in _sites_of(mark, caller, axis) if site in job.sites)
+    is_of_rows = next(known, None)
     if is_of_rows is None:  # the proof did not read it here, or read sizes of both kinds
         is_of_rows = not axis and size == batch.count and not is_of_module
     return size // batch.count * batch.share.total if is_of_rows and size % batch.count == 0 else size
@@ -382,8 +403,10 @@ def _no_count(mark: Mark) -> UnsupportedError:
     )
 
 
-def _site(caller: FrameType, axis: int) -> Site:
-    return caller.f_code.co_filename, caller.f_code.co_firstlineno, caller.f_lasti, axis
+def _sites_of(mark: Mark, caller: FrameType, axis: int) -> tuple[Site, Site]:
+    """Returns the place of the script with the line that has computed the tensor, and the place alone."""
+    place = caller.f_code.co_filename, caller.f_code.co_firstlineno, caller.f_lasti, axis
+    return (*place, mark.line), (*place, "")
 
 
 def _is_of_module(frame: FrameType | None) -> bool:

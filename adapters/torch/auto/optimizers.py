@@ -11,7 +11,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.hints import hint
+from sirtaki.torch._private import without_functions
 from sirtaki.torch.auto.job import LoadedBatch, job, refusal
+from sirtaki.torch.auto.marks import mark_of
 from sirtaki.torch.state import broadcast_parameters
 from sirtaki.torch.training.optimizer import DistributedOptimizer
 from sirtaki.torch.training.wrapping import Wrapped
@@ -67,10 +69,26 @@ def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     from sirtaki.torch.auto.loaders import end_closed_batch
 
     end_closed_batch()
+    _check_gradients(optimizer)
     if not isinstance(optimizer, Wrapped):
         if all(item is not optimizer for item in job.alive()):  # a copy
             job.optimizers.append(weakref.ref(optimizer))
         adopt()
+
+
+def _check_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses gradients that the script has computed from rows by itself: no backward pass compares them."""
+    if job.batch is None or job.batch.is_refused:
+        return
+    with without_functions():
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        marks = [mark for parameter in parameters if (mark := mark_of(parameter.grad)) is not None]
+    if marks:
+        raise refusal(
+            f"{user_line()}: a gradient of this step was computed from the rows of a batch at "
+            f"{marks[0].line}, without a backward pass that compares it with that of the whole batch: use "
+            "loss.backward(), or @hvd.consistent"
+        )
 
 
 def _is_left(batch: LoadedBatch, optimizer: torch.optim.Optimizer) -> bool:

@@ -559,7 +559,10 @@ def compare(wholes: Sequence[Tensor | None], parts: Sequence[Tensor | None], sha
     The decision is the same on all ranks, because they exchange what they compare.
     """
     pairs = [
-        (_dense(whole if whole is not None else torch.zeros_like(part)), part)  # type: ignore[arg-type]
+        (
+            _dense(whole if whole is not None else torch.zeros_like(part)),  # type: ignore[arg-type]
+            part if part is None else _dense(part),
+        )
         for whole, part in zip(wholes, parts, strict=True)
         if whole is not None or part is not None
     ]

@@ -60,6 +60,8 @@ def tolerance(dtype: torch.dtype) -> float:
 def narrow(root: Root, values: Values) -> None:
     """Keeps the rules that compute a scalar's value over the whole batch from its values over the parts."""
     whole = float(root.value)
+    if math.isnan(whole):  # as every rule's result is, so none of them is verified
+        return
     bound = tolerance(root.value.dtype) * max(1e-30, *(abs(value) for value, _ in values), abs(whole))
     known = job.rules.get(root.key, _candidates(root))
     job.rules[root.key] = frozenset(rule for rule in known if _agree(_result(rule, values), whole, bound))
@@ -68,6 +70,8 @@ def narrow(root: Root, values: Values) -> None:
 def _candidates(root: Root) -> frozenset[str]:
     if root.is_row:
         return frozenset()
+    if root.is_ragged and _BY_NAME.get(root.key[0], "mean") == "mean":
+        return frozenset()  # the ranks select other numbers of rows, which their mean does not show
     return frozenset(_RULES if root.key[0] in _EXTREMES else ("mean", "sum"))
 
 

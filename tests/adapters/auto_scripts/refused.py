@@ -100,6 +100,17 @@ def train():
                 counted.extend(loss.item() for _ in list(out))  # diverged
             if name == "length_of_list":
                 counted.append(len(list(out)) * loss.item())  # length_of_list
+            if name == "new_scale" and epoch:
+                loss = loss * x.size(0) / 32  # new_scale
+            if name == "selected_mean":  # of nothing, while the step is proven
+                found = y[y >= (4 if number < 4 else 1)]
+                counted.append((found > 1).double().mean().item())  # selected_mean
+            if name == "own_gradients":
+                gradients = torch.autograd.grad(loss, list(model.parameters()))
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter.grad = gradient
+                optimizer.step()  # own_gradients
+                continue
             loss.backward()  # backward
             optimizer.step()
 
