@@ -112,7 +112,7 @@ class AutoJob:
         latest: the one that has delivered the last batch.
         rules: how scalars are combined, by the code that computes them.
         sites: whether the sizes that the script reads at a place count rows; None: not always.
-        scaled: the lines at which a proof has seen a loss scaled by a number of rows.
+        combined: the functions and lines with which a proof has seen losses combined.
         has_split: whether a rank has computed a part of a batch.
         has_caught: whether it was said that steps stay unproven because of an error that the script catches.
         has_stepped_alone: whether an optimizer has stepped without a batch of a loader.
@@ -125,7 +125,7 @@ class AutoJob:
     latest: Iteration | None = None
     rules: dict[Key, frozenset[str]] = field(default_factory=dict)
     sites: dict[Site, bool | None] = field(default_factory=dict)
-    scaled: set[str] = field(default_factory=set)
+    combined: set[tuple[str, str]] = field(default_factory=set)
     has_split: bool = False
     has_caught: bool = False
     has_stepped_alone: bool = False

@@ -39,6 +39,13 @@ _READS = {
     "__format__", "__repr__", "__contains__", "is_nonzero", "equal", "allclose", "__reduce_ex__",
 }  # fmt: skip
 _PICKS = {"__getitem__", "select", "unbind", "take", "gather", "index_select"}
+# Calls of losses with a gradient that is linear in theirs.
+_SUMS = {
+    "add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__", "sub_", "__isub__", "rsub",
+    "__rsub__", "neg", "__neg__", "sum", "mean", "stack", "clone", "to", "double", "float", "reshape", "view",
+    "squeeze",
+}  # fmt: skip
+_SCALES = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "__truediv__", "div_", "__itruediv__"}
 _RAGGED = {"nonzero", "masked_select", "unique", "unique_consecutive", "argwhere", "where_1"}
 
 
@@ -180,8 +187,8 @@ def follow(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         mark.part = twin.parts[index] if twin is not None else None
         if again is not None and (marks or not tensor.dim()):
             mark.call = again if isinstance(result, Tensor) or result is None else _item_of(again, index)
-            if tensor.requires_grad and _has_counts(args, kwargs):
-                _check_scaled(batch, mark.line)
+            if tensor.requires_grad:
+                _check_combined(batch, name, mark.line, args, kwargs)
         elif batch.is_open and tensor.dim() == 0:
             mark.root = _root(batch, name, mark.line, tensor, args, kwargs)
             mark.root.part = twin.root_of(mark.root, mark.part) if twin is not None else None
@@ -195,15 +202,19 @@ def follow(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _check_scaled(batch: LoadedBatch, line: str) -> None:
-    """Refuses a loss times a number of rows, or divided by it, that was not part of a proof."""
+def _check_combined(batch: LoadedBatch, name: str, line: str, args: Any, kwargs: Any) -> None:
+    """Refuses a function of losses that was not part of a proof, unless the ranks' means show its mean."""
     if batch.proof is not None:
-        job.scaled.add(line)
-    elif batch.is_part and batch.is_open and line not in job.scaled:
+        job.combined.add((name, line))
+    if not (batch.is_part and batch.is_open) or (name, line) in job.combined:
+        return
+    losses = [tensor for tensor in tensors_in((args, kwargs)) if mark_of(tensor) is not None]
+    is_scaled = name in _SCALES and len(losses) == 1 and losses[0] is args[0]
+    if not (name in _SUMS or is_scaled) or _has_counts(args, kwargs):
         raise refusal(
-            f"{line}: a loss is scaled by a number of rows where it was not when a batch was computed as a "
-            "whole and in parts, so its gradients are unproven: scale it from the first batch on, or by "
-            "float(number); or use @hvd.consistent"
+            f"{line}: {name} computes with a loss where it did not when a batch was computed as a whole and "
+            "in parts, so its gradients are unproven: compute it from the first batch on, with a number of "
+            "rows as float(number); or use @hvd.consistent"
         )
 
 

@@ -100,6 +100,8 @@ def train():
                 counted.extend(loss.item() for _ in list(out))  # diverged
             if name == "length_of_list":
                 counted.append(len(list(out)) * loss.item())  # length_of_list
+            if name == "new_function" and epoch:
+                loss = (2 * loss + 1).log()  # new_function
             if name == "new_scale" and epoch:
                 loss = loss * x.size(0) / 32  # new_scale
             if name == "selected_mean":  # of nothing, while the step is proven
