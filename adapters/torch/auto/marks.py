@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _MARK = "_sirtaki_mark"
 _LARGEST_KEPT = 1024  # elements of an unmarked operand that is copied, to compute with it again
+_WITHOUT_ROWS = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size}
 _NUMBERS = {"size", "numel", "nelement", "__get__"}
 _READS = {
     "item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__",
@@ -128,9 +129,10 @@ class Marking(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        is_marked = any(mark_of(tensor) is not None for tensor in tensors_in((args, kwargs)))
-        if name == "backward" or not (is_marked or _has_counts(args, kwargs)):
+        rows = _rows_in((args, kwargs))
+        if name == "backward" or rows is None or (rows is RowCount and job.batch is None):
             return func(*args, **kwargs)
+        is_marked = rows is Mark
         proof = job.batch.proof if job.batch is not None else None
         if proof is None:
             return _handled(func, name, args, kwargs, is_marked)
@@ -148,8 +150,31 @@ def _handled(func: Any, name: str, args: Any, kwargs: Any, is_marked: bool) -> A
     return follow(func, name, args, kwargs)
 
 
-def _has_counts(args: Any, kwargs: Any) -> bool:
-    return job.batch is not None and next(counts_in((args, kwargs)), None) is not None
+def _rows_in(values: Iterable[Any]) -> type[Mark] | type[RowCount] | None:
+    """Returns Mark if there is a marked tensor in nested arguments; else RowCount if there is such a number.
+
+    Each call of torch is looked at, so this is one pass.
+    """
+    found: type[Mark] | type[RowCount] | None = None
+    for value in values:
+        inner: type[Mark] | type[RowCount] | None = None
+        kind = type(value)
+        if kind in _WITHOUT_ROWS:
+            continue
+        if isinstance(value, Tensor):
+            inner = Mark if getattr(value, _MARK, None) is not None else None
+        elif kind is RowCount:
+            inner = RowCount
+        elif isinstance(value, list | tuple):
+            inner = _rows_in(value)
+        elif isinstance(value, dict):
+            inner = _rows_in(value.values())
+        elif kind is slice:
+            inner = _rows_in((value.start, value.stop, value.step))
+        if inner is Mark:
+            return Mark
+        found = found or inner
+    return found
 
 
 def following(apply: Any) -> Any:
@@ -210,7 +235,7 @@ def _check_combined(batch: LoadedBatch, name: str, line: str, args: Any, kwargs:
         return
     losses = [tensor for tensor in tensors_in((args, kwargs)) if mark_of(tensor) is not None]
     is_scaled = name in _SCALES and len(losses) == 1 and losses[0] is args[0]
-    if not (name in _SUMS or is_scaled) or _has_counts(args, kwargs):
+    if not (name in _SUMS or is_scaled) or next(counts_in((args, kwargs)), None) is not None:
         raise refusal(
             f"{line}: {name} computes with a loss where it did not when a batch was computed as a whole and "
             "in parts, so its gradients are unproven: compute it from the first batch on, with a number of "
