@@ -269,7 +269,7 @@ class LateLinks:
     _accepted: set[int] = field(default_factory=set)  # ranks that have connected since the start
 
     def __post_init__(self) -> None:
-        self._requests = _LinkRequests(self.context)
+        self._requests = LinkRequests(self.context)
         self._bell: socket.socket | None = None  # its end is that of the accepting thread
         self._listener: PeerListener | None = None
         self._threads = [
@@ -508,7 +508,7 @@ def _first_links(context: Context) -> list[int]:
     return list(peers[0 : lib.srt_first_links(context.pointer, peers, context.size)])
 
 
-class _LinkRequests:
+class LinkRequests:
     """The requests for lazy connections, for a single thread. Create it before `Context.start`."""
 
     def __init__(self, context: Context) -> None:
