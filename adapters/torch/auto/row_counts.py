@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sirtaki.torch.auto.job import LoadedBatch
-from sirtaki.torch.ops.nested import mapped
+from sirtaki.torch.ops.nested import leaves_in, mapped
 
 
 class RowCount(int):
@@ -56,15 +56,11 @@ class RowShape(tuple):
 
 def counts_in(value: Any) -> Iterator[RowCount]:
     """Yields the numbers of rows in nested arguments of a call."""
-    if isinstance(value, RowCount):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from counts_in(item)
-    elif isinstance(value, dict):
-        yield from counts_in(tuple(value.values()))
-    elif isinstance(value, slice):
-        yield from counts_in((value.start, value.stop, value.step))
+    for leaf in leaves_in(value):
+        if isinstance(leaf, RowCount):
+            yield leaf
+        elif isinstance(leaf, slice):
+            yield from counts_in((leaf.start, leaf.stop, leaf.step))
 
 
 def with_numbers(leaf: Any, number: Callable[[RowCount], Any]) -> Any:

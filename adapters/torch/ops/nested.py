@@ -39,16 +39,21 @@ def tensors_of(value: Any) -> dict[Path, Tensor]:
     return found
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested dictionaries, lists and tuples, and in objects of their subclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
+def leaves_in(value: Any) -> Iterator[Any]:
+    """Yields what nested dictionaries, lists and tuples, and objects of their subclasses, hold."""
+    if isinstance(value, list | tuple):
         for item in value:
-            yield from tensors_in(item)
+            yield from leaves_in(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors_in(item)
+            yield from leaves_in(item)
+    else:
+        yield value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in nested dictionaries, lists and tuples, and in objects of their subclasses."""
+    return (leaf for leaf in leaves_in(value) if isinstance(leaf, Tensor))
 
 
 @torch.no_grad()
