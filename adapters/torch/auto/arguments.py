@@ -26,7 +26,8 @@ def key_of(batch: LoadedBatch, name: str, line: str, args: Any, kwargs: Any) -> 
 
 def key_of_part(batch: LoadedBatch, key: Key, args: Any, kwargs: Any) -> Key:
     """Returns the key that a root has in this rank's part, where other targets may be left out."""
-    return *key[:4], _rate_of(key[0], args, kwargs, batch.part_count)
+    target, index = _target_of(key[0], args, kwargs)
+    return *key[:4], "" if target is None else _rate(target, index, batch.part_count)
 
 
 def is_unseen(root: Root) -> bool:
@@ -93,11 +94,6 @@ def _ignored(batch: LoadedBatch, name: str, args: Any, kwargs: Any) -> str | Non
     if batch.is_part and not batch.share.count:
         return None
     return _rate(target, index, batch.count)
-
-
-def _rate_of(name: str, args: Any, kwargs: Any, rows: int) -> str:
-    target, index = _target_of(name, args, kwargs)
-    return "" if target is None else _rate(target, index, rows)
 
 
 def _target_of(name: str, args: Any, kwargs: Any) -> tuple[Tensor | None, int]:

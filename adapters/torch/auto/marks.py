@@ -395,6 +395,8 @@ def _sizes(tensor: Tensor, caller: FrameType) -> RowShape | None:
         if not is_internal(caller.f_code.co_filename):
             _learn(mark, caller, parts, wholes)
     elif batch.is_part and not is_internal(caller.f_code.co_filename):
+        if mark.is_ragged and not _is_of_module(caller):
+            raise _no_count(mark)
         parts, wholes = shape, tuple(_whole_size(mark, caller, axis, size) for axis, size in enumerate(shape))
     else:
         return None
@@ -422,13 +424,11 @@ def _learn(mark: Mark, caller: FrameType, parts: tuple[int, ...], wholes: tuple[
 
 def _whole_size(mark: Mark, caller: FrameType, axis: int, size: int) -> int:
     """Returns the size for the whole batch of an axis of this rank's rows."""
-    batch, is_of_module = mark.batch, _is_of_module(caller)
-    if mark.is_ragged and not is_of_module:
-        raise _no_count(mark)
+    batch = mark.batch
     known = (job.sites[site] for site in _sites_of(mark, caller, axis) if site in job.sites)
     is_of_rows = next(known, None)
     if is_of_rows is None:  # the proof did not read it here, or read sizes of both kinds
-        is_of_rows = not axis and size == batch.count and not is_of_module
+        is_of_rows = not axis and size == batch.count and not _is_of_module(caller)
     return size // batch.count * batch.share.total if is_of_rows and size % batch.count == 0 else size
 
 

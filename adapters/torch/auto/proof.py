@@ -89,12 +89,11 @@ class Proof:
 
     Attributes:
         parameters: of all optimizers.
-        failure: why the part cannot be computed; None: it can.
     """
 
     def __init__(self, batch: LoadedBatch, parameters: Sequence[Tensor]) -> None:
         self._batch, self.parameters = batch, parameters
-        self.failure: str | None = None
+        self._failure: str | None = None
         self._layers = Layers(batch)
         self._hidden = HiddenUses()
         self._drawn = torch.get_rng_state()
@@ -121,8 +120,13 @@ class Proof:
         """Finds operations on a marked tensor that are not followed."""
         self._hidden.add(tensor)
 
+    @property
+    def failure(self) -> str | None:
+        """Returns why the part cannot be computed; None: it can."""
+        return self._failure or self._hidden.found
+
     def _failed(self, text: str) -> None:
-        self.failure = self.failure or f"{user_line()}: {text}"
+        self._failure = self._failure or f"{user_line()}: {text}"
 
     # Calls
 
@@ -133,37 +137,35 @@ class Proof:
         with self.following():
             result = func(*numbered(args, int), **numbered(kwargs, int))
             after = torch.get_rng_state()
-            is_known = self.failure is None and self._hidden.found is None and operands.are_known()
-            if not is_known:
-                return Twin(self._batch, result, [None for _ in _tensors(result, args)], (), {})
+            count = len(_tensors(result, args))
+            unknown = Twin(self._batch, result, [None] * count, (), {})
+            if self.failure is not None or not operands.are_known:
+                return unknown
             own_args, own_kwargs = operands.of_part(args), operands.of_part(kwargs)
-            part, has_part = self._part(
-                func, own_args, own_kwargs, None if torch.equal(before, after) else before
-            )
+            parts = self._part(func, own_args, own_kwargs, None if torch.equal(before, after) else before)
             torch.set_rng_state(after)
             if trouble := operands.settle():
                 self._failed(trouble)
-        wholes = _tensors(result, args)
-        parts: list[Tensor | None] = [*_tensors(part, own_args)]
-        if not has_part or len(wholes) != len(parts):
-            if has_part:
-                self._failed(
-                    f"{getattr(func, '__name__', func)} makes {len(wholes)} tensors of the whole batch and "
-                    f"{len(parts)} of this rank's rows: code that uses rows one by one cannot be split"
-                )
-            parts = [None] * len(wholes)
+        if parts is None:
+            return unknown
+        if len(parts) != count:
+            self._failed(
+                f"{getattr(func, '__name__', func)} makes {count} tensors of the whole batch and "
+                f"{len(parts)} of this rank's rows: code that uses rows one by one cannot be split"
+            )
+            return unknown
         return Twin(self._batch, result, parts, own_args, own_kwargs)
 
-    def _part(self, func: Any, args: Any, kwargs: Any, state: Tensor | None) -> tuple[Any, bool]:
-        """Returns the result for this rank's rows, and whether it could be computed."""
+    def _part(self, func: Any, args: Any, kwargs: Any, state: Tensor | None) -> list[Tensor] | None:
+        """Returns the tensors that a call makes of this rank's rows; None if it fails."""
         try:
             if state is not None:
                 torch.set_rng_state(state)
             with nullcontext() if state is None else Drawing(self._batch):
-                return func(*args, **kwargs), True
+                return _tensors(func(*args, **kwargs), args)
         except Exception as error:
             self._failed(f"{type(error).__name__}: {error}")
-            return None, False
+            return None
 
     # Backward passes
 
@@ -204,7 +206,7 @@ class Proof:
             for index, parameter in enumerate(self.parameters)
             if parameter.requires_grad and (asked is None or id(parameter) in asked)
         ]
-        if self.failure is not None or not operands.are_known() or not trained:
+        if self.failure is not None or not operands.are_known or not trained:
             return found
         outputs, ones = (list(tensors_in(tree)) for tree in operands.of_part((losses, grad_tensors)))
         try:
@@ -229,11 +231,8 @@ class Proof:
 
     def _raise_first(self, line: str) -> bool:
         """Raises UnsupportedError on all ranks if any failed; returns whether any script caught an error."""
-        failure = self.failure or self._hidden.found
-        share = self._batch.share
-        found = gather_objects(
-            share.context, (failure, self._batch.has_refused), "auto.proof", global_process_set
-        )
+        context, mine = self._batch.share.context, (self.failure, self._batch.has_refused)
+        found = gather_objects(context, mine, "auto.proof", global_process_set)
         for rank, (text, _) in enumerate(found):
             if text is not None:
                 raise refusal(
@@ -323,6 +322,9 @@ class _Operands:
     """The operands of a call, for the whole batch and for this rank's rows.
 
     A tensor without rows serves for both. It is copied if the call may change it.
+
+    Attributes:
+        are_known: whether all operands are known for this rank's rows.
     """
 
     def __init__(self, batch: LoadedBatch, args: Any, kwargs: Any, is_in_place: bool) -> None:
@@ -331,12 +333,13 @@ class _Operands:
         self._shared: list[tuple[Tensor, int]] = []  # with the number of changes so far
         self._written = args[0] if is_in_place and args else kwargs.get("out")
         self._base: Tensor | None = None  # of the copy, if the tensor that is written is a view
-        self._is_known = True
+        self.are_known = True
         for tensor in tensors_in((args, kwargs)):
             mark = mark_of(tensor)
             if mark is not None and mark.batch is batch:
-                self._is_known = self._is_known and mark.part is not None
-                if mark.part is not None:
+                if mark.part is None:
+                    self.are_known = False
+                else:
                     self._own[id(tensor)] = mark.part
             elif id(tensor) not in self._own and not tensor.is_inference():
                 self._add_shared(tensor)
@@ -356,10 +359,6 @@ class _Operands:
         self._base = base.detach().clone()
         offset = tensor.storage_offset() - base.storage_offset()
         return self._base.as_strided(tensor.size(), tensor.stride(), offset)
-
-    def are_known(self) -> bool:
-        """Returns whether all operands are known for this rank's rows."""
-        return self._is_known
 
     def of_part(self, value: Any) -> Any:
         """Returns arguments for this rank's rows."""
