@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, run
 from tiers import exhaustive_unless
 
 SCRIPTS = Path(__file__).with_name("auto_scripts")
@@ -95,14 +95,8 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("auto_torch")  # one process of pytest runs the loops
 
 
-def run(command: list[Any]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        list(map(str, command)), text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
-
-
 def on_ranks(ranks: int, *script: Any) -> subprocess.CompletedProcess[str]:
-    return run(hvdrun(ranks, "--auto", sys.executable, *map(str, script)))
+    return run(*hvdrun(ranks, "--auto", sys.executable, *script))
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -123,7 +117,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
         folder = tmp_path_factory.mktemp(f"on_{ranks}")
         pairs = [f"{SCRIPTS / SCRIPT_OF[loop]}:{loop}" for loop in loops]
         done = (
-            run([sys.executable, SEVERAL, folder, *pairs])
+            run(sys.executable, SEVERAL, folder, *pairs)
             if ranks == 1
             else on_ranks(ranks, SEVERAL, folder, *pairs)
         )
@@ -215,7 +209,7 @@ def test_a_script_that_catches_a_refusal_trains_on() -> None:
     Of four batches, the first one is not split, because nothing has been trained with the loader before. The
     others are proven again each time, and the passes after the one that is refused are not compared.
     """
-    alone, done = run([sys.executable, SCRIPTS / "caught.py"]), on_ranks(2, SCRIPTS / "caught.py")
+    alone, done = run(sys.executable, SCRIPTS / "caught.py"), on_ranks(2, SCRIPTS / "caught.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("caught") == 2 * (1 + 3 + 3 + 1)
     assert done.stderr.count("the script has caught an error of this step") == 1

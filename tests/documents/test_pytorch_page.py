@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from process_world import PATIENCE, hvdrun
+from process_world import hvdrun, output_of
 
 from .pages import path_of
 
@@ -21,12 +20,11 @@ def test_the_code_learns_and_resumes(tmp_path: Path) -> None:
     command = hvdrun(3, sys.executable, "-W", "error::UserWarning", RUN_BLOCKS, *PAGES)
 
     def run() -> str:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
+        output = output_of(*command, cwd=tmp_path)
         for page in PAGES:
             blocks = page.read_text().count("```python")
-            assert done.stdout.count(f"{page.name}: ran {blocks} blocks") == 3
-        return done.stdout
+            assert output.count(f"{page.name}: ran {blocks} blocks") == 3
+        return output
 
     first = run()
     assert first.count("% of 200 right") == 3  # one rank prints, once per epoch; 3 ranks have 67, 67 and 66
