@@ -15,6 +15,8 @@ import sirtaki.torch as hvd
 
 def main() -> None:
     hvd.init()
+    # hvdrun ends the survivors once it knows the culprit, which may be before rank 0 has printed its error
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with own_card(hvd.local_rank()) as card:
         try:
             work(torch.ones(1 << 20, device=card.device))
