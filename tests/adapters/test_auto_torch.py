@@ -27,6 +27,7 @@ LOOPS = (
     "skipped_nan",
     "accumulated",
     "counts",
+    "class_counts",
     "ignored_equally",
     "iterator",
 )
@@ -52,6 +53,7 @@ MODELS = (
     "one_helper",
     "sparse",
     "counting",
+    "centred",
     "penalised",
 )
 SCRIPT_OF = {
@@ -83,6 +85,8 @@ REFUSALS = {
     "diverged": ("diverged", "code that uses rows one by one cannot be split"),
     "one_row": ("one_row", "neither their mean over rows, nor their sum"),
     "selected_mean": ("selected_mean", "was not part of a batch that was computed as a whole and in parts"),
+    "unequal_shapes": ("unequal_shapes", "its shape depends on the rows of each rank"),
+    "first_rows": ("first_rows", "tolist reads a tensor"),
     "new_function": ("new_function", "log computes with a loss where it did not"),
     "new_scale": ("new_scale", "computes with a loss where it did not"),
     "own_gradients": ("own_gradients", "without a backward pass that compares it"),

@@ -31,28 +31,34 @@ Site = tuple[str, int, int, int, str]
 
 @dataclass
 class Root:
-    """A scalar that has been computed from rows, and the code that did it.
+    """A scalar or a small tensor without rows that has been computed from rows, and the code that did it.
 
     Attributes:
         key: the code that has computed it.
         value: the value of what this process computes: its rows, or in a proof the whole batch.
-        part: in a proof, the key and the value of this rank's rows; None if they have no such scalar.
+        part: in a proof, the key and the value of this rank's rows; None if they have no such root.
         is_row: whether it is the value of one of the rows.
         is_ragged: whether it is computed from rows that were selected by their values.
+        has_one_shape: whether all ranks' values have the shape that the proof has seen.
         whole: the value over the whole batch, once it is known.
     """
 
     key: Key
     value: Tensor
     requires_grad: bool
-    part: tuple[Key, float] | None = None
+    part: tuple[Key, Tensor] | None = None
     is_row: bool = False
     is_ragged: bool = False
+    has_one_shape: bool = True
     whole: Tensor | None = None
 
     @property
     def line(self) -> str:
         return self.key[1]
+
+    @property
+    def kind(self) -> str:
+        return "a tensor" if self.value.dim() else "a scalar"
 
 
 @dataclass
@@ -110,7 +116,8 @@ class AutoJob:
         batch: the batch of a training loader in progress.
         delivered: those that have delivered a batch since the last step of an optimizer.
         latest: the one that has delivered the last batch.
-        rules: how scalars are combined, by the code that computes them.
+        rules: how roots are combined, by the code that computes them.
+        shapes: of roots, by the code that computes them.
         sites: whether the sizes that the script reads at a place count rows; None: not always.
         combined: the functions and lines with which a proof has seen losses combined.
         has_split: whether a rank has computed a part of a batch.
@@ -124,6 +131,7 @@ class AutoJob:
     delivered: list[Iteration] = field(default_factory=list)
     latest: Iteration | None = None
     rules: dict[Key, frozenset[str]] = field(default_factory=dict)
+    shapes: dict[Key, torch.Size] = field(default_factory=dict)
     sites: dict[Site, bool | None] = field(default_factory=dict)
     combined: set[tuple[str, str]] = field(default_factory=set)
     has_split: bool = False

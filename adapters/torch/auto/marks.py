@@ -1,9 +1,10 @@
 """Tensors that are computed from the rows of a batch, and the scalars among them that Python reads.
 
-A tensor computed from rows carries a mark. A scalar computed from such tensors by one call is a root: its
-value over the whole batch follows from those of the ranks by a rule that the proof has found. A scalar that
-is computed from roots alone is computed again from their values over the whole batch when it is read. In a
-proof, the mark of a tensor of the whole batch holds the tensor of this rank's rows.
+A tensor computed from rows carries a mark. A scalar computed from such tensors by one call is a root, and so
+are small sums and means over the rows: their values over the whole batch follow from those of the ranks by a
+rule that the proof has found. What is computed from roots alone is computed again from their values over the
+whole batch when it is read. In a proof, the mark of a tensor of the whole batch holds the tensor of this
+rank's rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from functools import wraps
+from dataclasses import dataclass
+from functools import partial, wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.observing.user_code import is_internal, user_line
 from sirtaki.torch._private import without_functions
 from sirtaki.torch.auto import rules
-from sirtaki.torch.auto.job import LoadedBatch, Root, Site, job, refusal
+from sirtaki.torch.auto.job import Key, LoadedBatch, Root, Site, job, refusal
 from sirtaki.torch.auto.row_counts import RowCount, RowShape, counts_in, numbered, with_numbers
 from sirtaki.torch.ops.nested import mapped, tensors_in
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from sirtaki.torch.auto.proof import Twin
 
 _MARK = "_sirtaki_mark"
-_LARGEST_KEPT = 1024  # elements of an unmarked operand that is copied, to compute with it again
 _WITHOUT_ROWS = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size}
 _NUMBERS = {"size", "numel", "nelement", "__get__"}
 _READS = {
@@ -47,6 +48,9 @@ _SUMS = {
     "squeeze",
 }  # fmt: skip
 _SCALES = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "__truediv__", "div_", "__itruediv__"}
+# Calls that can make small tensors without rows: of sums and means over rows. Some add to a tensor.
+_ADDITIONS = {"index_add_", "index_put_", "scatter_add_"}
+_REDUCTIONS = {"sum", "nansum", "mean", "count_nonzero", "bincount"} | _ADDITIONS
 _RAGGED = {"nonzero", "masked_select", "unique", "unique_consecutive", "argwhere", "where_1"}
 
 
@@ -57,7 +61,8 @@ class Mark:
         batch: the batch to which the rows belong.
         line: the user's code that has computed it.
         root: what it is, if it is a root.
-        call: for what is computed from roots alone: a function of their values that returns its value.
+        call: a function that returns the value of what is computed from roots alone, or of a tensor to which
+            a root was added.
         part: in a proof, the tensor of this rank's rows; None if it is unknown.
         is_ragged: whether its number of rows depends on values.
         whole: for what the loader has delivered: all rows of it.
@@ -78,7 +83,8 @@ class Mark:
         self.earlier: str | None = None
 
     @property
-    def is_scalar(self) -> bool:
+    def has_value(self) -> bool:
+        """Returns whether its value over the whole batch may follow from the ranks' roots."""
         return self.batch.is_open and (self.root is not None or self.call is not None)
 
     @property
@@ -88,10 +94,10 @@ class Mark:
 
     def value(self) -> Any:
         """Returns the value over the whole batch."""
-        if self.root is not None:
-            return rules.whole(self.batch, self.root)
-        assert self.call is not None
-        return self.call()
+        if self.call is not None:
+            return self.call()
+        assert self.root is not None
+        return rules.whole(self.batch, self.root)
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -110,7 +116,7 @@ def put(tensor: Tensor, mark: Mark) -> None:
     setattr(tensor, _MARK, mark)
     if mark.batch.proof is not None:
         mark.batch.proof.watch(tensor)
-    if mark.is_scalar:
+    if mark.has_value:
         mark.batch.scalars.append((weakref.ref(tensor), mark))
 
 
@@ -193,6 +199,29 @@ def following(apply: Any) -> Any:
     return classmethod(call)
 
 
+@dataclass
+class _Call:
+    """A call that is followed.
+
+    Attributes:
+        batch: the batch of its rows.
+        name: of the function.
+        args: the positional arguments.
+        kwargs: the arguments by name.
+        marks: of the operands.
+        total: the tensor to which it adds rows; None: it does not.
+        twin: in a proof, the call for this rank's rows, too.
+    """
+
+    batch: LoadedBatch
+    name: str
+    args: Any
+    kwargs: Any
+    marks: list[Mark]
+    total: _Total | None
+    twin: Twin | None = None
+
+
 def follow(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Makes a call with marked tensors or numbers of rows, and marks its results; a proof calls twice."""
     marks = [mark for mark in map(mark_of, tensors_in((args, kwargs))) if mark is not None]
@@ -200,25 +229,21 @@ def follow(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     again = _again(func, name, args, kwargs)
     target = _base_of(args[0]) if _is_in_place(name) else None
     base = _Base(target, args[0], again) if target is not None else None
-    twin: Twin | None = None
+    call = _Call(batch, name, args, kwargs, marks, _total_of(name, args, kwargs) if again is None else None)
     if batch.proof is not None and batch.is_open:
-        twin = batch.proof.call(func, args, kwargs, _is_in_place(name))
-        result = twin.result
+        call.twin = batch.proof.call(func, args, kwargs, _is_in_place(name))
+        result = call.twin.result
     else:
         result = func(*numbered(args, _here), **numbered(kwargs, _here))
     for index, tensor in enumerate(tensors_in(args[0] if name == "__setitem__" else result)):
         mark = Mark(batch, user_line())
         mark.earlier = earlier
-        mark.part = twin.parts[index] if twin is not None else None
+        mark.part = call.twin.parts[index] if call.twin is not None else None
         if again is not None and (marks or not tensor.dim()):
             mark.call = again if isinstance(result, Tensor) or result is None else _item_of(again, index)
             if tensor.requires_grad:
-                _check_combined(batch, name, mark.line, args, kwargs)
-        elif batch.is_open and tensor.dim() == 0:
-            mark.root = _root(batch, name, mark.line, tensor, args, kwargs)
-            mark.root.part = twin.root_of(mark.root, mark.part) if twin is not None else None
-            mark.root.is_ragged = any(operand.is_ragged for operand in marks)
-        else:
+                _check_combined(call, mark.line)
+        elif not (batch.is_open and _set_root(call, tensor, mark)):
             ragged = name in _RAGGED or (name == "__getitem__" and _has_mask(args[1]))
             mark.is_ragged = ragged or any(mark.is_ragged for mark in marks)
         put(tensor, mark)
@@ -227,15 +252,16 @@ def follow(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _check_combined(batch: LoadedBatch, name: str, line: str, args: Any, kwargs: Any) -> None:
+def _check_combined(call: _Call, line: str) -> None:
     """Refuses a function of losses that was not part of a proof, unless the ranks' means show its mean."""
+    batch, name, operands = call.batch, call.name, (call.args, call.kwargs)
     if batch.proof is not None:
         job.combined.add((name, line))
     if not (batch.is_part and batch.is_open) or (name, line) in job.combined:
         return
-    losses = [tensor for tensor in tensors_in((args, kwargs)) if mark_of(tensor) is not None]
-    is_scaled = name in _SCALES and len(losses) == 1 and losses[0] is args[0]
-    if not (name in _SUMS or is_scaled) or next(counts_in((args, kwargs)), None) is not None:
+    losses = [tensor for tensor in tensors_in(operands) if mark_of(tensor) is not None]
+    is_scaled = name in _SCALES and len(losses) == 1 and losses[0] is call.args[0]
+    if not (name in _SUMS or is_scaled) or next(counts_in(operands), None) is not None:
         raise refusal(
             f"{line}: {name} computes with a loss where it did not when a batch was computed as a whole and "
             "in parts, so its gradients are unproven: compute it from the first batch on, with a number of "
@@ -275,13 +301,80 @@ class _Base:
         return value
 
 
-def _root(batch: LoadedBatch, name: str, line: str, tensor: Tensor, args: Any, kwargs: Any) -> Root:
+def _set_root(call: _Call, tensor: Tensor, mark: Mark) -> bool:
+    """Makes a result a root, if its values over the whole batch may follow from those of the ranks."""
     from sirtaki.torch.auto.arguments import key_of
 
-    root = Root(key_of(batch, name, line, args, kwargs), tensor.detach().clone(), tensor.requires_grad)
-    batch.roots.append(root)
-    root.is_row = name in _PICKS and _has_all_rows(args[0], batch)
-    return root
+    if tensor.dim() and (call.name not in _REDUCTIONS or tensor.requires_grad):
+        return False
+    key = key_of(call.batch, call.name, mark.line, call.args, call.kwargs)
+    if tensor.dim() and not _has_no_rows(call, key, tensor, mark):
+        return False
+    total, part = call.total, mark.part
+    value = tensor.detach().clone() if total is None else total.added(tensor)
+    root = mark.root = Root(key, value, tensor.requires_grad)
+    if call.twin is not None and part is not None and part.dim() == tensor.dim():
+        own = part.detach().clone() if total is None else total.added_in_part(part)
+        root.part = call.twin.key_of(root), own
+    root.is_ragged = any(operand.is_ragged for operand in call.marks)
+    root.is_row = call.name in _PICKS and _has_all_rows(call.args[0], call.batch)
+    if total is not None:
+        mark.call = partial(total.value, call.batch, root)
+    call.batch.roots.append(root)
+    return True
+
+
+def _has_no_rows(call: _Call, key: Key, tensor: Tensor, mark: Mark) -> bool:
+    """Returns whether a call has summed up all rows of its operands: the parts' results have its shape."""
+    proof = call.batch.proof
+    if tensor.numel() > rules.LARGEST or (call.name in _ADDITIONS and call.total is None):
+        return False
+    if proof is None or call.batch.share.total == 1:  # a single row does not show where rows are
+        return key in job.shapes
+    parts = [(operand.shape, mark_of(operand)) for operand in tensors_in((call.args, call.kwargs))]
+    has_rows = any(
+        known is not None and known.part is not None and known.part.shape != shape for shape, known in parts
+    )
+    # A shape that depends on values may be the same on some ranks only.
+    return proof.is_true_on_all(has_rows and mark.part is not None and mark.part.shape == tensor.shape)
+
+
+class _Total:
+    """A tensor without rows to which a call adds rows, such as a histogram."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        mark = mark_of(tensor)
+        self._before = tensor.detach().clone()
+        self._whole = mark.value if mark is not None else None
+        self._part = self._before
+        if mark is not None and mark.part is not None:
+            self._part = mark.part.detach().clone()
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """Returns what the call has added."""
+        return tensor.detach() - self._before
+
+    def added_in_part(self, part: Tensor) -> Tensor:
+        """Returns what the call has added to the tensor of this rank's rows."""
+        return part.detach() - self._part
+
+    def value(self, batch: LoadedBatch, root: Root) -> Tensor:
+        """Returns the values over the whole batch."""
+        before = self._before if self._whole is None else self._whole()
+        return before + rules.whole(batch, root)
+
+
+def _total_of(name: str, args: Any, kwargs: Any) -> _Total | None:
+    """Returns the tensor to which a call adds rows; None: it does not, or its values are not known."""
+    if name not in _ADDITIONS or (name == "index_put_" and not _accumulates(args, kwargs)):
+        return None
+    mark = mark_of(args[0])
+    is_known = (mark is None or mark.has_value) and args[0].numel() <= rules.LARGEST
+    return _Total(args[0]) if is_known else None
+
+
+def _accumulates(args: Any, kwargs: Any) -> bool:
+    return bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
 
 
 def _origin(marks: list[Mark]) -> tuple[LoadedBatch, str | None]:
@@ -319,7 +412,7 @@ def _again(func: Any, name: str, args: Any, kwargs: Any) -> Callable[[], Any] | 
     size = sum(tensor.numel() for tensor in tensors if mark_of(tensor) is None)
     if _is_in_place(name) and isinstance(args[0], Tensor):
         size = max(size, args[0].numel())
-    if name == "grad" or size > _LARGEST_KEPT or not all(mark.is_scalar for mark in marks):
+    if name == "grad" or size > rules.LARGEST or not all(mark.has_value for mark in marks):
         return None
     kept, named = _kept(args), _kept(kwargs)
 
@@ -387,7 +480,7 @@ def _attribute(func: Any, name: str, args: Any, result: Tensor) -> Tensor:
 def _sizes(tensor: Tensor, caller: FrameType) -> RowShape | None:
     """Returns the shape of a marked tensor with its numbers of rows; None if it has none."""
     mark = mark_of(tensor)
-    if mark is None or not tensor.dim():
+    if mark is None or mark.has_value or not tensor.dim():
         return None
     batch, shape = mark.batch, tuple(tensor.shape)
     if batch.proof is not None and mark.part is not None and mark.part.dim() == len(shape):
@@ -481,12 +574,12 @@ def _read(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     marked = [tensor for tensor in tensors_in((args, kwargs)) if mark_of(tensor) is not None]
     for tensor in marked:
         mark = mark_of(tensor)
-        if mark is not None and not mark.is_scalar and not mark.is_delivered:
+        if mark is not None and not mark.has_value and not mark.is_delivered:
             raise refusal(
                 f"{user_line()}: {name} reads a tensor that each rank has computed from its rows of a "
-                f"batch only (at {mark.line}), and its value over the whole batch is not known. Scalars can "
-                "be read: sums, means and losses, in the step that computes them; or use @hvd.consistent "
-                "with out="
+                f"batch only (at {mark.line}), and its value over the whole batch is not known. Losses, "
+                "and sums and means over all rows, can be read in the step that computes them; or use "
+                "@hvd.consistent with out="
             )
     wholes = {id(tensor): _whole(tensor) for tensor in marked}
     if name == "__repr__" and wholes and marked[0].dim() == 0:  # shows how the tensor was computed

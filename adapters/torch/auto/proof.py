@@ -77,11 +77,9 @@ class Twin:
     args: Any
     kwargs: Any
 
-    def root_of(self, root: Root, part: Tensor | None) -> tuple[Key, float] | None:
-        """Returns the key and the value of a root for this rank's rows; None if they are unknown."""
-        if part is None or part.dim():
-            return None
-        return key_of_part(self.batch, root.key, self.args, self.kwargs), float(part.detach())
+    def key_of(self, root: Root) -> Key:
+        """Returns the key that a root has for this rank's rows."""
+        return key_of_part(self.batch, root.key, self.args, self.kwargs)
 
 
 class Proof:
@@ -119,6 +117,10 @@ class Proof:
     def watch(self, tensor: Tensor) -> None:
         """Finds operations on a marked tensor that are not followed."""
         self._hidden.add(tensor)
+
+    def is_true_on_all(self, is_true: bool) -> bool:
+        """Returns whether a statement about the parts is true on all ranks, which call it together."""
+        return all(gather_objects(self._batch.share.context, is_true, "auto.parts", global_process_set))
 
     @property
     def failure(self) -> str | None:
@@ -296,11 +298,11 @@ class Proof:
             hint(f"{place}: {_DRAWS}")
         mine = [root.part for root in batch.roots]
         of_ranks = gather_objects(batch.share.context, mine, "auto.roots", global_process_set)
-        with_rows = [(rank, rows) for rank, rows in zip(of_ranks, batch.share.counts, strict=True) if rows]
-        for index, root in enumerate(batch.roots):
-            parts = [(rank[index], rows) for rank, rows in with_rows]
-            if all(part is not None and part[0] == root.key for part, _ in parts):
-                rules.narrow(root, [(part[1], rows) for part, rows in parts])
+        with_rows = [rank for rank, rows in zip(of_ranks, batch.share.counts, strict=True) if rows]
+        counts = [rows for rows in batch.share.counts if rows]
+        for root, *parts in zip(batch.roots, *with_rows, strict=True):
+            if all(part is not None and part[0] == root.key for part in parts):
+                rules.narrow(root, [part[1] for part in parts], counts)
 
 
 def _tensors(result: Any, args: Any) -> list[Tensor]:

@@ -1,12 +1,11 @@
-"""How the ranks' values of a scalar become the value over the whole batch.
+"""How the ranks' values of a root become its values over the whole batch.
 
-A rule belongs to the code that computes the scalar. The proof keeps those rules whose result on the ranks'
-values was the value of the whole batch. If several are left, they have to agree on later values.
+A rule belongs to the code that computes the root. The proof keeps those rules whose results on the ranks'
+values were the values of the whole batch. If several are left, they have to agree on later values.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,22 +15,20 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.torch.auto.job import LoadedBatch, Root, job
 from sirtaki.torch.ops.collectives import allgather
 
-Values = Sequence[tuple[float, int]]  # of the ranks that have rows: value and rows
+LARGEST = 1 << 14  # elements of a root: a matrix of 128 by 128 classes
 
-
-def _mean(values: Values) -> float:
-    return math.fsum(value * rows for value, rows in values) / sum(rows for _, rows in values)
-
-
-_RULES: dict[str, Callable[[Values], float]] = {
-    "mean": _mean,
-    "sum": lambda values: math.fsum(value for value, _ in values),
-    "max": lambda values: max(value for value, _ in values),
-    "min": lambda values: min(value for value, _ in values),
+# Functions of the values of the ranks that have rows, float64 of shape [ranks, elements], and of the numbers
+# of rows, [ranks, 1].
+_RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": lambda values, rows: (values * rows).sum(0) / rows.sum(),
+    "sum": lambda values, rows: values.sum(0),
+    "max": lambda values, rows: values.amax(0),
+    "min": lambda values, rows: values.amin(0),
 }
 # The rule of a function, where the values do not tell: counts that were all 0, for example.
 _BY_NAME = {
-    "sum": "sum", "count_nonzero": "sum", "nansum": "sum", "mean": "mean",
+    "sum": "sum", "count_nonzero": "sum", "nansum": "sum", "mean": "mean", "bincount": "sum",
+    "index_add_": "sum", "index_put_": "sum", "scatter_add_": "sum",
     "max": "max", "amax": "max", "any": "max", "min": "min", "amin": "min", "all": "min",
 }  # fmt: skip
 # The largest or smallest value of the parts is often that of one row, or the median, by chance.
@@ -57,14 +54,36 @@ def tolerance(dtype: torch.dtype) -> float:
     return _TOLERANCE.get(dtype, _COARSE) if dtype.is_floating_point else 0.0
 
 
-def narrow(root: Root, values: Values) -> None:
-    """Keeps the rules that compute a scalar's value over the whole batch from its values over the parts."""
-    whole = float(root.value)
-    if math.isnan(whole):  # as every rule's result is, so none of them is verified
+def flat(values: Tensor) -> Tensor:
+    """Returns the elements of a tensor as float64."""
+    return values.detach().double().flatten()
+
+
+def narrow(root: Root, parts: Sequence[Tensor], rows: Sequence[int]) -> None:
+    """Keeps the rules that compute a root's values over the whole batch from its values over the parts."""
+    shape = root.value.shape
+    if any(part.shape != shape for part in parts) or job.shapes.get(root.key, shape) != shape:
+        job.rules[root.key] = frozenset()
         return
-    bound = tolerance(root.value.dtype) * max(1e-30, *(abs(value) for value, _ in values), abs(whole))
+    whole = flat(root.value)
+    if whole.isnan().any():  # as every rule's result is, so none of them is verified
+        return
+    values, counts = torch.stack([flat(part) for part in parts]), _column(rows)
+    bound = tolerance(root.value.dtype) * max(1e-30, _largest(values), _largest(whole))
     known = job.rules.get(root.key, _candidates(root))
-    job.rules[root.key] = frozenset(rule for rule in known if _agree(_result(rule, values), whole, bound))
+    job.rules[root.key] = frozenset(
+        rule for rule in known if _agree(_RULES[rule](values, counts), whole, bound)
+    )
+    job.shapes[root.key] = shape
+
+
+def _column(rows: Sequence[int]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64).unsqueeze(1)
+
+
+def _largest(values: Tensor) -> float:
+    finite = values[values.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _candidates(root: Root) -> frozenset[str]:
@@ -75,17 +94,8 @@ def _candidates(root: Root) -> frozenset[str]:
     return frozenset(_RULES if root.key[0] in _EXTREMES else ("mean", "sum"))
 
 
-def _result(rule: str, values: Values) -> float:
-    if any(math.isnan(value) for value, _ in values):
-        return math.nan
-    try:
-        return _RULES[rule](values)
-    except (OverflowError, ValueError):  # sums of infinities
-        return math.nan
-
-
-def _agree(first: float, second: float, bound: float) -> bool:
-    return first == second or abs(first - second) <= bound or (math.isnan(first) and math.isnan(second))
+def _agree(first: Tensor, second: Tensor, bound: float) -> bool:
+    return torch.allclose(first, second, rtol=0, atol=bound, equal_nan=True)
 
 
 def gather(batch: LoadedBatch) -> None:
@@ -94,21 +104,32 @@ def gather(batch: LoadedBatch) -> None:
     batch.gathered = len(batch.roots)
     if not pending or not batch.is_part:
         return
-    mine = torch.tensor([[float(root.value) for root in pending]], dtype=torch.float64)
-    table: list[list[float]] = allgather(mine, name="auto.scalars").tolist()
+    shapes = [job.shapes.get(root.key, torch.Size()) for root in pending]
+    mine = torch.cat([_sent(root, shape) for root, shape in zip(pending, shapes, strict=True)])
+    table: Tensor = allgather(mine.unsqueeze(0), name="auto.scalars")
     counts = batch.share.counts
-    for index, root in enumerate(pending):
-        values = [(row[index], rows) for row, rows in zip(table, counts, strict=True) if rows]
-        root.whole = _decided(root, values)
+    table, rows = table[[count > 0 for count in counts]], _column([count for count in counts if count])
+    columns = table.split([1 + shape.numel() for shape in shapes], dim=1)
+    for root, shape, column in zip(pending, shapes, columns, strict=True):
+        root.has_one_shape = bool(column[:, 0].all())
+        found = _decided(root, column[:, 1:], rows) if root.has_one_shape else None
+        root.whole = None if found is None else found.view(shape)
 
 
-def _decided(root: Root, values: Values) -> Tensor | None:
+def _sent(root: Root, shape: torch.Size) -> Tensor:
+    """Returns whether a root has its shape of the proof, and its elements or, if not, zeros."""
+    if root.value.shape != shape:
+        return torch.zeros(1 + shape.numel(), dtype=torch.float64)
+    return torch.cat([torch.ones(1, dtype=torch.float64), flat(root.value)])
+
+
+def _decided(root: Root, values: Tensor, rows: Tensor) -> Tensor | None:
     rules = job.rules.get(root.key, frozenset())
-    results = {rule: _result(rule, values) for rule in _RULES if rule in rules}
+    results = {rule: combine(values, rows) for rule, combine in _RULES.items() if rule in rules}
     if not results:
         return None
     first = next(iter(results.values()))
-    bound = tolerance(root.value.dtype) * max(abs(value) for value, _ in values)
+    bound = tolerance(root.value.dtype) * _largest(values)
     if not all(_agree(result, first, bound) for result in results.values()):
         preferred = "mean" if root.requires_grad else _BY_NAME.get(root.key[0], "")
         if preferred not in results:
@@ -116,16 +137,16 @@ def _decided(root: Root, values: Values) -> Tensor | None:
         first = results[preferred]
     elif "mean" in results:
         first = results["mean"]
-    if not root.value.dtype.is_floating_point and not (math.isfinite(first) and first == round(first)):
+    if not root.value.dtype.is_floating_point and not bool((first == first.round()).all()):
         return None
-    return torch.as_tensor(first, dtype=torch.float64).to(root.value)
+    return first.to(root.value)
 
 
 def whole(batch: LoadedBatch, root: Root) -> Tensor:
-    """Returns a scalar's value over the whole batch.
+    """Returns a root's values over the whole batch.
 
     Raises:
-        UnsupportedError: it is not known how it follows from those of the ranks.
+        UnsupportedError: it is not known how they follow from those of the ranks.
     """
     if root.whole is None:
         gather(batch)
@@ -133,12 +154,14 @@ def whole(batch: LoadedBatch, root: Root) -> Tensor:
         from sirtaki.torch.auto.arguments import difference, is_unseen
 
         why = "it is neither their mean over rows, nor their sum, largest or smallest"
+        if not root.has_one_shape:
+            why = "its shape depends on the rows of each rank; give it a fixed shape, as by minlength="
         if is_unseen(root):
             never = "this line was not part of a batch that was computed as a whole and in parts"
             why = difference(root) or never
         raise UnsupportedError(
-            f"{root.line}: {root.key[0]} computes a scalar from the rows of a batch, and its value over the "
-            f"whole batch does not follow from those of the ranks' parts: {why}. Compute it in each step as "
-            "a sum or a mean over rows, or outside of the training loop; or use @hvd.consistent with out="
+            f"{root.line}: {root.key[0]} computes {root.kind} from the rows of a batch, and its value over "
+            f"the whole batch does not follow from those of the ranks' parts: {why}. Compute it in each step "
+            "as a sum or a mean over rows, or outside of the training loop; or use @hvd.consistent with out="
         )
     return root.whole

@@ -47,6 +47,7 @@ class Model(nn.Module):
         self.last = nn.Linear(8, 2)
         self.signs = nn.Embedding(2, 8, sparse=name == "sparse")
         self.register_buffer("rows", torch.zeros(()))
+        self.register_buffer("center", torch.zeros(6, 8))
 
     def forward(self, x):
         return self.last(getattr(self, name)(x).mean(1))
@@ -93,6 +94,12 @@ class Model(nn.Module):
         self.rows.add_(x.size(0))
         return x
 
+    def centred(self, x):
+        """Subtracts the running mean of earlier batches."""
+        result = x * self.weight - self.center
+        self.center.lerp_((x * self.weight.detach()).mean(0), 0.1)
+        return result
+
     def penalised(self, x):
         return x
 
@@ -114,7 +121,7 @@ def train():
             hits[0, epoch] += (out.argmax(1) == y).sum()
             hits[1][epoch].add_(loss.detach())
             seen.append(loss.item())
-    seen.extend([*hits[0].tolist(), *hits[1].tolist(), float(model.rows)])
+    seen.extend([*hits[0].tolist(), *hits[1].tolist(), float(model.rows), *model.center[0].tolist()])
     return model
 
 
