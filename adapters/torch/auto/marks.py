@@ -457,13 +457,15 @@ def _metadata(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return _attribute(func, name, args, result)
     if isinstance(result, bool) or not isinstance(result, int | torch.Size):
         return result
+    if name == "__get__" and isinstance(result, int) and func != Tensor.nbytes.__get__:  # type: ignore[attr-defined]
+        return result  # Tensor.ndim and the like
     sizes = _sizes(tensor, sys._getframe(3))
     if sizes is None:
         return result
     if isinstance(result, torch.Size):
         return sizes
     if name != "size":
-        return sizes.numel()
+        return sizes.numel() * (tensor.element_size() if name == "__get__" else 1)
     return sizes[args[1] if len(args) > 1 else kwargs["dim"]]
 
 

@@ -175,6 +175,7 @@ def counts():
             out = model(x)
             loss = criterion(out, y)
             losses.update(loss.item(), x.size(0))
+            seen.extend([x.ndim, y.dim(), x.nbytes, x.element_size() * x.numel()])
             top = out.topk(2, 1)[1].t().eq(y.view(1, -1).expand(2, x.size(0)))
             best.update(top.reshape(-1).float().sum(0).mul_(100.0 / x.size(0)), x.size(0))
             right += (out.argmax(1) == y).sum().item()
