@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/operation.h"
+#include "gpu/device/gpu.h"
 
 namespace sirtaki {
 
@@ -17,13 +18,8 @@ struct NcclCallList {
     int64_t bytes;
     size_t member;  // the source (broadcast), the destination (reduce), or the other end (send, receive)
   };
-  struct Copy {
-    uint8_t* to;
-    const uint8_t* from;  // nullptr: neutral elements
-    int64_t bytes;
-  };
 
-  std::vector<Copy> before, after;
+  std::vector<GpuCopy> before, after;  // before: a copy from nullptr is of neutral elements
   std::vector<NcclCall> calls;        // all-reduce; broadcasts; reductions to one member
   std::vector<NcclCall> collectives;  // that gather or scatter equal parts; `bytes` is one member's part
   std::vector<NcclCall> sends, receives;

@@ -52,6 +52,8 @@ def test_declarations_are_those_of_the_headers(tmp_path: Path) -> None:
         ("cuda.h", ", int priority", "", "cuStreamCreateWithPriority is declared differently"),
         ("nccl.h", "NcclUniqueId, int rank", "NcclUniqueId, long rank", "ncclCommInitRankConfig"),
         ("nccl.h", "unsigned version", "long version", "offsetof"),
+        ("cuda.h", "size_t* failed, ", "", "cuMemcpyBatchAsync is declared differently"),
+        ("cuda.h", "unsigned flags = 0", "size_t flags = 0", "sizeof"),
         ("cuda.h", "cuda_not_ready = 600", "cuda_not_ready = 601", "CUDA_ERROR_NOT_READY"),
     ],
 )

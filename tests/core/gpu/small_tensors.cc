@@ -1,0 +1,139 @@
+// Small tensors of a plan on GPUs: copied by few calls of the driver.
+#include <numeric>
+
+#include "gpu_world.h"
+
+using namespace world;
+
+namespace {
+
+// Offsets of tensors in a block of memory, in elements.
+using Offsets = std::vector<int64_t>;
+using Layout = std::function<Offsets(const std::vector<int64_t>& counts)>;
+
+Offsets with_gaps_of(int64_t gap, const std::vector<int64_t>& counts, int64_t begin = 0) {
+  Offsets offsets;
+  for (const int64_t count : counts) {
+    offsets.push_back(begin);
+    begin += count + gap;
+  }
+  return offsets;
+}
+Offsets apart(const std::vector<int64_t>& counts) { return with_gaps_of(1, counts); }
+
+// A rank's tensors of floats, summed in one plan, in the order of their indices. All are in one block of memory, with
+// room for outputs behind the inputs.
+class Sums {
+ public:
+  Sums(FakeGpu& fake, int rank, std::vector<int64_t> counts, Offsets inputs, Offsets outputs)
+      : rank_(rank), counts_(std::move(counts)), inputs_(std::move(inputs)), outputs_(std::move(outputs)),
+        memory_(fake, rank, bytes_of(values())) {}
+
+  // Sums them, and returns how that ended.
+  Status reduce(Context& context) {
+    std::vector<srt_request> requests;
+    std::vector<std::string> names;
+    for (size_t i = 0; i < counts_.size(); ++i) names.push_back(format("tensor %03zu", i));
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      srt_request& made =
+          requests.emplace_back(on_gpu(request(SRT_ALLREDUCE, names[i].c_str(), &counts_[i], 1), rank_));
+      made.input = address(inputs_[i]);
+      made.output = address(outputs_[i]);
+      made.group_id = 1;
+      made.group_size = static_cast<int32_t>(counts_.size());
+    }
+    const auto count = static_cast<int32_t>(requests.size());
+    std::vector<Ticket> handles(requests.size());
+    SIRTAKI_TRY(context.enqueue(requests.data(), count, handles.data()));
+    const Status ended = context.wait(handles.data(), count, patience);
+    context.release(handles.data(), count);
+    return ended;
+  }
+
+  // Returns the number of wrong results of a sum over so many ranks.
+  int64_t wrong(int ranks) {
+    const std::vector<float> found = values_in<float>(memory_.bytes());
+    int64_t wrong = 0;
+    for (size_t i = 0; i < counts_.size(); ++i)
+      for (int64_t at = 0; at < counts_[i]; ++at) {
+        float expected = 0;
+        for (int rank = 0; rank < ranks; ++rank) expected += value(i, rank) + static_cast<float>(at);
+        wrong += found[static_cast<size_t>(outputs_[i] + at)] != expected;
+      }
+    return wrong;
+  }
+
+ private:
+  std::vector<float> values() const {
+    std::vector<float> values(static_cast<size_t>(end()), -1);
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      const auto begin = values.begin() + inputs_[i];
+      std::iota(begin, begin + counts_[i], value(i, rank_));
+    }
+    return values;
+  }
+  static float value(size_t tensor, int rank) { return static_cast<float>(tensor + 7 * static_cast<size_t>(rank)); }
+  uintptr_t address(int64_t offset) const { return memory_.address() + static_cast<uintptr_t>(offset) * sizeof(float); }
+  int64_t end() const {
+    int64_t end = 0;
+    for (size_t i = 0; i < counts_.size(); ++i) end = std::max(end, std::max(inputs_[i], outputs_[i]) + counts_[i]);
+    return end;
+  }
+
+  const int rank_;
+  const std::vector<int64_t> counts_;
+  const Offsets inputs_, outputs_;
+  OnGpu memory_;
+};
+
+// Returns what the fake was asked for since it was reset.
+std::string effect(FakeGpu& fake) {
+  return format("%d copies, %d batches, %lld bytes, %d sums", fake.calls("cuMemcpyAsync"),
+                fake.calls("cuMemcpyBatchAsync"), fake.copied(), fake.calls("ncclAllReduce"));
+}
+
+// Sums tensors over two ranks, each with layouts of its own, and returns the effect of both.
+std::string sum(Fake& fake, const std::vector<int64_t>& counts, const std::vector<std::pair<Layout, Layout>>& layouts) {
+  World ranks(2, on_gpus());
+  ranks.run([&](int rank, Context& context) {
+    const auto& [inputs, outputs] = layouts[static_cast<size_t>(rank) % layouts.size()];
+    Sums sums(fake, rank, counts, inputs(counts), outputs(counts));
+    expect_ok(sums.reduce(context));
+    CHECK_EQUAL(sums.wrong(2), 0);
+  });
+  return effect(fake);
+}
+
+const std::vector<int64_t> forty(40, 100);  // 16,000 bytes of each rank
+
+}  // namespace
+
+TEST(small_tensors_are_copied_by_one_call_in_and_one_out) {
+  Fake fake;
+  CHECK_EQUAL(sum(fake, forty, {{apart, apart}}), "0 copies, 4 batches, 64000 bytes, 2 sums");
+}
+
+TEST(a_batch_has_a_bounded_number_of_copies) {
+  Fake fake;
+  CHECK_EQUAL(sum(fake, std::vector<int64_t>(700, 1), {{apart, apart}}), "0 copies, 8 batches, 11200 bytes, 2 sums");
+}
+
+// The process must not have loaded the newer libcuda.
+TEST(an_older_driver_copies_each_small_tensor) {
+  Fake fake(4, fake_folder + "/older");
+  CHECK_EQUAL(sum(fake, forty, {{apart, apart}}), "160 copies, 0 batches, 64000 bytes, 2 sums");
+}
+
+TEST(a_batch_that_fails_ends_all_ranks) {
+  for (const int nth : {1, 2, 4}) {
+    Fake fake;
+    fake.is_to_break();
+    fake.fail("cuMemcpyBatchAsync", nth, 999);
+    World ranks(2, on_gpus());
+    ranks.run([&](int rank, Context& context) {
+      Sums sums(fake, rank, forty, apart(forty), apart(forty));
+      const Status ended = sums.reduce(context);
+      if (nth < 3) CHECK(contains(ended, "cuMemcpyBatchAsync failed; CUDA says: unknown error (error 999)"));
+    });
+  }
+}
