@@ -1,4 +1,4 @@
-// Small tensors of a plan on GPUs: copied by few calls of the driver.
+// Small tensors of a plan on GPUs: copied by few calls of the driver, or not at all where they lie side by side.
 #include <numeric>
 
 #include "gpu_world.h"
@@ -19,7 +19,13 @@ Offsets with_gaps_of(int64_t gap, const std::vector<int64_t>& counts, int64_t be
   }
   return offsets;
 }
+Offsets side_by_side(const std::vector<int64_t>& counts) { return with_gaps_of(0, counts); }
 Offsets apart(const std::vector<int64_t>& counts) { return with_gaps_of(1, counts); }
+Offsets backwards(const std::vector<int64_t>& counts) {
+  Offsets offsets = with_gaps_of(0, {counts.rbegin(), counts.rend()});
+  std::reverse(offsets.begin(), offsets.end());
+  return offsets;
+}
 
 // A rank's tensors of floats, summed in one plan, in the order of their indices. All are in one block of memory, with
 // room for outputs behind the inputs.
@@ -136,4 +142,37 @@ TEST(a_batch_that_fails_ends_all_ranks) {
       if (nth < 3) CHECK(contains(ended, "cuMemcpyBatchAsync failed; CUDA says: unknown error (error 999)"));
     });
   }
+}
+
+TEST(small_tensors_side_by_side_are_summed_where_they_are) {
+  Fake fake;
+  CHECK_EQUAL(sum(fake, forty, {{side_by_side, side_by_side}}), "0 copies, 0 batches, 0 bytes, 2 sums");
+}
+
+TEST(a_rank_copies_its_small_tensors_although_another_does_not) {
+  Fake fake;
+  CHECK_EQUAL(sum(fake, forty, {{side_by_side, side_by_side}, {apart, apart}}),
+              "0 copies, 2 batches, 32000 bytes, 2 sums");
+}
+
+TEST(inputs_and_outputs_are_copied_only_where_they_have_to_be) {
+  const auto behind = [](const std::vector<int64_t>& counts) { return with_gaps_of(0, counts, 10'000); };
+  const auto apart_behind = [](const std::vector<int64_t>& counts) { return with_gaps_of(1, counts, 10'000); };
+  const std::pair<std::pair<Layout, Layout>, std::string> cases[] = {
+      {{side_by_side, behind}, "0 copies, 0 batches, 0 bytes, 2 sums"},
+      {{side_by_side, apart_behind}, "0 copies, 2 batches, 32000 bytes, 2 sums"},
+      {{apart, behind}, "0 copies, 2 batches, 32000 bytes, 2 sums"},
+      {{backwards, backwards}, "0 copies, 4 batches, 64000 bytes, 2 sums"},
+  };
+  for (const auto& [layouts, expected] : cases) {
+    Fake fake;
+    CHECK_EQUAL(sum(fake, forty, {layouts}), expected);
+  }
+}
+
+TEST(large_tensors_may_lie_beside_small_ones) {
+  Fake fake;
+  const std::vector<int64_t> counts{100, 20'000, 100, 30'000};
+  const auto small_first = [](const std::vector<int64_t>&) { return Offsets{0, 200, 100, 20'200}; };
+  CHECK_EQUAL(sum(fake, counts, {{small_first, small_first}}), "0 copies, 0 batches, 0 bytes, 6 sums");
 }
