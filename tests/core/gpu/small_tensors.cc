@@ -99,7 +99,8 @@ std::string effect(FakeGpu& fake) {
 }
 
 // Sums tensors over two ranks, each with layouts of its own, and returns the effect of both.
-std::string sum(Fake& fake, const std::vector<int64_t>& counts, const std::vector<std::pair<Layout, Layout>>& layouts) {
+std::string sum(FakeGpu& fake, const std::vector<int64_t>& counts,
+                const std::vector<std::pair<Layout, Layout>>& layouts) {
   World ranks(2, on_gpus());
   ranks.run([&](int rank, Context& context) {
     const auto& [inputs, outputs] = layouts[static_cast<size_t>(rank) % layouts.size()];
@@ -111,6 +112,85 @@ std::string sum(Fake& fake, const std::vector<int64_t>& counts, const std::vecto
 }
 
 const std::vector<int64_t> forty(40, 100);  // 16,000 bytes of each rank
+
+// A model's gradients, in the order of a backward pass. Those of 64 KiB and more, which are not copied, may be smaller
+// than the model's, and plans with them: by this divisor.
+struct Model {
+  std::vector<int64_t> counts;
+  int64_t divisor;
+};
+
+Model resnet_50() {
+  std::vector<int64_t> counts;
+  const auto convolution = [&](int64_t from, int64_t to, int64_t width) {
+    counts.insert(counts.end(), {from * to * width * width, to, to});  // with its batch normalization
+  };
+  convolution(3, 64, 7);
+  int64_t channels = 64;
+  for (const auto& [blocks, width] : {std::pair{3, 64}, {4, 128}, {6, 256}, {3, 512}})
+    for (int block = 0; block < blocks; ++block) {
+      convolution(channels, width, 1);
+      convolution(width, width, 3);
+      convolution(width, 4 * width, 1);
+      if (block == 0) convolution(channels, 4 * width, 1);
+      channels = 4 * width;
+    }
+  counts.insert(counts.end(), {channels * 1000, 1000});
+  std::reverse(counts.begin(), counts.end());
+  return {counts, 1};
+}
+
+Model bert_large() {
+  constexpr int64_t width = 1024, divisor = 16;
+  std::vector<int64_t> counts;
+  const auto matrix = [&](int64_t rows) { counts.push_back(rows * width / divisor); };
+  const auto layer = [&](int64_t outputs, int64_t scale = 1) {
+    matrix(outputs * scale);
+    counts.push_back(outputs);
+  };
+  const auto normalization = [&] { counts.insert(counts.end(), {width, width}); };
+  matrix(30'522);
+  matrix(512);
+  counts.push_back(2 * width);
+  normalization();
+  for (int i = 0; i < 24; ++i) {
+    for (int projection = 0; projection < 4; ++projection) layer(width);
+    normalization();
+    layer(4 * width);
+    layer(width, 4);
+    normalization();
+  }
+  layer(width);
+  std::reverse(counts.begin(), counts.end());
+  return {counts, divisor};
+}
+
+// Places the small tensors side by side, and the others behind them.
+Offsets small_first(const std::vector<int64_t>& counts) {
+  Offsets offsets(counts.size());
+  int64_t next = 0;
+  for (const bool is_large : {false, true})
+    for (size_t i = 0; i < counts.size(); ++i) {
+      if ((counts[i] * 4 >= 64 << 10) != is_large) continue;
+      offsets[i] = next;
+      next += counts[i];
+    }
+  return offsets;
+}
+
+// Returns the effect of a step of one rank with these gradients, all of which are there at once.
+std::string step_of(FakeGpu& fake, const Model& model, const Layout& layout) {
+  const int copies = fake.calls("cuMemcpyAsync"), batches = fake.calls("cuMemcpyBatchAsync");
+  const long long copied = fake.copied();
+  World ranks(1, on_gpus({{"gpu_backend", "nccl"}, {"fusion_threshold", std::to_string((64 << 20) / model.divisor)}}));
+  ranks.run([&](int rank, Context& context) {
+    Sums sums(fake, rank, model.counts, layout(model.counts), layout(model.counts));
+    expect_ok(sums.reduce(context));
+  });
+  return format("%zu gradients: %d copies, %d batches, %lld bytes", model.counts.size(),
+                fake.calls("cuMemcpyAsync") - copies, fake.calls("cuMemcpyBatchAsync") - batches,
+                fake.copied() - copied);
+}
 
 }  // namespace
 
@@ -128,6 +208,8 @@ TEST(a_batch_has_a_bounded_number_of_copies) {
 TEST(an_older_driver_copies_each_small_tensor) {
   Fake fake(4, fake_folder + "/older");
   CHECK_EQUAL(sum(fake, forty, {{apart, apart}}), "160 copies, 0 batches, 64000 bytes, 2 sums");
+  CHECK_EQUAL(step_of(fake, resnet_50(), apart), "161 gradients: 218 copies, 0 batches, 540992 bytes");
+  CHECK_EQUAL(step_of(fake, bert_large(), apart), "391 gradients: 488 copies, 0 batches, 2596864 bytes");
 }
 
 TEST(a_batch_that_fails_ends_all_ranks) {
@@ -173,6 +255,13 @@ TEST(inputs_and_outputs_are_copied_only_where_they_have_to_be) {
 TEST(large_tensors_may_lie_beside_small_ones) {
   Fake fake;
   const std::vector<int64_t> counts{100, 20'000, 100, 30'000};
-  const auto small_first = [](const std::vector<int64_t>&) { return Offsets{0, 200, 100, 20'200}; };
   CHECK_EQUAL(sum(fake, counts, {{small_first, small_first}}), "0 copies, 0 batches, 0 bytes, 6 sums");
+}
+
+TEST(gradients_of_models_are_copied_by_few_calls_or_none) {
+  Fake fake;
+  CHECK_EQUAL(step_of(fake, resnet_50(), apart), "161 gradients: 0 copies, 4 batches, 540992 bytes");
+  CHECK_EQUAL(step_of(fake, resnet_50(), small_first), "161 gradients: 0 copies, 0 batches, 0 bytes");
+  CHECK_EQUAL(step_of(fake, bert_large(), apart), "391 gradients: 0 copies, 48 batches, 2596864 bytes");
+  CHECK_EQUAL(step_of(fake, bert_large(), small_first), "391 gradients: 0 copies, 0 batches, 0 bytes");
 }

@@ -1,6 +1,6 @@
 """Our declarations of CUDA's and NCCL's functions against the real headers, needed for nothing else.
 
-`pip install '.[gpu-headers]'` brings them. All fit on 2026-11-21: CUDA 12.9 and 13.0, NCCL 2.19.3 and 2.32.3.
+`pip install '.[gpu-headers]'` brings them. All fit on 2026-11-30: CUDA 12.9 and 13.0, NCCL 2.19.3 and 2.32.3.
 """
 
 from __future__ import annotations
