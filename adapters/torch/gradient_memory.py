@@ -124,11 +124,10 @@ def _places_in_shared_memory(context: Context, named: Sequence[NamedParameter]) 
 def _places_on_gpus(named: Sequence[NamedParameter]) -> dict[int, Tensor]:
     """Returns places for small gradients on GPUs, by index.
 
-    They are side by side, in the order in which the core fuses them: that of their names.
+    They are side by side in the order of a backward pass, in which the exchange has the core fuse them.
     """
     alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for index in sorted(range(len(named)), key=lambda index: named[index].name):
-        parameter = named[index].parameter
+    for index, (_, parameter, _) in reversed(list(enumerate(named))):
         is_small = 0 < parameter.nbytes < _LARGE_BYTES
         if device.ordinal(parameter) != CPU and is_small and parameter.is_contiguous():
             alike.setdefault((parameter.device, parameter.dtype), []).append(index)
