@@ -96,10 +96,10 @@ ScatterList StagedOperation::mirror(const ScatterList& list, uint8_t*& free_memo
   return mirrored;
 }
 
-Status StagedOperation::copy(const std::vector<Copy>& copies) {
+Status StagedOperation::copy(const std::vector<GpuCopy>& copies) {
   if (copies.empty()) return Status::ok();
   is_unmarked_ = true;
-  for (const auto& [to, from, bytes] : copies) SIRTAKI_TRY(gpu_->copy(to, from, bytes, gpu_->copies()));
+  for (const GpuCopy& copy : copies) SIRTAKI_TRY(gpu_->copy(copy, gpu_->copies()));
   return mark();
 }
 

@@ -27,15 +27,10 @@ class StagedOperation final : public Operation {
 
  private:
   enum class Step { start, copying_in, moving, copying_out };
-  struct Copy {
-    uint8_t* to;
-    const uint8_t* from;
-    int64_t bytes;
-  };
 
   Status mirror();
   ScatterList mirror(const ScatterList& list, uint8_t*& free_memory);
-  Status copy(const std::vector<Copy>& copies);
+  Status copy(const std::vector<GpuCopy>& copies);
   Status mark();
   Status look(bool& is_over) const;
 
@@ -43,7 +38,7 @@ class StagedOperation final : public Operation {
   Backend& backend_;
   std::shared_ptr<Transfer> transfer_;  // over the GPU's memory, then over the host's
   GpuInputs inputs_;  // ready in most cases, because such operations are reported only then
-  std::vector<Copy> in_, out_;
+  std::vector<GpuCopy> in_, out_;
   std::map<std::pair<const uint8_t*, int64_t>, uint8_t*> mirrored_;  // inputs, which may be in several lists
   MemoryBlock memory_;
   GpuEventPtr copied_;

@@ -143,6 +143,54 @@ def test_gradients_are_released_before_the_next_step(tensors: FakeTensors) -> No
         assert [one() for one in gradients] == [None, None]
 
 
+@pytest.mark.parametrize("keeps_views", [False, True])
+@pytest.mark.parametrize("has_places", [False, True])
+def test_small_gradients_with_places_are_not_copied_by_the_driver(
+    tensors: FakeTensors, has_places: bool, keeps_views: bool
+) -> None:
+    def body() -> None:
+        sizes = [(20, 20)] * 11 + [(20, 1000)]  # the last weight is large
+        model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, model.named_parameters(), gradients_in_shared_memory=has_places
+        )
+        for _ in range(4):
+            optimizer.zero_grad(set_to_none=not keeps_views)
+            model(torch.full((2, 20), 1.0 + hvd.rank())).sum().backward()
+            hvd.barrier()
+            copied.append(tensors.fake.copied())
+            hvd.barrier()
+            optimizer.step()
+
+    copied: list[int] = []
+    with world(2, gpu_backend="nccl") as ranks:
+        ranks.run(body)
+    in_a_step = copied[-1] - copied[-3]  # of both ranks
+    assert in_a_step == (0 if has_places else 2 * 2 * 4 * (11 * 20 * 20 + 11 * 20 + 1000))
+
+
+@in_world(2, gpu_backend="nccl")
+def test_a_gradient_that_was_moved_is_kept_for_the_stream(
+    tensors: FakeTensors, recorded: list[Record]
+) -> None:
+    """Another stream may have made it, which could use its memory again at once."""
+    model = torch.nn.Linear(100, 100)
+    made: dict[torch.Tensor, int] = {}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda it: made.update({it: it.grad.data_ptr()}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), gradients_in_shared_memory=True)
+    model(torch.ones(2, 100)).sum().backward()
+    stream = tensors.driver.stream(hvd.rank())
+    for parameter, address in made.items():
+        assert parameter.grad is not None
+        assert parameter.grad.data_ptr() != address
+        assert {(stream, address), (stream, parameter.grad.data_ptr())} <= set(recorded)
+    optimizer.step()
+
+
 @in_world(2, gpu_backend="nccl")
 def test_works_of_process_groups_release_their_tensors(tensors: FakeTensors, recorded: list[Record]) -> None:
     context, stream = current(), tensors.driver.stream(hvd.rank())

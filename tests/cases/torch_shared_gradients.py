@@ -1,4 +1,7 @@
-"""Gradients in memory that the ranks of a host share: the same training to the bit, and views as in DDP."""
+"""Gradients with places of their own: the same training to the bit, and views as in DDP.
+
+On the CPU the places are in memory that the ranks of a host share. On a GPU only small gradients have any.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ from cases.torch_models import (
     whole_loss,
 )
 from sirtaki.bindings.default_context import current
+from sirtaki.bindings.request import CPU
+from sirtaki.torch import device
 
 WIDE = 100  # some gradients are worth an offer, and are moved as soon as they are there
 
@@ -37,8 +42,12 @@ def side_by_side(**options: Any) -> list[tuple[nn.Module, Any]]:
     return [(model, sharing(model, **options)), (usual, distributed(usual, **options))]
 
 
+def has_place(parameter: Tensor) -> bool:
+    return device.ordinal(parameter) == CPU or parameter.nbytes < 1 << 16
+
+
 def addresses(model: nn.Module) -> list[int]:
-    return [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
+    return [_gradient(parameter).data_ptr() for parameter in model.parameters() if has_place(parameter)]
 
 
 def assert_same_bits(model: nn.Module, other: nn.Module) -> None:
@@ -177,13 +186,13 @@ def gradients_that_autograd_differentiates() -> None:
 
 
 @case()
-def saving_one_gradient_saves_no_other() -> None:
+def saving_one_gradient_saves_no_large_one() -> None:
     model = network(width=WIDE)
     optimizer = sharing(model)
     own_loss(model, 0).backward()
     stored = io.BytesIO()
     torch.save(model[4].bias.grad, stored)
-    assert stored.tell() < 4_000
+    assert stored.tell() < 12_000  # on a GPU with all small ones
     optimizer.step()
 
 

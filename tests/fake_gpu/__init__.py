@@ -35,6 +35,7 @@ class FakeGpu:
         self._library = ctypes.CDLL(str(FOLDER / "libcuda.so.1"))
         self._nccl = ctypes.CDLL(str(FOLDER / "libnccl.so.2"))
         self._library.fake_gpu_misuse.restype = ctypes.c_char_p
+        self._library.fake_gpu_copied.restype = ctypes.c_longlong
 
     def set(self, setting: str, value: int) -> None:
         self._library.fake_gpu_set(setting.encode(), value)
@@ -44,6 +45,9 @@ class FakeGpu:
 
     def calls(self, function: str) -> int:
         return int(self._library.fake_gpu_calls(function.encode()))
+
+    def copied(self) -> int:
+        return int(self._library.fake_gpu_copied())
 
     def hold(self, stream: int, held: bool) -> None:
         self._library.fake_gpu_hold(ctypes.c_void_p(stream), int(held))

@@ -40,7 +40,7 @@
   X(fail, fake_gpu_fail, void, (const char* function, int nth, int result))                                    \
   /* Returns the number of calls of a function; of "ncclKernel": of NCCL kernels that have begun. */           \
   X(calls, fake_gpu_calls, int, (const char* function))                                                        \
-  /* Returns the bytes that cuMemcpyAsync was asked to copy. */                                                \
+  /* Returns the bytes that the driver was asked to copy, singly and in batches. */                            \
   X(copied, fake_gpu_copied, long long, ())                                                                    \
   /* Holds or releases a stream: a held one starts nothing (nullptr: the current context's default stream). */ \
   X(hold, fake_gpu_hold, void, (sirtaki::CudaStream, int held))                                                \

@@ -21,6 +21,14 @@ void wait_for_tasks(const char* function) {
   if (!has_ended) misuse(function, "it waits for a task on the GPU, which does not end", 0);
 }
 
+// Returns whether a copy uses memory that another one of its batch writes: the batch has no order.
+bool has_conflict(const std::vector<Range>& ranges) {
+  for (const Range& written : ranges)
+    for (const Range& used : ranges)
+      if (written.is_written && &written != &used && overlap(written, used)) return true;
+  return false;
+}
+
 }  // namespace
 
 namespace sirtaki {
@@ -81,6 +89,31 @@ int cuMemcpyAsync(CudaMemory to, CudaMemory from, size_t bytes, CudaStream strea
   fake::count_copied(bytes);
   const auto work = [to = for_tasks(target), from = for_tasks(source), bytes] { std::memmove(to, from, bytes); };
   return enqueue(stream, {__func__, {{target, bytes, true}, {source, bytes}}, work});
+}
+
+int cuMemcpyBatchAsync(CudaMemory* to, CudaMemory* from, size_t* bytes, size_t copies, CudaCopyAttributes* attributes,
+                       size_t* first, size_t kinds, size_t* failed, CudaStream stream) {
+  FAKE_GPU_ENTER();
+  *failed = SIZE_MAX;  // no copy in particular
+  FAKE_GPU_REQUIRE(stream, "a batch cannot go to the default stream", invalid_value);
+  FAKE_GPU_REQUIRE(copies > 0, "no copies", invalid_value);
+  FAKE_GPU_REQUIRE(kinds == 1 && first[0] == 0, "the fake knows batches with equal attributes only", invalid_value);
+  FAKE_GPU_REQUIRE(attributes->source_order == cuda_source_in_stream_order && attributes->flags == 0,
+                   "the fake knows sources in the order of the stream only", invalid_value);
+  std::vector<Range> ranges;
+  std::vector<std::function<void()>> works;
+  for (size_t i = 0; i < copies; ++i) {
+    void* target = reinterpret_cast<void*>(to[i]);
+    const void* source = reinterpret_cast<const void*>(from[i]);
+    fake::count_copied(bytes[i]);
+    ranges.insert(ranges.end(), {{target, bytes[i], true}, {source, bytes[i]}});
+    works.push_back(
+        [to = for_tasks(target), from = for_tasks(source), size = bytes[i]] { std::memmove(to, from, size); });
+  }
+  FAKE_GPU_REQUIRE(!has_conflict(ranges), "a copy uses memory that another one of the batch writes", invalid_value);
+  // In another order than that of the arguments, which is no promise.
+  return enqueue(stream, {__func__, ranges,
+                          [works] { std::for_each(works.rbegin(), works.rend(), [](const auto& work) { work(); }); }});
 }
 
 int cuMemsetD8Async(CudaMemory memory, unsigned char value, size_t count, CudaStream stream) {

@@ -16,6 +16,7 @@
 #define FAKE_GPU_DECLARE(member, symbol, parameters) extern "C" FAKE_GPU_EXPORTED int symbol parameters;
 namespace sirtaki {
 SIRTAKI_CUDA_FUNCTIONS(FAKE_GPU_DECLARE)
+SIRTAKI_CUDA_LATER_FUNCTIONS(FAKE_GPU_DECLARE)
 SIRTAKI_NCCL_FUNCTIONS(FAKE_GPU_DECLARE)
 }  // namespace sirtaki
 #define FAKE_GPU_DECLARE_CONTROL(member, symbol, result, parameters) \

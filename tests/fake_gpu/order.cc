@@ -5,17 +5,17 @@
 namespace fake {
 namespace {
 
-bool overlap(const Range& a, const Range& b) {
-  const auto first = reinterpret_cast<uintptr_t>(a.address), second = reinterpret_cast<uintptr_t>(b.address);
-  return first < second + b.bytes && second < first + a.bytes;
-}
-
 bool covers(const Access& later, const Access& earlier) {
   return later.stream == earlier.stream && later.range.address == earlier.range.address &&
          later.range.bytes == earlier.range.bytes && later.range.is_written >= earlier.range.is_written;
 }
 
 }  // namespace
+
+bool overlap(const Range& a, const Range& b) {
+  const auto first = reinterpret_cast<uintptr_t>(a.address), second = reinterpret_cast<uintptr_t>(b.address);
+  return first < second + b.bytes && second < first + a.bytes;
+}
 
 void Clock::join(const Clock& other) {
   for (const auto& [stream, count] : other.tasks_) tasks_[stream] = std::max(tasks_[stream], count);

@@ -20,6 +20,8 @@ struct Range {
   bool is_written = false;
 };
 
+bool overlap(const Range& a, const Range& b);
+
 // The tasks that precede a point: of each stream, by its number, so many of its first tasks.
 class Clock {
  public:

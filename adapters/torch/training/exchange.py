@@ -36,6 +36,8 @@ from sirtaki.torch.training.parameters import NamedParameter, store_gradient
 from sirtaki.torch.training.sharded.exchange import ScatteredGradients
 from sirtaki.torch.training.stage import ExchangeOptions, Gradients, Stage
 
+_LEAST_PRIORITY = -(1 << 30)  # the core negotiates requests with a priority above 0 in parts
+
 _dtype_of = attrgetter("dtype")
 _is_cpu = attrgetter("is_cpu")
 
@@ -234,7 +236,10 @@ class GradientExchange(Gradients):
         signature = (view.dtype, tuple(view.shape), view.layout, view.device)
         if signature != self._signatures[index]:
             call = Call(self._names[index], self._set_number, self._groups[index])
-            self._requests.describe(index, ALLREDUCE, view, call, self._how)
+            # By priority, the core fuses gradients in the order of their places on a GPU: gradient_memory.py.
+            has_place = self._options.in_shared_memory and view.device != CPU
+            priority = index + _LEAST_PRIORITY if has_place else 0
+            self._requests.describe(index, ALLREDUCE, view, call, self._how, priority)
             self._signatures[index] = signature
             parameter = self._parameters[index]
             self._dtypes[index], self._sizes[index] = parameter.dtype, parameter.numel()

@@ -134,7 +134,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
         gradients_in_shared_memory: whether gradients live in memory that the ranks of a host share, so that
             they are reduced where they are, with the same result. `.grad` is then a view of that memory, as
             with `gradient_as_bucket_view` of torch's DDP: docs/reference/shared_memory.md. It has an effect
-            where all ranks are on one host. Needs gradients on the CPU, and none of the other techniques.
+            where all ranks are on one host; on a GPU, where small gradients lie side by side in its memory,
+            on any number. Needs none of the other techniques.
 
     Returns:
         The optimizer, which now also has `no_sync()`, `synchronize()`, `skip_synchronize()` and
@@ -548,12 +549,6 @@ class TrainingOptions:
         """Raises ValueError for an optimizer, or parameters, that an argument is not for."""
         if self.overlap_forward:
             refuse_model_with_overlap(optimizer, named)
-        for name, parameter in named if self.gradients_in_shared_memory else ():
-            if not parameter.is_cpu:
-                raise ValueError(
-                    f"gradients_in_shared_memory is for gradients on the CPU, and {name!r} is on "
-                    f"{parameter.device}: leave it out"
-                )
 
     def refuse_combinations(self, context: Context) -> None:
         """Raises ValueError for arguments that exclude each other, or that the job has no place for."""

@@ -99,7 +99,7 @@ class GradientReducer:
         self._guards: list[Any] = []  # hooks that keep the next pass from changing gradients in flight
         prefix = f"{exchange_options.scope.name}."
         self._claim = Claim([(entry.name.removeprefix(prefix), entry.parameter) for entry in named])
-        self._memory = gradient_memory_of(exchange_options, [entry.parameter for entry in named])
+        self._memory = gradient_memory_of(exchange_options, named)
         self._handles = [self._watch(index, entry.parameter) for index, entry in enumerate(named)]
         if self.flight is not None:  # a round that was left open ends before a gradient in flight grows
             self._handles += [GrowthHook(entry.parameter, lambda _: self.finish_flight()) for entry in named]

@@ -30,7 +30,7 @@ class ExchangeOptions:
         memory: of a compression that has one; None otherwise.
         partition: the slices of gradients that are divided among the ranks; None otherwise.
         overlaps_forward: whether gradients may still be in flight in the next forward pass.
-        in_shared_memory: whether gradients live in memory that the ranks of a host share.
+        in_shared_memory: whether gradients live where the exchange copies nothing: `GradientMemory`.
     """
 
     scope: CollectiveScope

@@ -26,8 +26,12 @@ class Library {
 
   template <typename Function>
   void find(const char* symbol, Function*& out) {
-    out = reinterpret_cast<Function*>(::dlsym(handle_, symbol));
+    find_if_there(symbol, out);
     if (!out) missing_ += (missing_.empty() ? "" : ", ") + std::string(symbol);
+  }
+  template <typename Function>
+  void find_if_there(const char* symbol, Function*& out) {
+    out = reinterpret_cast<Function*>(::dlsym(handle_, symbol));
   }
   const std::string& missing() const { return missing_; }
   std::string incompleteness() const { return path_ + " cannot be used: it has no " + missing_; }

@@ -1,5 +1,8 @@
 #include "gpu/device/gpu.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "base/clock.h"
 
 namespace sirtaki {
@@ -8,6 +11,9 @@ namespace {
 // Kept for the small tensors that an operation gathers. A framework's own pool holds nearly all memory later on, of
 // which the driver gives none away. The small tensors of ResNet-50 and BERT-large need 1 to 2 MB.
 constexpr size_t reserved_bytes = 8 << 20;
+// A driver of CUDA 13.0 is reported to crash in batches of tens of thousands of copies, and to hang in repeated ones
+// from and to the host: https://github.com/vllm-project/vllm/issues/49276.
+constexpr size_t longest_batch = 512;
 constexpr Nanoseconds longest_look = milliseconds(500);  // an event in an idle stream fires as soon as a core is free
 
 }  // namespace
@@ -58,10 +64,35 @@ bool Gpu::is_idle() {
   return has_come;
 }
 
-Status Gpu::copy(uint8_t* to, const uint8_t* from, int64_t bytes, CudaStream stream) const {
-  return device_->check(device_->cuda().copy(reinterpret_cast<CudaMemory>(to), reinterpret_cast<CudaMemory>(from),
-                                             static_cast<size_t>(bytes), stream),
-                        "cuMemcpyAsync");
+Status Gpu::copy(const GpuCopy& copy, CudaStream stream) const {
+  return device_->check(
+      device_->cuda().copy(reinterpret_cast<CudaMemory>(copy.to), reinterpret_cast<CudaMemory>(copy.from),
+                           static_cast<size_t>(copy.bytes), stream),
+      "cuMemcpyAsync");
+}
+
+Status Gpu::copy_all(std::span<const GpuCopy> copies, CudaStream stream) const {
+  const size_t most = device_->cuda().copy_batch ? longest_batch : 1;
+  for (; !copies.empty(); copies = copies.subspan(std::min(most, copies.size()))) {
+    const auto next = copies.first(std::min(most, copies.size()));
+    SIRTAKI_TRY(next.size() == 1 ? copy(next.front(), stream) : copy_batch(next, stream));
+  }
+  return Status::ok();
+}
+
+Status Gpu::copy_batch(std::span<const GpuCopy> copies, CudaStream stream) const {
+  std::vector<CudaMemory> to, from;
+  std::vector<size_t> bytes;
+  for (const GpuCopy& copy : copies) {
+    to.push_back(reinterpret_cast<CudaMemory>(copy.to));
+    from.push_back(reinterpret_cast<CudaMemory>(copy.from));
+    bytes.push_back(static_cast<size_t>(copy.bytes));
+  }
+  CudaCopyAttributes attributes;
+  size_t first = 0, failed = 0;
+  return device_->check(device_->cuda().copy_batch(to.data(), from.data(), bytes.data(), copies.size(), &attributes,
+                                                   &first, 1, &failed, stream),
+                        "cuMemcpyBatchAsync");
 }
 
 Status GpuOutput::allocate(Gpu& gpu, size_t bytes, std::unique_ptr<GpuOutput>& out) {

@@ -3,12 +3,20 @@
 
 #include <atomic>
 #include <memory>
+#include <span>
 
 #include "base/settings/knobs.h"
 #include "base/thread_safety.h"
 #include "gpu/device/memory.h"
 
 namespace sirtaki {
+
+// A copy; each end may be on the GPU or in pinned memory of the host.
+struct GpuCopy {
+  uint8_t* to;
+  const uint8_t* from;
+  int64_t bytes;
+};
 
 class Gpu {
  public:
@@ -23,12 +31,15 @@ class Gpu {
   CudaStream launches() const { return launches_; }  // work that waits for other ranks' GPUs, in the order of plans
   CudaStream copies() const { return copies_; }      // copies to and from the host, concurrent with launches
 
-  // Adds a copy to a stream; each end may be on the GPU or in pinned memory of the host.
-  Status copy(uint8_t* to, const uint8_t* from, int64_t bytes, CudaStream stream) const;
+  // Adds a copy to a stream.
+  Status copy(const GpuCopy& copy, CudaStream stream) const;
+  // Adds copies within the GPU's memory, which may run in any order, to a stream: by few calls if the driver can.
+  Status copy_all(std::span<const GpuCopy> copies, CudaStream stream) const;
 
  private:
   explicit Gpu(std::unique_ptr<GpuDevice> device);
   Status create_streams();
+  Status copy_batch(std::span<const GpuCopy> copies, CudaStream stream) const;
   bool is_idle();  // whether `launches` has no work
 
   std::shared_ptr<const GpuDevice> device_;

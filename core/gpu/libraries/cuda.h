@@ -25,6 +25,17 @@ constexpr unsigned cuda_event_disable_timing = 2;
 constexpr unsigned cuda_memory_host_portable = 1;  // pinned for all contexts
 constexpr int cuda_device_of_pointer = 9;        // an attribute: the ordinal of the memory's GPU, as an int
 constexpr int cuda_capture_relaxed = 2;  // the thread's calls are allowed while a stream is captured into a graph
+constexpr int cuda_source_in_stream_order = 1;  // a copy reads its source when the stream has reached it
+
+// Attributes of the copies in a batch. The places are hints for managed memory.
+struct CudaPlace {
+  int type = 0, id = 0;
+};
+struct CudaCopyAttributes {
+  int source_order = cuda_source_in_stream_order;
+  CudaPlace from, to;
+  unsigned flags = 0;
+};
 
 // X(member, symbol, parameters): each returns a CudaResult. The symbols are those of the newest ABI.
 #define SIRTAKI_CUDA_FUNCTIONS(X)                                                           \
@@ -56,9 +67,17 @@ constexpr int cuda_capture_relaxed = 2;  // the thread's calls are allowed while
   X(copy, cuMemcpyAsync, (CudaMemory to, CudaMemory from, size_t bytes, CudaStream))        \
   X(fill, cuMemsetD8Async, (CudaMemory, unsigned char value, size_t count, CudaStream))
 
+// The functions that older drivers lack; the member is nullptr then. A batch of copies, which run in any order, came
+// with CUDA 12.8. CUDA 13 added a form without `failed` under another name, and drivers kept this one.
+#define SIRTAKI_CUDA_LATER_FUNCTIONS(X)                                                                    \
+  X(copy_batch, cuMemcpyBatchAsync,                                                                        \
+    (CudaMemory * to, CudaMemory * from, size_t* bytes, size_t copies, CudaCopyAttributes*, size_t* first, \
+     size_t attributes, size_t* failed, CudaStream))
+
 struct CudaFunctions {
 #define SIRTAKI_MEMBER(member, symbol, parameters) CudaResult(*member) parameters = nullptr;
   SIRTAKI_CUDA_FUNCTIONS(SIRTAKI_MEMBER)
+  SIRTAKI_CUDA_LATER_FUNCTIONS(SIRTAKI_MEMBER)
 #undef SIRTAKI_MEMBER
 };
 

@@ -10,7 +10,12 @@ namespace {
 constexpr CudaResult cuda_no_device = 100;
 
 #define SIRTAKI_FIND(member, symbol, parameters) library.find(#symbol, functions.member);
-void find_functions(Library& library, CudaFunctions& functions) { SIRTAKI_CUDA_FUNCTIONS(SIRTAKI_FIND) }
+#define SIRTAKI_FIND_IF_THERE(member, symbol, parameters) library.find_if_there(#symbol, functions.member);
+void find_functions(Library& library, CudaFunctions& functions) {
+  SIRTAKI_CUDA_FUNCTIONS(SIRTAKI_FIND)
+  SIRTAKI_CUDA_LATER_FUNCTIONS(SIRTAKI_FIND_IF_THERE)
+}
+#undef SIRTAKI_FIND_IF_THERE
 
 void find_functions(Library& library, NcclFunctions& functions) {
   SIRTAKI_NCCL_FUNCTIONS(SIRTAKI_FIND)

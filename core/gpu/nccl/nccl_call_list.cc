@@ -132,25 +132,44 @@ class CallListBuilder {
     });
   }
 
-  // Returns each large piece as a segment, and all small ones together as one.
+  // Returns all small pieces together as a segment, and each large one as another.
   Segments cut(const ScatterList& list, unsigned role) {
-    Segments segments;
-    int64_t small = 0;
-    list.visit(0, list.bytes(), [&](const uint8_t*, uint8_t*, int64_t, int64_t bytes) {
-      if (bytes < large_piece) small += bytes;
-    });
-    uintptr_t packed = take(small);
-    if (small) segments.push_back({at(packed), at(packed), small});
+    Segments segments, small, large;
     list.visit(0, list.bytes(), [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {
-      if (bytes >= large_piece) {
-        segments.push_back(whole(input, output, bytes, role));
-        return;
-      }
-      if (role & gives) made.before.push_back({at(packed), input, bytes});
-      if (role & gets && output) made.after.push_back({output, at(packed), bytes});
-      packed += static_cast<uintptr_t>(bytes);
+      (bytes < large_piece ? small : large).push_back({input, output, bytes});
     });
+    if (!small.empty()) segments.push_back(together(small, role));
+    for (const Segment& piece : large) segments.push_back(whole(piece.input, piece.output, piece.bytes, role));
     return segments;
+  }
+
+  // Returns small pieces as one segment. They are packed into scratch memory, except where they lie next to each other.
+  Segment together(const Segments& pieces, unsigned role) {
+    Segment all{nullptr, nullptr, 0};
+    for (const Segment& piece : pieces) all.bytes += piece.bytes;
+    if (role & gives) all.input = range_of(pieces, &Segment::input);
+    if (role & gets) all.output = range_of(pieces, &Segment::output);
+    const bool packs = role & gives && !all.input, unpacks = role & gets && !all.output;
+    uintptr_t packed = packs || unpacks ? take(all.bytes) : 0;
+    if (packs) all.input = at(packed);
+    if (unpacks) all.output = at(packed);
+    for (const Segment& piece : pieces) {
+      if (packs) made.before.push_back({at(packed), piece.input, piece.bytes});
+      if (unpacks && piece.output) made.after.push_back({piece.output, at(packed), piece.bytes});
+      packed += static_cast<uintptr_t>(piece.bytes);
+    }
+    return all;
+  }
+
+  // Returns the address of the memory that these inputs or outputs fill in their order, without gaps; else nullptr.
+  template <typename Byte>
+  static Byte* range_of(const Segments& pieces, Byte* Segment::* side) {
+    Byte *const begin = pieces.front().*side, *end = begin;
+    for (const Segment& piece : pieces) {
+      if (!end || piece.*side != end) return nullptr;
+      end += piece.bytes;
+    }
+    return begin;
   }
 
   Segment whole(const uint8_t* input, uint8_t* output, int64_t bytes, unsigned role) {

@@ -1,12 +1,14 @@
-// The NCCL calls of a transfer. Large pieces of its tensors are sent directly. Small ones are packed into scratch
-// memory on the GPU, sent in one call, and copied back. The choice of calls depends on sizes alone, so that all ranks
-// make the same ones. Equal parts of all members are gathered or scattered by one call.
+// The NCCL calls of a transfer. Large pieces of its tensors are sent directly. Small ones are sent in one call: packed
+// into scratch memory on the GPU and copied back, unless they lie next to each other in this rank's memory. The choice
+// of calls depends on sizes alone, so that all ranks make the same ones; their addresses are each rank's own. Equal
+// parts of all members are gathered or scattered by one call.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "data/operation.h"
+#include "gpu/device/gpu.h"
 
 namespace sirtaki {
 
@@ -17,13 +19,8 @@ struct NcclCallList {
     int64_t bytes;
     size_t member;  // the source (broadcast), the destination (reduce), or the other end (send, receive)
   };
-  struct Copy {
-    uint8_t* to;
-    const uint8_t* from;  // nullptr: neutral elements
-    int64_t bytes;
-  };
 
-  std::vector<Copy> before, after;
+  std::vector<GpuCopy> before, after;  // before: a copy from nullptr is of neutral elements
   std::vector<NcclCall> calls;        // all-reduce; broadcasts; reductions to one member
   std::vector<NcclCall> collectives;  // that gather or scatter equal parts; `bytes` is one member's part
   std::vector<NcclCall> sends, receives;

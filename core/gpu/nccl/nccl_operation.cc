@@ -1,5 +1,7 @@
 #include "gpu/nccl/nccl_operation.h"
 
+#include <algorithm>
+
 namespace sirtaki {
 
 NcclOperation::~NcclOperation() {
@@ -53,20 +55,23 @@ Status NcclOperation::prepare() {
   SIRTAKI_TRY(inputs_.hold_back(gpu_.launches()));
   if (const size_t needed = scratch_needed(*transfer_, calls_nccl)) SIRTAKI_TRY(gpu_.memory().take(needed, scratch_));
   calls_ = make_call_list(*transfer_, calls_nccl, scratch_.data());
-  for (const NcclCallList::Copy& one : calls_.before) SIRTAKI_TRY(copy(one));
+  SIRTAKI_TRY(copy_in());
   return reduction_.has_factor && communicator_ ? make_operator() : Status::ok();
 }
 
-Status NcclOperation::copy(const NcclCallList::Copy& copy) {
-  return copy.from ? gpu_.copy(copy.to, copy.from, copy.bytes, gpu_.launches()) : fill_with_neutral(copy);
+Status NcclOperation::copy_in() {
+  std::vector<GpuCopy>& copies = calls_.before;
+  const auto end = std::partition(copies.begin(), copies.end(), [](const GpuCopy& copy) { return copy.from; });
+  for (auto copy = end; copy != copies.end(); ++copy) SIRTAKI_TRY(fill_with_neutral(*copy));
+  return gpu_.copy_all({copies.begin(), end}, gpu_.launches());
 }
 
-Status NcclOperation::fill_with_neutral(const NcclCallList::Copy& copy) {
+Status NcclOperation::fill_with_neutral(const GpuCopy& copy) {
   MemoryBlock& block = neutral_.emplace_back();
   SIRTAKI_TRY(gpu_.pinned().take(static_cast<size_t>(copy.bytes), block));
   const FillKernel fill = kernels_.of(transfer_->dtype)->fill[static_cast<int>(transfer_->reduce_op)];
   fill(block.data(), static_cast<size_t>(copy.bytes) / transfer_->element_bytes());
-  return gpu_.copy(copy.to, block.data(), copy.bytes, gpu_.launches());
+  return gpu_.copy({copy.to, block.data(), copy.bytes}, gpu_.launches());
 }
 
 Status NcclOperation::make_operator() {
@@ -140,7 +145,7 @@ Status NcclOperation::call_collective(const NcclCallList::NcclCall& call) {
 
 Status NcclOperation::finish_launch() {
   destroy_operator();
-  for (const NcclCallList::Copy& one : calls_.after) SIRTAKI_TRY(copy(one));
+  SIRTAKI_TRY(gpu_.copy_all(calls_.after, gpu_.launches()));
   return gpu_.events().record(gpu_.launches(), launched_);
 }
 

@@ -36,8 +36,8 @@ class NcclOperation final : public Operation {
   Status call_rooted(const NcclCallList::NcclCall& call);
   Status call_collective(const NcclCallList::NcclCall& call);
   Status finish_launch();
-  Status copy(const NcclCallList::Copy& copy);
-  Status fill_with_neutral(const NcclCallList::Copy& copy);
+  Status copy_in();
+  Status fill_with_neutral(const GpuCopy& copy);
   Status make_operator();
   void destroy_operator();
 

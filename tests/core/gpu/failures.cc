@@ -131,7 +131,7 @@ TEST(memory_is_freed_only_while_the_gpu_waits_for_no_rank) {
   const GpuDevice::Scope scope(&gpu->device());
   OnGpu data(fake, 0, floats(100, 1)), copy(fake, 0, floats(100, 1));
   fake.hold(gpu->launches(), 1);
-  CHECK(gpu->copy(copy.bytes().data(), data.bytes().data(), 400, gpu->launches()).is_ok());
+  CHECK(gpu->copy({copy.bytes().data(), data.bytes().data(), 400}, gpu->launches()).is_ok());
   MemoryBlock block;
   CHECK_EQUAL(gpu->memory().take(64 << 20, block).code(), SRT_OUT_OF_MEMORY);
   CHECK_EQUAL(fake.calls("cuMemFree_v2"), 0);

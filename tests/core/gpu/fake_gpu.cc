@@ -233,6 +233,36 @@ TEST(what_cuda_forbids_is_noticed) {
   CHECK_EQUAL(fakes.take_misuse(), "cuStreamWaitEvent: no stream or event of the current context");
 }
 
+TEST(copies_of_a_batch_come_in_the_order_of_the_stream_but_in_none_among_themselves) {
+  Fakes fakes;
+  const TestGpu gpu(fakes, 0);
+  const DeviceArray<int> from(gpu, {1, 2, 3}), to(gpu, {0, 0, 0});
+  const auto copy = [&](std::vector<CudaMemory> targets, std::vector<CudaMemory> sources, CudaStream stream) {
+    std::vector<size_t> bytes(targets.size(), 4);
+    CudaCopyAttributes attributes;
+    size_t first = 0, failed = 0;
+    const CudaResult result = gpu.cuda.copy_batch(targets.data(), sources.data(), bytes.data(), bytes.size(),
+                                                  &attributes, &first, 1, &failed, stream);
+    CHECK_EQUAL(failed, SIZE_MAX);
+    return result;
+  };
+  fakes.control.hold(gpu.stream, 1);
+  OK(copy({to.memory, to.memory + 8}, {from.memory + 4, from.memory}, gpu.stream));
+  OK(gpu.cuda.fill(from.memory, 0, 12, gpu.stream));
+  CHECK_EQUAL(to.get(), std::vector<int>({0, 0, 0}));
+  fakes.control.hold(gpu.stream, 0);
+  gpu.wait(gpu.record());
+  CHECK_EQUAL(to.get(), std::vector<int>({2, 0, 1}));
+  CHECK_EQUAL(fakes.control.copied(), 8);
+  CHECK(copy({to.memory}, {from.memory}, nullptr) != cuda_success);
+  CHECK_EQUAL(fakes.take_misuse(), "cuMemcpyBatchAsync: a batch cannot go to the default stream");
+  const std::string conflict = "cuMemcpyBatchAsync: a copy uses memory that another one of the batch writes";
+  CHECK(copy({to.memory, to.memory + 4}, {from.memory, to.memory}, gpu.stream) != cuda_success);
+  CHECK_EQUAL(fakes.take_misuse(), conflict);
+  CHECK(copy({to.memory, to.memory}, {from.memory, from.memory}, gpu.stream) != cuda_success);
+  CHECK_EQUAL(fakes.take_misuse(), conflict);
+}
+
 TEST(failures_come_when_a_test_wants_them) {
   Fakes fakes;
   const TestGpu gpu(fakes, 0);

@@ -19,7 +19,7 @@ inline const std::string fake_folder = SIRTAKI_FAKE_GPU;
 // The fake in its initial state, with one GPU per rank; any misuse meanwhile fails the test.
 class Fake : public FakeGpu {
  public:
-  explicit Fake(int devices = 4) : FakeGpu(fake_folder) {
+  explicit Fake(int devices = 4, const std::string& folder = fake_folder) : FakeGpu(folder) {
     const GpuLibraries opened(config());  // before there are threads: ThreadSanitizer does not see the loader's lock
     reset();
     set("devices", devices);

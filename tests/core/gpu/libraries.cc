@@ -117,6 +117,16 @@ TEST(a_library_without_a_function_is_refused_by_its_name) {
   });
 }
 
+TEST(an_older_driver_has_no_batches_of_copies) {
+  in_child([] { CHECK(look_in(folder).cuda().copy_batch != nullptr); });
+  in_child([] {
+    const GpuLibraries found = look_in(folder + "/older:" + folder);
+    CHECK(found.has_cuda() && found.has_nccl());
+    CHECK_EQUAL(found.found_cuda().path, folder + "/older/libcuda.so.1");
+    CHECK(found.cuda().copy_batch == nullptr);
+  });
+}
+
 TEST(an_old_nccl_is_refused) {
   in_child([] {
     const FakeGpu fake(folder);

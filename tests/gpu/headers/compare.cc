@@ -1,4 +1,5 @@
 // Compiles if our declarations of CUDA's and NCCL's functions, constants and structures are those of the real headers.
+#define __CUDA_API_VERSION_INTERNAL  // declares also functions that a newer form has replaced
 #include <cuda.h>
 #include <nccl.h>
 
@@ -21,6 +22,7 @@ constexpr sirtaki::NcclFunctions nccl;
 #define COMPARE_NCCL(member, symbol, parameters) \
   static_assert(same_calls(nccl.member, decltype (&::symbol)()), #symbol " is declared differently");
 SIRTAKI_CUDA_FUNCTIONS(COMPARE_CUDA)
+SIRTAKI_CUDA_LATER_FUNCTIONS(COMPARE_CUDA)
 SIRTAKI_NCCL_FUNCTIONS(COMPARE_NCCL)
 static_assert(same_calls(nccl.error_string, decltype (&::ncclGetErrorString)()));
 static_assert(same_calls(nccl.last_error, decltype (&::ncclGetLastError)()));
@@ -31,6 +33,7 @@ static_assert(sirtaki::cuda_stream_non_blocking == CU_STREAM_NON_BLOCKING);
 static_assert(sirtaki::cuda_event_disable_timing == CU_EVENT_DISABLE_TIMING);
 static_assert(sirtaki::cuda_device_of_pointer == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 static_assert(sirtaki::cuda_capture_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(sirtaki::cuda_source_in_stream_order == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
 static_assert(sirtaki::cuda_memory_host_portable == CU_MEMHOSTALLOC_PORTABLE);
 
 static_assert(sirtaki::nccl_success == ncclSuccess && sirtaki::nccl_in_progress == ncclInProgress);
@@ -50,9 +53,10 @@ constexpr ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
 static_assert(sirtaki::NcclConfig().magic == theirs.magic);
 static_assert(sizeof(sirtaki::NcclConfig) <= sizeof(ncclConfig_t));  // newer ones have more at their end
 
-#define COMPARE_FIELD(ours, theirs)                                                      \
-  static_assert(offsetof(sirtaki::NcclConfig, ours) == offsetof(ncclConfig_t, theirs) && \
-                fits<decltype(sirtaki::NcclConfig::ours), decltype(ncclConfig_t::theirs)>())
+#define COMPARE_FIELD_OF(our_type, ours, their_type, theirs)                \
+  static_assert(offsetof(our_type, ours) == offsetof(their_type, theirs) && \
+                fits<decltype(our_type::ours), decltype(their_type::theirs)>())
+#define COMPARE_FIELD(ours, theirs) COMPARE_FIELD_OF(sirtaki::NcclConfig, ours, ncclConfig_t, theirs)
 COMPARE_FIELD(size, size);
 COMPARE_FIELD(magic, magic);
 COMPARE_FIELD(version, version);
@@ -62,6 +66,14 @@ COMPARE_FIELD(least_ctas, minCTAs);
 COMPARE_FIELD(most_ctas, maxCTAs);
 COMPARE_FIELD(network, netName);
 COMPARE_FIELD(split_share, splitShare);
+
+#define COMPARE_ATTRIBUTE(ours, theirs) COMPARE_FIELD_OF(sirtaki::CudaCopyAttributes, ours, CUmemcpyAttributes, theirs)
+static_assert(sizeof(sirtaki::CudaCopyAttributes) == sizeof(CUmemcpyAttributes));
+static_assert(sizeof(sirtaki::CudaPlace) == sizeof(CUmemLocation));
+COMPARE_ATTRIBUTE(source_order, srcAccessOrder);
+COMPARE_ATTRIBUTE(from, srcLocHint);
+COMPARE_ATTRIBUTE(to, dstLocHint);
+COMPARE_ATTRIBUTE(flags, flags);
 
 }  // namespace
 

@@ -1,6 +1,6 @@
 """Our declarations of CUDA's and NCCL's functions against the real headers, needed for nothing else.
 
-`pip install '.[gpu-headers]'` brings them. All fit on 2026-11-21: CUDA 12.9 and 13.0, NCCL 2.19.3 and 2.32.3.
+`pip install '.[gpu-headers]'` brings them. All fit on 2026-11-30: CUDA 12.9 and 13.0, NCCL 2.19.3 and 2.32.3.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def test_declarations_are_those_of_the_headers(tmp_path: Path) -> None:
         ("cuda.h", ", int priority", "", "cuStreamCreateWithPriority is declared differently"),
         ("nccl.h", "NcclUniqueId, int rank", "NcclUniqueId, long rank", "ncclCommInitRankConfig"),
         ("nccl.h", "unsigned version", "long version", "offsetof"),
+        ("cuda.h", "size_t* failed, ", "", "cuMemcpyBatchAsync is declared differently"),
+        ("cuda.h", "unsigned flags = 0", "size_t flags = 0", "sizeof"),
         ("cuda.h", "cuda_not_ready = 600", "cuda_not_ready = 601", "CUDA_ERROR_NOT_READY"),
     ],
 )
