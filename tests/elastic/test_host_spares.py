@@ -14,12 +14,13 @@ import pytest
 from launching import is_running, wait_until
 from open_files import open_files
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.bindings.bootstrap.elastic.spare import SPARE
 from sirtaki.runner.elastic.spares.host_spares import HostSpares
 from sirtaki.runner.elastic.spares.job_spares import JobSpares
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess
-from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
 from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.launch.errors import LaunchError
@@ -367,7 +368,6 @@ def test_the_end_of_the_job_dismisses_the_spares_of_other_hosts(remote: Remote) 
             b'{"modules": 3, "seconds": 1' + b"0" * 400 + b"}",
         ),  # no float is so large
         (MessageKind.SPARE_WAITS, LANE, b"[]"),
-        (MessageKind.STARTED, LANE, b"x"),
         (MessageKind.REPORT, LANE, b"{}"),
         (MessageKind.ENDED, LANE, b'{"code": 0, "killed_by": 0}'),
     ],

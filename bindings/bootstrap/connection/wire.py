@@ -1,17 +1,107 @@
-"""Bytes on a connection with a deadline: whole messages, and frames with their length in front."""
+"""Bytes on a connection with a deadline, and the frames in which messages travel on all connections.
+
+A frame is a fixed header and a payload. Nothing of a payload is read before its kind and its length were
+compared with the table in `message_kinds`.
+"""
 
 from __future__ import annotations
 
+import json
 import struct
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import KINDS, Form, MessageKind
 from sirtaki.bindings.bootstrap.job import HandshakeError, RendezvousTimeout
 
 if TYPE_CHECKING:
     from sirtaki.bindings.bootstrap.connection.encryption import Connection
 
+NO_RANK = -1
+TEXT_LIMIT = 4000  # characters
+_MAGIC = b"sirt"
+_HEADER = struct.Struct("!4sBiQI")  # magic, kind, rank, number, length of the payload
+_STRANGER = "another process writes to the connection"
 _LENGTH = struct.Struct("!I")
+
+
+class WireError(HandshakeError):
+    """The peer has sent malformed data."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    kind: MessageKind
+    rank: int = NO_RANK
+    payload: bytes = b""
+    number: int = 0
+
+    @classmethod
+    def of(
+        cls, kind: MessageKind, content: str | Mapping[str, Any], rank: int = NO_RANK, number: int = 0
+    ) -> Frame:
+        """Returns a frame with JSON or text, as is the form of its kind; long texts are cut."""
+        text = json.dumps(content) if kind.form is Form.JSON else str(content)[:TEXT_LIMIT]
+        return cls(kind, rank, text.encode(errors="replace"), number)
+
+    def pack(self) -> bytes:
+        """Returns the frame as sent. Raises WireError if it is too long."""
+        _check_length(self.kind, len(self.payload))
+        header = _HEADER.pack(_MAGIC, self.kind, self.rank, self.number, len(self.payload))
+        return header + self.payload
+
+    @property
+    def text(self) -> str:
+        """Returns the text in the payload, which may contain any characters."""
+        return self.payload.decode(errors="replace")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Returns the JSON object in the payload. Raises WireError if it holds none."""
+        try:
+            values = json.loads(self.payload)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise WireError(f"{self.kind.name} is malformed")
+        return values
+
+
+def take_message(buffer: bytearray, accepted: Container[MessageKind]) -> Frame | None:
+    """Removes the first whole frame from `buffer`; returns None while it is incomplete.
+
+    Raises WireError if it is not of an `accepted` kind, or too long.
+    """
+    if not _MAGIC.startswith(bytes(buffer[: len(_MAGIC)])):
+        raise WireError(_STRANGER)
+    if len(buffer) < _HEADER.size:
+        return None
+    kind, rank, number, length = _checked_header(buffer, accepted)
+    end = _HEADER.size + length
+    if len(buffer) < end:
+        return None
+    payload = bytes(buffer[_HEADER.size : end])
+    del buffer[:end]
+    return Frame(kind, rank, payload, number)
+
+
+def _checked_header(
+    header: bytes | bytearray, accepted: Container[MessageKind]
+) -> tuple[MessageKind, int, int, int]:
+    _, value, rank, number, length = _HEADER.unpack_from(header)
+    if (kind := KINDS.get(value)) is None:
+        raise WireError(_STRANGER)
+    if kind not in accepted:
+        raise WireError(f"{kind.name} is not expected now")
+    _check_length(kind, length)
+    return kind, rank, number, length
+
+
+def _check_length(kind: MessageKind, length: int) -> None:
+    if length > kind.limit:
+        raise WireError(f"{kind.name} has {length} bytes where {kind.limit} are allowed")
 
 
 def send_all(connection: Connection, data: bytes, deadline: float) -> None:

@@ -11,12 +11,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from sirtaki.bindings.bootstrap.connection.wire import NO_RANK
 from sirtaki.bindings.bootstrap.elastic import spare_start
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.bindings.bootstrap.elastic.spare import SPARE, instructions
 from sirtaki.bindings.bootstrap.lifecycle import WORKER
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.hosts.frames import NO_RANK
 from sirtaki.runner.launch.process import RankProcess
 from sirtaki.runner.launch.reaper import Reaper
 
