@@ -15,7 +15,7 @@ from typing import Any
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, take_message
+from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
 from sirtaki.runner.hosts.coding import LoginOutput
 
 KEY = bytes(range(32))
@@ -63,7 +63,7 @@ class Conversation:
         while data := os.read(self._output.fileno(), 65536):
             assert time.monotonic() < deadline, "the agent did not send what was awaited"
             data_of_agent += login(data)
-            while (frame := take_message(data_of_agent, FROM[Sender.AGENT])) is not None:
+            while (frame := take_frame(data_of_agent, FROM[Sender.AGENT])) is not None:
                 yield frame
 
 

@@ -162,7 +162,7 @@ class Agent:
         elif frame.kind == MessageKind.FINISH:
             self._collect_remaining_files()
         else:
-            raise WireError(f"{frame.kind.name} is not expected now")
+            raise frame.unexpected()
 
     def _answer(self, frame: Frame) -> None:
         self._folder = str(frame.values.get("folder", ""))

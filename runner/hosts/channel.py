@@ -7,7 +7,7 @@ import selectors
 from collections.abc import Callable
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError, take_message
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError, take_frame
 from sirtaki.runner.hosts.coding import LineDecoder, LoginOutput, encode_lines
 from sirtaki.runner.hosts.outgoing import Outgoing
 
@@ -79,7 +79,7 @@ class Channel:
         try:
             data = os.read(self._reading, _READ_BYTES)
             self._incoming += self._without_login(self._decode(data))
-            while (frame := take_message(self._incoming, self._accepted)) is not None:
+            while (frame := take_frame(self._incoming, self._accepted)) is not None:
                 self._receive(frame)
         except BlockingIOError:
             return False

@@ -129,7 +129,7 @@ class _Lane:
         elif frame.kind == MessageKind.DROP:
             self._process.signal(frame.number)
         else:
-            raise WireError(f"{frame.kind.name} is not expected for this lane")
+            raise frame.unexpected()
 
     def watch(self, wanted: bool) -> None:
         ready = set(self._open) if wanted else set()

@@ -295,7 +295,7 @@ class RemoteHost:
             try:
                 self.master_offer = MasterOffer.parse(answer["torch"])
             except ValueError as error:
-                raise WireError(f"ANSWER is malformed: {error}") from None
+                raise frame.malformed(error) from None
 
     def _take(self, frame: Frame, job: RemoteJob, rank: RemoteRank) -> None:
         if frame.kind in (MessageKind.STDOUT, MessageKind.STDERR):
@@ -308,14 +308,16 @@ class RemoteHost:
             self._display.say(f"{self.name}: {one_line(frame.text, 1000)}")
             self._note_exit(rank, NOT_EXECUTABLE, 0)
         elif frame.kind == MessageKind.ENDED:
-            values = frame.values
-            self._note_exit(rank, _exit_code(values.get("code")), _exit_code(values.get("killed_by")))
+            code, killed_by = frame.fields(code=int, killed_by=int)
+            if not (0 <= code <= 255 and 0 <= killed_by <= 255):
+                raise frame.malformed()
+            self._note_exit(rank, code, killed_by)
         elif frame.kind == MessageKind.REPORT and job.post_mortem is not None:
             job.post_mortem.store_report(frame.rank, frame.payload)
         elif frame.kind == MessageKind.TIMELINE and job.lease is None and job.timeline is not None:
             job.timeline.append(frame.rank, frame.payload)
         else:
-            raise WireError(f"{frame.kind.name} is not expected now")
+            raise frame.unexpected()
 
     def _store_part(self, frame: Frame, job: RemoteJob) -> None:
         if job.lease is None or job.timeline is None or frame.rank < 0:
@@ -332,15 +334,12 @@ class RemoteHost:
         elif frame.kind == MessageKind.STARTED:
             spares.started(frame.rank, frame.number)
         elif frame.kind == MessageKind.SPARE_WAITS:
-            modules, seconds = frame.values.get("modules"), frame.values.get("seconds")
-            if not isinstance(modules, int) or not isinstance(seconds, float):
-                raise WireError("the report of a spare is malformed")
-            spares.waits(frame.rank, modules, seconds)
+            spares.waits(frame.rank, *frame.fields(modules=int, seconds=float))
         elif frame.kind == MessageKind.SPARE_ENDED and frame.rank not in self._ended_spares:
             self._ended_spares.add(frame.rank)
             spares.ended(frame.rank, one_line(frame.text, 1000))
         else:
-            raise WireError(f"{frame.kind.name} is not expected now")
+            raise frame.unexpected()
 
     def _take_output(self, frame: Frame) -> None:
         number = STDOUT if frame.kind == MessageKind.STDOUT else STDERR
@@ -393,12 +392,6 @@ class RemoteHost:
         if killed_by:
             return f"the {self._launcher.program} process for it was killed by signal {killed_by}"
         return self._launcher.explain_loss(code)
-
-
-def _exit_code(value: object) -> int:
-    if not isinstance(value, int) or not 0 <= value <= 255:
-        raise WireError("the exit status of a rank is malformed")
-    return value
 
 
 # ---- Hosts that hvdrun reaches over the agent of another host: hvdrun's side of `relays` ---------------
@@ -486,11 +479,7 @@ class RelayedProcess:
             if self._errors.backlog < _MAX_BACKLOG:  # the rest is dropped: hvdrun's output may have no reader
                 self._errors.send(frame.payload)
         else:
-            values = frame.values
-            code, killed_by = values.get("code"), values.get("killed_by")
-            if not isinstance(code, int) or not isinstance(killed_by, int):
-                raise WireError("the end of a connection is malformed")
-            self._end(code, killed_by)
+            self._end(*frame.fields(code=int, killed_by=int))
 
     def lose(self, why: str) -> None:
         """Records that the agent is gone."""

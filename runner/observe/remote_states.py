@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.observing.watch_marks import (
     INTERVAL_SECONDS,
     REMOTE,
@@ -75,7 +75,7 @@ class RemoteStates:
             process = maybe(process_shape)(answer.get("process"))
             behind = self._asked - real(answer.get("now"))
         except ValueError as error:
-            raise WireError(f"{frame.kind.name} is malformed: {error}") from None
+            raise frame.malformed(error) from None
         values["time"] += behind
         values["look_seconds"] += time.time() - self._asked
         if process is not None:
@@ -109,7 +109,7 @@ def take_order(folder: Path, frame: Frame) -> None:
     try:
         order = parse_order(frame.values)
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise WireError(f"{frame.kind.name} is malformed") from None
+        raise frame.malformed() from None
     with contextlib.suppress(OSError):  # a full disk: these ranks will not answer
         watch_for_now(folder)
         place_order(folder, order)

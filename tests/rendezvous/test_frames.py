@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, Form, MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import NO_RANK, Frame, WireError, take_message
+from sirtaki.bindings.bootstrap.connection.wire import NO_RANK, Frame, WireError, take_frame
 
 SENDERS = st.sampled_from(list(Sender))
 
@@ -28,7 +28,7 @@ def read(sender: Sender, data: bytes, step: int) -> list[Frame]:
     found, buffer = [], bytearray()
     for start in range(0, len(data), step):
         buffer += data[start : start + step]
-        while (frame := take_message(buffer, FROM[sender])) is not None:
+        while (frame := take_frame(buffer, FROM[sender])) is not None:
             found.append(frame)
     return found
 

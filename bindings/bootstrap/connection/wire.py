@@ -7,13 +7,18 @@ compared with the table in `message_kinds`.
 from __future__ import annotations
 
 import json
-import struct
 import time
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import KINDS, Form, MessageKind
+from sirtaki.bindings.bootstrap.connection.message_kinds import (
+    HEADER,
+    KINDS,
+    PER_RANK,
+    Form,
+    MessageKind,
+)
 from sirtaki.bindings.bootstrap.job import HandshakeError, RendezvousTimeout
 
 if TYPE_CHECKING:
@@ -22,9 +27,7 @@ if TYPE_CHECKING:
 NO_RANK = -1
 TEXT_LIMIT = 4000  # characters
 _MAGIC = b"sirt"
-_HEADER = struct.Struct("!4sBiQI")  # magic, kind, rank, number, length of the payload
 _STRANGER = "another process writes to the connection"
-_LENGTH = struct.Struct("!I")
 
 
 class WireError(HandshakeError):
@@ -46,11 +49,14 @@ class Frame:
         text = json.dumps(content) if kind.form is Form.JSON else str(content)[:TEXT_LIMIT]
         return cls(kind, rank, text.encode(errors="replace"), number)
 
-    def pack(self) -> bytes:
-        """Returns the frame as sent. Raises WireError if it is too long."""
-        _check_length(self.kind, len(self.payload))
-        header = _HEADER.pack(_MAGIC, self.kind, self.rank, self.number, len(self.payload))
-        return header + self.payload
+    def pack(self, ranks: int = 0, rest: int = 0) -> bytes:
+        """Returns the frame as sent. Raises WireError if it is too long for a job of `ranks` ranks.
+
+        `rest`: bytes of the payload that the caller adds.
+        """
+        length = len(self.payload) + rest
+        _check_length(self.kind, length, ranks)
+        return HEADER.pack(_MAGIC, self.kind, self.rank, self.number, length) + self.payload
 
     @property
     def text(self) -> str:
@@ -65,43 +71,65 @@ class Frame:
         except (ValueError, RecursionError):
             values = None
         if not isinstance(values, dict):
-            raise WireError(f"{self.kind.name} is malformed")
+            raise self.malformed()
         return values
 
+    def fields(self, **types: type) -> list[Any]:
+        """Returns values of the JSON object in the payload, by their names and types. Raises WireError."""
+        values = self.values
+        found = [values.get(name) for name in types]
+        if any(type(value) is not wanted for value, wanted in zip(found, types.values(), strict=True)):
+            raise self.malformed()
+        return found
 
-def take_message(buffer: bytearray, accepted: Container[MessageKind]) -> Frame | None:
+    def unexpected(self) -> WireError:
+        """Returns the error for a frame that its sender may not send now."""
+        return WireError(f"{self.kind.name} is not expected now")
+
+    def malformed(self, reason: object = "") -> WireError:
+        """Returns the error for a frame with another content than it has to have."""
+        return WireError(f"{self.kind.name} is malformed" + (f": {reason}" if reason else ""))
+
+
+def take_frame(buffer: bytearray, accepted: Container[MessageKind], ranks: int = 0) -> Frame | None:
     """Removes the first whole frame from `buffer`; returns None while it is incomplete.
 
-    Raises WireError if it is not of an `accepted` kind, or too long.
+    Raises WireError if it is not of an `accepted` kind, or too long for a job of `ranks` ranks.
     """
-    if not _MAGIC.startswith(bytes(buffer[: len(_MAGIC)])):
-        raise WireError(_STRANGER)
-    if len(buffer) < _HEADER.size:
+    if len(buffer) < HEADER.size:
+        _check_magic(buffer)
         return None
-    kind, rank, number, length = _checked_header(buffer, accepted)
-    end = _HEADER.size + length
+    kind, rank, number, length = _checked_header(buffer, accepted, ranks)
+    end = HEADER.size + length
     if len(buffer) < end:
         return None
-    payload = bytes(buffer[_HEADER.size : end])
+    payload = bytes(buffer[HEADER.size : end])
     del buffer[:end]
     return Frame(kind, rank, payload, number)
 
 
 def _checked_header(
-    header: bytes | bytearray, accepted: Container[MessageKind]
+    header: bytes | bytearray, accepted: Container[MessageKind], ranks: int
 ) -> tuple[MessageKind, int, int, int]:
-    _, value, rank, number, length = _HEADER.unpack_from(header)
+    _check_magic(header)
+    _, value, rank, number, length = HEADER.unpack_from(header)
     if (kind := KINDS.get(value)) is None:
         raise WireError(_STRANGER)
     if kind not in accepted:
-        raise WireError(f"{kind.name} is not expected now")
-    _check_length(kind, length)
+        raise Frame(kind).unexpected()
+    _check_length(kind, length, ranks)
     return kind, rank, number, length
 
 
-def _check_length(kind: MessageKind, length: int) -> None:
-    if length > kind.limit:
-        raise WireError(f"{kind.name} has {length} bytes where {kind.limit} are allowed")
+def _check_magic(beginning: bytes | bytearray) -> None:
+    if not _MAGIC.startswith(bytes(beginning[: len(_MAGIC)])):
+        raise WireError(_STRANGER)
+
+
+def _check_length(kind: MessageKind, length: int, ranks: int) -> None:
+    limit = kind.limit + ranks * PER_RANK.get(kind, 0)
+    if length > limit:
+        raise WireError(f"{kind.name} has {length} bytes where {limit} are allowed")
 
 
 def send_all(connection: Connection, data: bytes, deadline: float) -> None:
@@ -136,43 +164,18 @@ def receive_exactly(connection: Connection, count: int, deadline: float) -> byte
     return bytes(received)
 
 
-def frame_header(length: int) -> bytes:
-    """Returns what stands before the payload of a frame: four bytes of length."""
-    return _LENGTH.pack(length)
-
-
-def pack_frame(payload: bytes) -> bytes:
-    """Returns a frame as sent."""
-    return frame_header(len(payload)) + payload
-
-
-def take_frame(buffer: bytearray, limit: int) -> bytes | None:
-    """Removes the first whole frame from `buffer`; returns None while it is incomplete.
-
-    Raises HandshakeError beyond `limit` bytes.
-    """
-    if len(buffer) < _LENGTH.size:
-        return None
-    end = _LENGTH.size + _checked_length(buffer[: _LENGTH.size], limit)
-    if len(buffer) < end:
-        return None
-    payload = bytes(buffer[_LENGTH.size : end])
-    del buffer[:end]
-    return payload
-
-
-def send_frame(connection: Connection, payload: bytes, deadline: float) -> None:
+def send_frame(connection: Connection, frame: Frame, deadline: float) -> None:
     """Sends a frame. Raises like `send_all`."""
-    send_all(connection, pack_frame(payload), deadline)
+    send_all(connection, frame.pack(), deadline)
 
 
-def receive_frame(connection: Connection, deadline: float, limit: int) -> bytes:
-    """Receives a frame of at most `limit` bytes.
-
-    Raises like `receive_exactly`, and HandshakeError for a longer frame.
-    """
-    length = _checked_length(receive_exactly(connection, _LENGTH.size, deadline), limit)
-    return receive_exactly(connection, length, deadline)
+def receive_frame(
+    connection: Connection, deadline: float, accepted: Container[MessageKind], ranks: int = 0
+) -> Frame:
+    """Receives a frame. Raises like `receive_exactly` and `take_frame`."""
+    header = receive_exactly(connection, HEADER.size, deadline)
+    kind, rank, number, length = _checked_header(header, accepted, ranks)
+    return Frame(kind, rank, receive_exactly(connection, length, deadline), number)
 
 
 def printable(text: str, limit: int = 2000) -> str:
@@ -186,13 +189,6 @@ def printable(text: str, limit: int = 2000) -> str:
 def one_line(text: str, limit: int = 2000) -> str:
     """Works like `printable`, and joins lines: text of another process cannot pass for a line of ours."""
     return printable(" ".join(text[:limit].split()), limit)
-
-
-def _checked_length(prefix: bytes | bytearray, limit: int) -> int:
-    length: int = _LENGTH.unpack(prefix)[0]
-    if length > limit:
-        raise HandshakeError(f"the other side sent a message of {length} bytes where {limit} are allowed")
-    return length
 
 
 def _time_left(deadline: float) -> float:
