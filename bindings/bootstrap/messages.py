@@ -6,6 +6,7 @@ import ipaddress
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
 from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
@@ -61,20 +62,18 @@ def describe(event: RankEvent) -> str:
 
 
 def pack_payloads(payloads: Sequence[bytes]) -> Frame:
-    """Packs the payloads of all ranks."""
-    frames = (Frame(MessageKind.GATHER, rank, payload) for rank, payload in enumerate(payloads))
-    return Frame(MessageKind.GATHERED, payload=b"".join(frame.pack() for frame in frames))
+    """Packs the payloads of all ranks, behind their lengths."""
+    lengths = struct.pack(f"!{len(payloads)}I", *map(len, payloads))
+    return Frame(MessageKind.GATHERED, payload=b"".join((lengths, *payloads)))
 
 
 def unpack_payloads(gathered: Frame, count: int) -> list[bytes]:
-    """Returns the payloads of `count` ranks. Raises RendezvousError if there are not that many."""
-    payloads: list[bytes] = []
-    rest = bytearray(gathered.payload)
-    while rest and (frame := take_frame(rest, (MessageKind.GATHER,))) is not None:
-        payloads.append(frame.payload)
-    if len(payloads) != count or rest:
+    """Returns the payloads of `count` ranks. Raises RendezvousError if these bytes are malformed."""
+    payload, begin = gathered.payload, 4 * count
+    lengths = struct.unpack_from(f"!{count}I", payload) if len(payload) >= begin else ()
+    if begin + sum(lengths) != len(payload):
         raise gathered.malformed()
-    return payloads
+    return [payload[start:end] for start, end in pairwise(accumulate(lengths, initial=begin))]
 
 
 def pack_welcome(session: bytes, route: Route | None = None) -> Frame:

@@ -90,9 +90,9 @@ def test_what_a_rank_offers(payload: bytes) -> None:
 
 
 @given(body=st.binary(max_size=100), count=st.integers(0, 5))
-@example(body=Frame(MessageKind.GATHER).pack()[:-1], count=1)
-@example(body=2 * Frame(MessageKind.GATHER, 0).pack(), count=1)
-@example(body=Frame(MessageKind.GATHER, 0).pack()[:-4] + b"\xff\xff\xff\xff", count=1)
+@example(body=b"\xff\xff\xff\xff", count=1)
+@example(body=b"\0\0\0\1", count=1)
+@example(body=b"", count=1)
 def test_what_the_rendezvous_answers(body: bytes, count: int) -> None:
     with suppress(RendezvousError):
         payloads = unpack_payloads(Frame(MessageKind.GATHERED, payload=body), count)

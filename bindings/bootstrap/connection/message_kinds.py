@@ -103,11 +103,11 @@ class MessageKind(enum.IntEnum):
     # ---- A process to the rendezvous, and the answers (bindings/bootstrap) -----------------------------
 
     JOIN = 40, NOTHING, 0, NEWCOMER  # the job's size
-    GATHER = 41, BYTES, SHORT, RANK  # a rank's part in the all-gather of that number; see GATHERED, too
+    GATHER = 41, BYTES, SHORT, RANK  # a rank's part in the all-gather of that number
     EVENT = 42, TEXT, SHORT, RANK  # the place of the event among REPORTS, and its text
     FAILED = 43, TEXT, SHORT, RANK, RENDEZVOUS  # what failed first in this generation, by the fault of `rank`
     WELCOME = 44, BYTES, SHORT, RENDEZVOUS, ROOT  # the session, and a collector's route
-    GATHERED = 45, BYTES, 0, RENDEZVOUS  # all ranks' GATHER, by rank
+    GATHERED = 45, BYTES, 0, RENDEZVOUS  # the lengths of all ranks' parts, and the parts
     REJECTED = 46, TEXT, SHORT, RENDEZVOUS, ROOT  # why a client is refused
     TIMED_OUT = 47, TEXT, SHORT, RENDEZVOUS  # which ranks did not come in time
 
@@ -158,7 +158,7 @@ class MessageKind(enum.IntEnum):
 
 
 KINDS = {int(kind): kind for kind in MessageKind}
-# Bytes by which a limit grows with each rank of the job, for frames and numbers of all ranks.
-PER_RANK = {MessageKind.GATHERED: HEADER.size + SHORT, MessageKind.DELIVER: HEADER.size + SHORT + 4}
+# Bytes by which a limit grows with each rank of the job: for a payload, its length, and a number.
+PER_RANK = {MessageKind.GATHERED: SHORT + 4, MessageKind.DELIVER: SHORT + 8}
 # The kinds that each sender may send.
 FROM = {sender: frozenset(kind for kind in MessageKind if sender in kind.senders) for sender in Sender}
