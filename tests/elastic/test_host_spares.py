@@ -156,10 +156,19 @@ def test_a_spare_that_does_not_leave_is_killed(held: Held) -> None:
     assert not is_running(held.processes[0].pid)
 
 
-@pytest.mark.parametrize("text", ["x", "[]", "{}", '{"modules": 3, "seconds": "x"}', "9" * 5000])
-def test_a_spare_whose_program_writes_to_its_connection_is_killed(held: Held, text: str) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x",
+        Frame(MessageKind.SPARE_WAITS, payload=b"[]").pack(),
+        Frame.of(MessageKind.SPARE_WAITS, {"modules": 3, "seconds": "x"}).pack(),
+        Frame(MessageKind.SPARE_WAITS).pack()[:-4] + b"\xff\xff\xff\xff",
+        Frame.of(MessageKind.PLACE, {}).pack(),
+    ],
+)
+def test_a_spare_whose_program_writes_to_its_connection_is_killed(held: Held, data: bytes) -> None:
     held.list.write_text("json")
-    program = f"import json, os; os.write(json.loads(os.environ['{SPARE}'])['descriptor'], b'{text}\\n')"
+    program = f"import json, os; os.write(json.loads(os.environ['{SPARE}'])['descriptor'], {data!r})"
     command = [sys.executable, "-S", "-c", f"{program}; import time; time.sleep(60)"]
     with Reaper() as reaper:
         process = SpareProcess(command, held.environment, held.list.parent, False, reaper)

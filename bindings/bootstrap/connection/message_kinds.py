@@ -23,6 +23,8 @@ class Sender(enum.Enum):
 
     HVDRUN = enum.auto()  # to the agent on another host
     AGENT = enum.auto()  # to hvdrun
+    STARTER = enum.auto()  # hvdrun or an agent, to a spare that it has started
+    STANDBY = enum.auto()  # a spare, to that process
     NEWCOMER = enum.auto()  # a rank to the rendezvous, before it has joined
     RANK = enum.auto()  # to the rendezvous; it may be a worker of an elastic job, or a server of tables
     CALLER = enum.auto()  # a rank that runs a function of `sirtaki.run`, to its launcher
@@ -34,7 +36,8 @@ class Sender(enum.Enum):
 
 
 NOTHING, BYTES, TEXT, JSON = Form
-HVDRUN, AGENT, NEWCOMER, RANK, CALLER, NEW_COLLECTOR, COLLECTOR, RENDEZVOUS, ROOT, LAUNCHER = Sender
+HVDRUN, AGENT, STARTER, STANDBY, NEWCOMER, RANK, CALLER, NEW_COLLECTOR, COLLECTOR, *_TO_RANKS = Sender
+RENDEZVOUS, ROOT, LAUNCHER = _TO_RANKS
 
 HEADER = struct.Struct("!4sBiQI")  # magic, kind, rank, number, length of the payload
 SHORT = 64 << 10
@@ -93,12 +96,14 @@ class MessageKind(enum.IntEnum):
     DONE = 29, NOTHING, 0, AGENT  # the agent has left nothing behind
     LEAVING = 30, NOTHING, 0, AGENT  # the agent was asked to end (SIGTERM): its ranks leave at a commit
     WORKER_TIMELINE = 31, BYTES, SHORT, AGENT  # a piece of generation `number` (0: the changes) of a worker
-    SPARE_WAITS = 32, JSON, SHORT, AGENT  # the modules of the spare in lane `rank`, and their seconds
+    SPARE_WAITS = 32, JSON, SHORT, AGENT, STANDBY  # the modules of a spare, and their seconds; see PLACE
     SPARE_ENDED = 33, TEXT, SHORT, AGENT  # how the spare in lane `rank` ended, or why it has no process
     STATE = 34, JSON, LONG, AGENT  # the state of a rank, for the WATCH of that number, and the time there
     PASSED = 35, BYTES, SHORT, AGENT  # what the ssh in lane `rank` has written
     PASSED_ERROR = 36, BYTES, SHORT, AGENT  # the same, to its standard error
     PASSED_END = 37, JSON, SHORT, AGENT  # how it ended
+
+    PLACE = 38, JSON, HUGE, STARTER  # variables of a spare that becomes a rank; null: not set
 
     # ---- A process to the rendezvous, and the answers (bindings/bootstrap) -----------------------------
 
