@@ -58,21 +58,17 @@ class RendezvousClient:
 
     @classmethod
     def connect(
-        cls,
-        address: str,
-        job: Job,
-        mine: Identity,
-        start_timeout: float = 120.0,
-        request: Frame | None = None,
+        cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0, token: bytes = b""
     ) -> RendezvousClient:
         """Connects to any of the addresses, proves that this is rank `mine.rank` of `job`, and joins.
 
-        `start_timeout` is in seconds; a collector passes its own `request`.
+        `start_timeout` is in seconds; a collector passes its `token`.
 
         Raises RendezvousError with the server's reason if it rejects this rank, RendezvousTimeout if no
         server answers in time. Behind a collector, the first all-gather raises the server's reason.
         """
-        request = request or Frame(MessageKind.JOIN, number=job.size)
+        kind = MessageKind.JOIN_HOST if token else MessageKind.JOIN
+        request = Frame(kind, payload=token, number=job.size)
         client, answer = cls._open(address, job, mine, start_timeout, request, MessageKind.WELCOME)
         try:
             client._take_welcome(answer)

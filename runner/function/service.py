@@ -78,7 +78,7 @@ class FunctionService:
         """Returns the answer to an authenticated rank's request. Raises RendezvousError."""
         kind = request.kind
         if kind == MessageKind.HELLO:
-            return self._welcome(rank, request.values)
+            return self._welcome(rank, *request.fields(host=str, pid=int, python=str))
         outcome = self._summary.outcomes.get(rank)
         if outcome is None or outcome.is_complete:
             raise request.unexpected()
@@ -121,8 +121,8 @@ class FunctionService:
         summary = json.dumps(asdict(self._summary)).encode()
         self._write(summary + _LENGTH.pack(len(summary)))
 
-    def _welcome(self, rank: int, values: Mapping[str, Any]) -> bytes:
-        host, python = (printable(str(values.get(name)), 255) for name in ("host", "python"))
+    def _welcome(self, rank: int, host: str, pid: int, python: str) -> bytes:
+        host, python = printable(host, 255), printable(python, 255)
         if python != self._python:
             text = (
                 f"rank {rank} on {host} runs {python}, but the function comes from {self._python}, whose "
@@ -130,7 +130,7 @@ class FunctionService:
             )
             self.note_error(text)
             raise RendezvousError(text)
-        self._summary.outcomes[rank] = RankEnd(host, _number(values.get("pid")))
+        self._summary.outcomes[rank] = RankEnd(host, pid)
         return json.dumps({"size": os.fstat(self._call).st_size, "path": self._path}).encode()
 
     def _store(self, outcome: RankEnd, piece: bytes) -> None:
@@ -148,10 +148,6 @@ class FunctionService:
             self._end += written
             rest = rest[written:]
         return offset
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def read_summary(results: int) -> Summary | None:

@@ -101,6 +101,18 @@ def test_values_that_make_no_sense(payload: bytes) -> None:
         _ = Frame(MessageKind.ANSWER, 0, payload).values
 
 
+FIELDS = {"name": str, "counts": list[int]}
+
+
+@pytest.mark.parametrize("counts", [None, 3, {}, [True], [1.0], ["1"], [[1]]])
+def test_fields_of_other_types_are_refused(counts: object) -> None:
+    right = Frame.of(MessageKind.ORDER, {"name": "x", "counts": [1, 2], "more": 0})
+    assert right.fields(**FIELDS) == ["x", [1, 2]]
+    for wrong in ({"name": "x", "counts": counts}, {"counts": [1]}):
+        with pytest.raises(WireError, match="ORDER is malformed"):
+            Frame.of(MessageKind.ORDER, wrong).fields(**FIELDS)
+
+
 def test_contents_come_out_as_they_went_in() -> None:
     odd = {"PATH": "/\udcff\n", "é": "ü"}  # os.environ represents bytes that are not UTF-8 like this
     assert Frame.of(MessageKind.START, odd).values == odd

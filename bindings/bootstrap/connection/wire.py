@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import (
     HEADER,
@@ -74,11 +74,13 @@ class Frame:
             raise self.malformed()
         return values
 
-    def fields(self, **types: type) -> list[Any]:
-        """Returns values of the JSON object in the payload, by their names and types. Raises WireError."""
+    def fields(self, **types: Any) -> list[Any]:
+        """Returns values of the JSON object in the payload, by their names and types: classes, or lists of a
+        class. Raises WireError.
+        """
         values = self.values
         found = [values.get(name) for name in types]
-        if any(type(value) is not wanted for value, wanted in zip(found, types.values(), strict=True)):
+        if not all(map(_is_of, found, types.values())):
             raise self.malformed()
         return found
 
@@ -89,6 +91,12 @@ class Frame:
     def malformed(self, reason: object = "") -> WireError:
         """Returns the error for a frame with another content than it has to have."""
         return WireError(f"{self.kind.name} is malformed" + (f": {reason}" if reason else ""))
+
+
+def _is_of(value: object, wanted: Any) -> bool:
+    if items := get_args(wanted):
+        return isinstance(value, list) and all(type(item) is items[0] for item in value)
+    return type(value) is wanted
 
 
 def take_frame(buffer: bytearray, accepted: Container[MessageKind], ranks: int = 0) -> Frame | None:

@@ -5,8 +5,7 @@ docs/design/elastic_protocol.md says when each is sent. Each names the generatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
@@ -179,25 +178,7 @@ def pack(message: Message) -> Frame:
 
 def unpack(frame: Frame) -> Message:
     """Parses a message from an authenticated peer. Raises RendezvousError if it is malformed."""
-    cls, values = _CLASSES.get(frame.kind), frame.values
-    if cls is None:
+    if (cls := _CLASSES.get(frame.kind)) is None:
         raise frame.unexpected()
-    types = get_type_hints(cls)
-    names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-    try:
-        if values.keys() != names:
-            raise ValueError
-        return cls(**{name: _checked(values, name, types[name]) for name in names})
-    except ValueError:
-        raise frame.malformed() from None
-
-
-def _checked(values: Mapping[str, Any], name: str, wanted: Any) -> Any:
-    value = values[name]
-    if wanted in (list[int], list[str]):
-        item = int if wanted == list[int] else str
-        if type(value) is not list or any(type(element) is not item for element in value):
-            raise ValueError
-    elif type(value) is not wanted:
-        raise ValueError
-    return printable(value, TEXT_LIMIT) if wanted is str else value
+    values = frame.fields(**get_type_hints(cls))
+    return cls(*(printable(value, TEXT_LIMIT) if isinstance(value, str) else value for value in values))

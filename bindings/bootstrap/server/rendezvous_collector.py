@@ -399,8 +399,7 @@ class ServerLink:
         self._token = os.urandom(TOKEN_BYTES)
         self._frames = ResumableFrames()
         self.unconfirmed = Counter[int]()  # bytes of frames that the server has not confirmed, by their owner
-        request = Frame(MessageKind.JOIN_HOST, payload=self._token, number=job.size)
-        client = RendezvousClient.connect(address, job, _COLLECTOR, seconds, request)
+        client = RendezvousClient.connect(address, job, _COLLECTOR, seconds, self._token)
         route = Route(job.encrypt, client.own_addresses())
         self.welcome = messages.pack_welcome(client.session, route).pack()
         self._use(client)
