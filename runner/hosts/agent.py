@@ -179,34 +179,30 @@ class Agent:
         self._channel.send(Frame.of(MessageKind.ANSWER, answer))
 
     def _relay(self, frame: Frame) -> None:
-        self._wakeup.block_signals()
-        try:
+        with self._wakeup.signals_blocked():
             self._relays.take(frame)
-        finally:
-            self._wakeup.unblock_signals()
+
+    @contextlib.contextmanager
+    def _starting(self, what: str) -> Iterator[None]:
+        """Blocks signals while `what` is started. Raises WireError if that fails."""
+        try:
+            with self._wakeup.signals_blocked():
+                yield
+        except (LaunchError, KeyError, TypeError, ValueError) as error:
+            raise WireError(f"{what} cannot be started: {error}") from None
 
     def _start(self, frame: Frame) -> None:
-        self._wakeup.block_signals()
-        try:
+        with self._starting("the ranks"):
             self._job = AgentJob(frame.values, usable_cores(), self._reaper)
             self._job.start(self._channel.send)
-        except (LaunchError, KeyError, TypeError, ValueError) as error:
-            raise WireError(f"the ranks cannot be started: {error}") from None
-        finally:
-            self._wakeup.unblock_signals()
         for rank in self._job.running:
             self._read_from(rank)
         self._lease.begin(self._job.lease_seconds, lease_clock())
         self._next_alive = 0.0
 
     def _launch(self, job: AgentJob, frame: Frame) -> None:
-        self._wakeup.block_signals()
-        try:
+        with self._starting("a rank"):
             rank = job.launch(frame.rank, frame.values, self._channel.send)
-        except (LaunchError, KeyError, TypeError, ValueError) as error:
-            raise WireError(f"a rank cannot be started: {error}") from None
-        finally:
-            self._wakeup.unblock_signals()
         if rank is not None:
             self._read_from(rank)
 
@@ -215,17 +211,12 @@ class Agent:
         if job.spares is None:
             from sirtaki.runner.elastic.spares.host_spares import HostSpares
 
-            try:
+            with self._starting("a spare"):
                 start_spare = job.spare_start(values)
-            except (KeyError, TypeError, ValueError) as error:
-                raise WireError(f"a spare cannot be started: {error}") from None
 
             def start() -> SpareProcess:
-                self._wakeup.block_signals()
-                try:
+                with self._wakeup.signals_blocked():
                     return start_spare()
-                finally:
-                    self._wakeup.unblock_signals()
 
             reports = SpareReports(self._channel.send)
             job.spares = HostSpares(start, self._read_from, job.folder, self._selector, reports)
