@@ -64,8 +64,7 @@ class MessageKind(enum.IntEnum):
 
     # ---- hvdrun to an agent (runner/hosts) -------------------------------------------------------------
 
-    ASK = 1, JSON, LONG, HVDRUN  # the job's folder and program, whether torch's variables are set, the
-    # address for metrics
+    ASK = 1, JSON, LONG, HVDRUN  # the job's folder and program, wishes for torch, the address for metrics
     START = 2, JSON, HUGE, HVDRUN  # everything that the ranks of this host need
     SIGNAL = 3, NOTHING, 0, HVDRUN  # its number, for `rank`; no rank: all ranks stop, or go on (Ctrl-Z)
     GRANT = 4, NOTHING, 0, HVDRUN  # how many more bytes of stream `rank`, 1 or 2, of ranks may be sent
