@@ -27,6 +27,7 @@ from common.report import Columns, Table, Target, at_most, make_table
 from common.simulated_start import describe
 
 from sirtaki.bindings.bootstrap.connection.address import unix_address
+from sirtaki.bindings.bootstrap.connection.message_kinds import HEADER
 from sirtaki.bindings.bootstrap.job import Identity, Job
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.server import connection_server
@@ -110,7 +111,7 @@ def count(hosts: int, each: int, collectors: bool) -> Traffic:
     """Returns what the server receives and sends in one init() of a new world."""
     ranks = hosts * each
     row = Traffic(hosts, ranks, collectors)
-    payloads = [(size - 1) // ranks - 4 for size in describe(ranks, each).sizes]
+    payloads = [(size - HEADER.size) // ranks - 4 for size in describe(ranks, each).sizes]
     job = Job("benchmark", ranks, b"k" * 32, "0")
     with ExitStack() as opened:
         opened.enter_context(mock.patch.object(connection_server, "ServedConnection", counting(row)))

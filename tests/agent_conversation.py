@@ -14,7 +14,9 @@ from typing import Any
 
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.hosts.frames import START_MARK, Frame, FrameReader, MessageKind
+from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
+from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
+from sirtaki.runner.hosts.coding import LoginOutput
 
 KEY = bytes(range(32))
 
@@ -56,11 +58,13 @@ class Conversation:
         return self.process.returncode, errors.decode()
 
     def _read(self) -> Iterator[Frame]:
-        reader = FrameReader(START_MARK)
+        login, data_of_agent = LoginOutput(), bytearray()
         deadline = time.monotonic() + FAILSAFE_SECONDS
         while data := os.read(self._output.fileno(), 65536):
             assert time.monotonic() < deadline, "the agent did not send what was awaited"
-            yield from reader.take(data)
+            data_of_agent += login(data)
+            while (frame := take_frame(data_of_agent, FROM[Sender.AGENT])) is not None:
+                yield frame
 
 
 @contextmanager
@@ -96,4 +100,4 @@ def values(*command: str) -> dict[str, Any]:
 
 
 def ask(program: str = sys.executable) -> Frame:
-    return Frame.of_values(MessageKind.ASK, {"folder": "/", "program": program})
+    return Frame.of(MessageKind.ASK, {"folder": "/", "program": program})

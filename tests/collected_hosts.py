@@ -61,7 +61,7 @@ class CollectedHosts:
             self.collectors.append(collector.start())
             self.lines.append(lines)
         self.clients: list[RendezvousClient] = []
-        self._generations = itertools.count(100)
+        self._generations = itertools.count(1 << 30)
         self._pool = ThreadPoolExecutor(2 * job.size)
 
     def _hear(self, event: RankEvent) -> None:

@@ -27,7 +27,6 @@ from common.report import Columns, Row
 from sirtaki.bindings.bootstrap import identity, messages
 from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
 from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection
-from sirtaki.bindings.bootstrap.connection.wire import frame_header
 from sirtaki.bindings.bootstrap.elastic import messages as elastic_messages
 from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, Role
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
@@ -140,9 +139,10 @@ def connections_to_server(ranks: int, place: Place) -> int:
 def bytes_of_answers(ranks: int, place: Place, size: int) -> int:
     """Returns the bytes that the server sends when all of an all-gather are there; `size`: of the answer."""
     headers = sum(
-        len(messages.pack_delivery(range(count))) for count in ranks_behind_collectors(ranks, place)
+        len(messages.pack_delivery(range(count), b"", ranks))
+        for count in ranks_behind_collectors(ranks, place)
     )
-    return connections_to_server(ranks, place) * (len(frame_header(size)) + size) + headers
+    return connections_to_server(ranks, place) * size + headers
 
 
 def _gather(ranks: int, local: int, size: int, place: Place, costs: StartCosts) -> float:
@@ -187,7 +187,7 @@ def describe(ranks: int, each: int) -> Descriptions:
     third = timed(lambda: _received((b"",) * ranks))
     topology = timed(lambda: identity.topology_of(0, members))
     answers = [messages.pack_payloads(payloads) for payloads in (descriptions, offers, (b"",) * ranks)]
-    first_size, second_size, third_size = map(len, answers)
+    first_size, second_size, third_size = (len(answer.pack(ranks)) for answer in answers)
     return Descriptions((first + topology, second, third), (first_size, second_size, third_size))
 
 
@@ -196,7 +196,7 @@ def _read_descriptions(descriptions: Sequence[bytes]) -> None:
 
 
 def _received(payloads: Sequence[bytes]) -> list[bytes]:
-    return messages.unpack_payloads(messages.pack_payloads(tuple(payloads))[1:], len(payloads))
+    return messages.unpack_payloads(messages.pack_payloads(payloads), len(payloads))
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -372,10 +372,8 @@ def cost_of(world: elastic_messages.World) -> tuple[float, float, int]:
     writing = statistics.median(
         timed(lambda rank=rank: elastic_messages.pack(replace(world, rank=rank))) for rank in range(PACKED)
     )
-    reading = statistics.median(
-        timed(lambda: elastic_messages.unpack(packed, (elastic_messages.World,))) for _ in range(PACKED)
-    )
-    return writing, reading, len(packed)
+    reading = statistics.median(timed(lambda: elastic_messages.unpack(packed)) for _ in range(PACKED))
+    return writing, reading, len(packed.pack())
 
 
 CHANGES: Columns = {

@@ -10,7 +10,7 @@ RENDEZVOUS_RANK = -1  # the rank number that the rendezvous uses for itself
 COLLECTOR_RANK = -2  # that of a host's collector, towards the rendezvous
 FIRST_SERVER = 1 << 20  # hvdrun's number of the first server of tables: those of ranks are smaller
 DEBUGGED = "SIRTAKI_DEBUGGED"  # "rank:port": that rank waits in init() for a debugger at this port
-CALLS = 1  # the channel of the connection over which a rank asks the launcher; see `messages.CALL`
+CALLS = 1  # the channel of the connection over which a rank asks the launcher
 
 
 def name_of(number: int) -> str:

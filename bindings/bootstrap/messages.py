@@ -1,7 +1,4 @@
-"""The messages between a rank and the rendezvous after the handshake.
-
-Each message is one frame of `wire`; its first byte is its type.
-"""
+"""The messages between a rank and the rendezvous: events, and the payloads that have a structure."""
 
 from __future__ import annotations
 
@@ -9,49 +6,16 @@ import ipaddress
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
-from sirtaki.bindings.bootstrap.connection.wire import pack_frame, take_frame
-from sirtaki.bindings.bootstrap.job import Identity, RendezvousError, name_of
+from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
+from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
+from sirtaki.bindings.bootstrap.job import Identity, name_of
 
-# From a rank: the job's size; a round and a payload; an event and its text; the rank at fault and why.
-JOIN, GATHER, REPORT, JOIN_FAILED = b"J", b"G", b"R", b"F"
-# To a rank: the session, and a collector's route; the payloads of all ranks; the reason for a refusal.
-WELCOME, GATHERED, REFUSED, TIMED_OUT = b"W", b"A", b"X", b"T"
-# In both directions, on connections of workers: bytes that the rendezvous passes on.
-MESSAGE = b"M"
-# From a rank that runs a function of `sirtaki.run`, on a connection of the channel CALLS: a request for the
-# launcher; to it: the answer.
-CALL = b"C"
-# To a rank at any time, waiting or not: the rank at fault, and what failed first in this generation.
-FAILED = b"F"
-
-# From a host's collector, which numbers the connections of its ranks: a number with the identity that has
-# proved itself; a number and a message from there; the number of a connection that has ended.
-ARRIVED, PASSED, LEFT = b"+", b">", b"-"
-# To a collector: numbers, and the message for all of them; the number of a connection that it is to close.
-DELIVER, CLOSE = b"<", b"-"
-# Between the two: a request to continue on a new connection, with the token of the interrupted one and the
-# number of messages received there; the answer, with that of the other side; during a connection, the same
-# number, so that the other side keeps no longer what has arrived. Such messages are not counted.
-RESUME, RESUMED, CONFIRM = b"~", b"~", b"="
-# To a collector: the request to say when all its ranks have closed their connections; from it: they have.
-DRAIN, DRAINED = b"!", b"!"
-# The end of a connection that is not to be continued; not counted.
-GOODBYE = b"."
-
-NUMBER = struct.Struct("!I")
-COUNT = struct.Struct("!Q")
-TOKEN_BYTES = 16
-_IDENTITY = struct.Struct("!iiH")  # rank, generation, channel
+_IDENTITY = struct.Struct("!iH")  # generation, channel
 SESSION_BYTES = 16
-PAYLOAD_LIMIT = 64 * 1024
-REQUEST_LIMIT = PAYLOAD_LIMIT + 64
-CALL_LIMIT = 1024 * 1024 + 64
-TEXT_LIMIT = 4000
-COLLECTED_LIMIT = CALL_LIMIT + 64  # of a message from a collector
-DELIVERED_LIMIT = 16 * 1024 * 1024  # of a message to a rank: a World describes all members
+PAYLOAD_LIMIT = MessageKind.GATHER.limit
 REPORTS = ("initialised", "finished", "aborted", "peer_lost", "thread_failed", "can_stop")
-_MALFORMED = "the rendezvous does not understand this message"
 
 
 @dataclass(frozen=True)
@@ -97,57 +61,30 @@ def describe(event: RankEvent) -> str:
     return f"{name_of(event.rank)} has {what}" + (f": {event.text}" if event.text else "")
 
 
-def pack_failure(rank: int, text: str) -> bytes:
-    """Packs a failure, in both directions alike: JOIN_FAILED and FAILED are the same byte."""
-    return FAILED + NUMBER.pack(rank) + text[:TEXT_LIMIT].encode(errors="replace")
+def pack_payloads(payloads: Sequence[bytes]) -> Frame:
+    """Packs the payloads of all ranks, behind their lengths."""
+    lengths = struct.pack(f"!{len(payloads)}I", *map(len, payloads))
+    return Frame(MessageKind.GATHERED, payload=b"".join((lengths, *payloads)))
 
 
-def unpack_failure(body: bytes) -> tuple[int, str]:
-    """Returns the rank at fault, and what failed. Raises RendezvousError if these bytes are malformed."""
-    if len(body) < NUMBER.size:
-        raise RendezvousError(_MALFORMED)
-    return NUMBER.unpack_from(body)[0], body[NUMBER.size :].decode(errors="replace")
-
-
-def pack_report(event: str, text: str) -> bytes:
-    return REPORT + event.encode() + b"\0" + text[:TEXT_LIMIT].encode(errors="replace")
-
-
-def unpack_report(body: bytes) -> tuple[str, str]:
-    event, _, text = body.partition(b"\0")
-    return event.decode(errors="replace"), text.decode(errors="replace")
-
-
-def pack_payloads(payloads: tuple[bytes, ...]) -> bytes:
-    return GATHERED + b"".join(map(pack_frame, payloads))
-
-
-def unpack_payloads(body: bytes, count: int) -> list[bytes]:
+def unpack_payloads(gathered: Frame, count: int) -> list[bytes]:
     """Returns the payloads of `count` ranks. Raises RendezvousError if these bytes are malformed."""
-    payloads: list[bytes] = []
-    rest = bytearray(body)
-    while len(payloads) < count and (payload := take_frame(rest, PAYLOAD_LIMIT)) is not None:
-        payloads.append(payload)
-    if len(payloads) != count or rest:
-        raise RendezvousError("the rendezvous sent a malformed answer")
-    return payloads
+    payload, begin = gathered.payload, 4 * count
+    lengths = struct.unpack_from(f"!{count}I", payload) if len(payload) >= begin else ()
+    if begin + sum(lengths) != len(payload):
+        raise gathered.malformed()
+    return [payload[start:end] for start, end in pairwise(accumulate(lengths, initial=begin))]
 
 
-def gathered_limit(size: int) -> int:
-    """Returns the maximum size, in bytes, of the answer to an all-gather of `size` ranks."""
-    return 1 + size * (NUMBER.size + PAYLOAD_LIMIT)
-
-
-def pack_welcome(session: bytes, route: Route | None = None) -> bytes:
+def pack_welcome(session: bytes, route: Route | None = None) -> Frame:
     """Packs a welcome, with the route if it is a collector's."""
-    if route is None:
-        return WELCOME + session
-    return WELCOME + session + bytes([route.encrypt]) + ",".join(route.addresses).encode()
+    there = b"" if route is None else bytes([route.encrypt]) + ",".join(route.addresses).encode()
+    return Frame(MessageKind.WELCOME, payload=session + there)
 
 
-def unpack_welcome(body: bytes) -> tuple[bytes, Route | None]:
+def unpack_welcome(welcome: Frame) -> tuple[bytes, Route | None]:
     """Returns the session and a collector's route. Raises RendezvousError if these bytes are malformed."""
-    session, rest = body[:SESSION_BYTES], body[SESSION_BYTES:]
+    session, rest = welcome.payload[:SESSION_BYTES], welcome.payload[SESSION_BYTES:]
     if not rest:
         return session, None
     addresses = [item for item in rest[1:].decode(errors="replace").split(",") if item]
@@ -155,74 +92,43 @@ def unpack_welcome(body: bytes) -> tuple[bytes, Route | None]:
         for address in addresses:
             ipaddress.ip_address(address)
     except ValueError:
-        raise RendezvousError("the collector of this host sent a malformed answer") from None
+        raise welcome.malformed() from None
     return session, Route(rest[0] != 0, addresses)
 
 
-def pack_collector_join(size: int, token: bytes) -> bytes:
-    """Packs a collector's first message: like a rank's, plus the token for resuming the session later."""
-    return JOIN + NUMBER.pack(size) + token
-
-
-def pack_resumption(token: bytes, received: int) -> bytes:
-    """Packs a collector's first message on a new connection that resumes its session."""
-    return RESUME + token + COUNT.pack(received)
-
-
-def unpack_resumption(body: bytes) -> tuple[bytes, int]:
-    """Returns the token and the number of received messages. Raises RendezvousError."""
-    if len(body) != TOKEN_BYTES + COUNT.size:
-        raise RendezvousError(_MALFORMED)
-    return body[:TOKEN_BYTES], COUNT.unpack_from(body, TOKEN_BYTES)[0]
-
-
-def unpack_count(body: bytes) -> int:
-    """Returns a number of received messages. Raises RendezvousError if these bytes are malformed."""
-    if len(body) != COUNT.size:
-        raise RendezvousError(_MALFORMED)
-    return int(COUNT.unpack(body)[0])
-
-
-def pack_arrival(number: int, identity: Identity) -> bytes:
+def pack_arrival(number: int, identity: Identity) -> Frame:
     """Packs the identity of a rank that has connected to a collector."""
-    return (
-        ARRIVED + NUMBER.pack(number) + _IDENTITY.pack(identity.rank, identity.generation, identity.channel)
-    )
+    payload = _IDENTITY.pack(identity.generation, identity.channel)
+    return Frame(MessageKind.ARRIVED, identity.rank, payload, number)
 
 
-def unpack_identity(body: bytes) -> Identity:
+def unpack_arrival(arrival: Frame) -> Identity:
     """Returns the identity of such a rank. Raises RendezvousError if these bytes are malformed."""
-    if len(body) != _IDENTITY.size:
-        raise RendezvousError(_MALFORMED)
-    return Identity(*_IDENTITY.unpack(body))
+    if len(arrival.payload) != _IDENTITY.size:
+        raise arrival.malformed()
+    return Identity(arrival.rank, *_IDENTITY.unpack(arrival.payload))
 
 
-def unpack_collected(message: bytes) -> tuple[bytes, int, bytes]:
-    """Returns the kind of a collector's message, its number, and the rest.
-
-    Raises RendezvousError if these bytes are malformed.
-    """
-    if len(message) < 1 + NUMBER.size:
-        raise RendezvousError(_MALFORMED)
-    return message[:1], NUMBER.unpack_from(message, 1)[0], message[1 + NUMBER.size :]
-
-
-def pack_delivery(numbers: Sequence[int]) -> bytes:
-    """Packs what stands before a message for these connections of a collector."""
-    return DELIVER + struct.pack(f"!I{len(numbers)}I", len(numbers), *numbers)
+def unpack_said(said: Frame, sender: Sender) -> Frame:
+    """Returns the frame of a client of a collector. Raises RendezvousError if these bytes are malformed."""
+    rest = bytearray(said.payload)
+    frame = take_frame(rest, FROM[sender])
+    if frame is None or rest:
+        raise said.malformed()
+    return frame
 
 
-def unpack_delivery(body: bytes) -> tuple[Sequence[int], bytes]:
-    """Returns the connections of a collector, and the message for them. Raises RendezvousError if these bytes
+def pack_delivery(numbers: Sequence[int], frame: bytes, ranks: int) -> bytes:
+    """Packs what stands before a frame for these connections of a collector of a job of `ranks` ranks."""
+    payload = struct.pack(f"!{len(numbers)}I", *numbers)
+    return Frame(MessageKind.DELIVER, payload=payload, number=len(numbers)).pack(ranks, len(frame))
+
+
+def unpack_delivery(delivery: Frame) -> tuple[Sequence[int], bytes]:
+    """Returns the connections of a collector, and the frame for them. Raises RendezvousError if these bytes
     are malformed.
     """
-    count = NUMBER.unpack_from(body)[0] if len(body) >= NUMBER.size else 0
-    end = (1 + count) * NUMBER.size
-    if not 0 < count <= len(body) or len(body) <= end:
-        raise RendezvousError("the rendezvous sent a malformed answer")
-    return struct.unpack_from(f"!{count}I", body, NUMBER.size), body[end:]
-
-
-def delivered_limit(size: int) -> int:
-    """Returns the maximum size, in bytes, of a message to a collector of a job of `size` ranks."""
-    return max(gathered_limit(size), CALL_LIMIT) + (2 + 2 * size) * NUMBER.size
+    count, payload = delivery.number, delivery.payload
+    if not 0 < 4 * count < len(payload):
+        raise delivery.malformed()
+    return struct.unpack_from(f"!{count}I", payload), payload[4 * count :]

@@ -12,6 +12,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from sirtaki.bindings.bootstrap import messages
@@ -20,15 +21,17 @@ from sirtaki.bindings.bootstrap.connection.connect import connect
 from sirtaki.bindings.bootstrap.connection.handshake import HandshakeSteps, begin_handshake, check_encryption
 from sirtaki.bindings.bootstrap.connection.handshake_connection import is_trusted_user
 from sirtaki.bindings.bootstrap.connection.interfaces import source_towards
-from sirtaki.bindings.bootstrap.connection.wire import printable, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
+from sirtaki.bindings.bootstrap.connection.wire import Frame, printable, receive_frame, send_frame
 from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
-from sirtaki.bindings.bootstrap.messages import NUMBER, Route
+from sirtaki.bindings.bootstrap.messages import Route
 
 if TYPE_CHECKING:
     from sirtaki.bindings.bootstrap.connection.encryption import Connection
 
 _REPORT_SECONDS = 2.0  # a report must never delay a process that is ending
 _PROBE_SECONDS = 60
+_ENDS = {MessageKind.FAILED, MessageKind.REJECTED, MessageKind.TIMED_OUT}  # in place of any answer
 _SLACK_SECONDS = 10.0  # the server answers at its deadline; a client without an answer then gives up
 
 
@@ -55,17 +58,18 @@ class RendezvousClient:
 
     @classmethod
     def connect(
-        cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0, request: bytes = b""
+        cls, address: str, job: Job, mine: Identity, start_timeout: float = 120.0, token: bytes = b""
     ) -> RendezvousClient:
         """Connects to any of the addresses, proves that this is rank `mine.rank` of `job`, and joins.
 
-        `start_timeout` is in seconds; a collector passes its own `request`.
+        `start_timeout` is in seconds; a collector passes its `token`.
 
         Raises RendezvousError with the server's reason if it rejects this rank, RendezvousTimeout if no
         server answers in time. Behind a collector, the first all-gather raises the server's reason.
         """
-        request = request or messages.JOIN + NUMBER.pack(job.size)
-        client, answer = cls._open(address, job, mine, start_timeout, request, messages.WELCOME)
+        kind = MessageKind.JOIN_HOST if token else MessageKind.JOIN
+        request = Frame(kind, payload=token, number=job.size)
+        client, answer = cls._open(address, job, mine, start_timeout, request, MessageKind.WELCOME)
         try:
             client._take_welcome(answer)
         except BaseException:
@@ -75,22 +79,22 @@ class RendezvousClient:
 
     @classmethod
     def resume(
-        cls, address: str, job: Job, mine: Identity, seconds: float, request: bytes
-    ) -> tuple[RendezvousClient, bytes]:
+        cls, address: str, job: Job, mine: Identity, seconds: float, request: Frame
+    ) -> tuple[RendezvousClient, Frame]:
         """Connects to continue an interrupted connection; returns the server's answer, too. Raises as
         `connect`.
         """
-        return cls._open(address, job, mine, seconds, request, messages.RESUMED)
+        return cls._open(address, job, mine, seconds, request, MessageKind.RESUMED)
 
     @classmethod
     def _open(
-        cls, address: str, job: Job, mine: Identity, seconds: float, request: bytes, wanted: bytes
-    ) -> tuple[RendezvousClient, bytes]:
+        cls, address: str, job: Job, mine: Identity, seconds: float, request: Frame, wanted: MessageKind
+    ) -> tuple[RendezvousClient, Frame]:
         deadline = time.monotonic() + seconds
         client = cls(_connect(split_addresses(address), job, mine, deadline), job, mine.rank, seconds)
         try:
             client._request(request, deadline)
-            return client, client._receive(wanted, deadline, messages.REQUEST_LIMIT)
+            return client, client._receive({wanted}, deadline)
         except BaseException:
             client.close()
             raise
@@ -105,10 +109,10 @@ class RendezvousClient:
         if len(payload) > messages.PAYLOAD_LIMIT:
             raise ValueError(f"a payload has at most {messages.PAYLOAD_LIMIT} bytes, not {len(payload)}")
         deadline = time.monotonic() + self._start_timeout + _SLACK_SECONDS
-        self._request(messages.GATHER + NUMBER.pack(self._round) + payload, deadline)
+        self._request(Frame(MessageKind.GATHER, payload=payload, number=self._round), deadline)
         self._round += 1
-        body = self._receive(messages.GATHERED, deadline, messages.gathered_limit(self._job.size))
-        return messages.unpack_payloads(body, self._job.size)
+        gathered = self._receive({MessageKind.GATHERED}, deadline)
+        return messages.unpack_payloads(gathered, self._job.size)
 
     def report_failure(self, text: str, culprit: int) -> RendezvousError | None:
         """Reports that this rank cannot join, because of `culprit`: all ranks fail at once.
@@ -119,7 +123,7 @@ class RendezvousClient:
             return None
         deadline = time.monotonic() + _REPORT_SECONDS
         try:
-            self._request(messages.pack_failure(culprit, text), deadline)
+            self._request(Frame.of(MessageKind.FAILED, text, culprit), deadline)
             self.raise_failure(deadline)
         except RendezvousError as error:
             self.failure_reported = error.culprit not in (None, self._rank)
@@ -128,7 +132,7 @@ class RendezvousClient:
 
     def raise_failure(self, deadline: float) -> None:
         """Raises the failure that the rendezvous reports, or an error that the rendezvous is gone."""
-        self._receive(messages.FAILED, deadline, messages.REQUEST_LIMIT)
+        self._receive(set(), deadline)
 
     def report(self, event: str, text: str = "") -> None:
         """Reports this rank's state to the launcher: an event of `messages.REPORTS`, with the error's text
@@ -139,28 +143,33 @@ class RendezvousClient:
         if event not in messages.REPORTS:
             raise ValueError(f"there is no event {event!r}: use one of {', '.join(messages.REPORTS)}")
         try:
-            self._send(messages.pack_report(event, text), time.monotonic() + _REPORT_SECONDS)
+            frame = Frame.of(MessageKind.EVENT, text, number=messages.REPORTS.index(event))
+            self.send_message(frame, time.monotonic() + _REPORT_SECONDS)
         except (OSError, RendezvousError):
             return
 
-    def send_message(self, payload: bytes, deadline: float) -> None:
-        """Sends a message to the process that runs the rendezvous: at most 64 KiB."""
-        self._send(messages.MESSAGE + payload, deadline)
+    def send_message(self, frame: Frame, deadline: float) -> None:
+        """Sends a message to the process that runs the rendezvous."""
+        try:
+            with self._sending:
+                send_frame(self._connection, frame, deadline)
+        except EOFError:
+            raise RendezvousGoneError from None
 
-    def receive_message(self, deadline: float) -> bytes:
-        """Returns the next message of the process that runs the rendezvous: at most 16 MiB.
+    def receive_message(self, deadline: float) -> Frame:
+        """Returns the next message of the process that runs the rendezvous.
 
         One thread may receive messages while another sends, if nothing else uses this client.
         """
-        return self._receive(messages.MESSAGE, deadline, messages.DELIVERED_LIMIT)
+        return self._receive(FROM[Sender.LAUNCHER], deadline)
 
-    def call(self, request: bytes, deadline: float) -> bytes:
-        """Sends a request to the launcher's service, and returns the answer: at most 1 MiB each.
+    def call(self, request: Frame, deadline: float) -> Frame:
+        """Sends a request to the launcher's service, and returns the answer.
 
         This client has connected on the channel CALLS.
         """
-        self._request(messages.CALL + request, deadline)
-        return self._receive(messages.CALL, deadline, messages.CALL_LIMIT)
+        self._request(request, deadline)
+        return self._receive({MessageKind.REPLY}, deadline)
 
     def keep_alive(self, lost_seconds: int = 0) -> None:
         """Has the kernel probe the idle connection: networks cut connections that look unused.
@@ -200,46 +209,36 @@ class RendezvousClient:
     def _socket(self) -> socket.socket:
         return self._connection if isinstance(self._connection, socket.socket) else self._connection.socket
 
-    def _take_welcome(self, body: bytes) -> None:
+    def _take_welcome(self, welcome: Frame) -> None:
         """Raises HandshakeError if a collector does not encrypt what this rank wants to be encrypted."""
-        self.session, self._route = messages.unpack_welcome(body)
+        self.session, self._route = messages.unpack_welcome(welcome)
         if self._route is not None:
             mine = Identity(self._rank)
             check_encryption(self._route.encrypt, "the rendezvous", self._job.encrypt, mine.name)
 
-    def _request(self, payload: bytes, deadline: float) -> None:
+    def _request(self, frame: Frame, deadline: float) -> None:
         """Sends a message that has an answer, which this thread receives.
 
         A rank behind a collector may be refused after its welcome: if the connection has ended, raises the
         reason that was received before.
         """
         try:
-            with self._sending:
-                send_frame(self._connection, payload, deadline)
-        except EOFError:
+            self.send_message(frame, deadline)
+        except RendezvousGoneError:
             self.raise_failure(time.monotonic() + _REPORT_SECONDS)
 
-    def _send(self, payload: bytes, deadline: float) -> None:
+    def _receive(self, wanted: Set[MessageKind], deadline: float) -> Frame:
         try:
-            with self._sending:
-                send_frame(self._connection, payload, deadline)
+            answer = receive_frame(self._connection, deadline, wanted | _ENDS, self._job.size)
         except EOFError:
             raise RendezvousGoneError from None
-
-    def _receive(self, wanted: bytes, deadline: float, limit: int) -> bytes:
-        try:
-            answer = receive_frame(self._connection, deadline, limit)
-        except EOFError:
-            raise RendezvousGoneError from None
-        kind, body = answer[:1], answer[1:]
-        self.failure_reported |= kind in (messages.FAILED, messages.REFUSED, messages.TIMED_OUT)
-        if kind == messages.FAILED:
-            rank, text = messages.unpack_failure(body)
-            raise RendezvousError(printable(text), rank)
-        if kind == wanted:
-            return body
-        text = printable(body.decode(errors="replace"))
-        raise RendezvousTimeout(text) if kind == messages.TIMED_OUT else RendezvousError(text)
+        if answer.kind in wanted:
+            return answer
+        self.failure_reported = True
+        if answer.kind == MessageKind.FAILED:
+            raise RendezvousError(printable(answer.text), answer.rank)
+        text = printable(answer.text)
+        raise RendezvousTimeout(text) if answer.kind == MessageKind.TIMED_OUT else RendezvousError(text)
 
 
 def _connect(addresses: list[str], job: Job, mine: Identity, deadline: float) -> Connection:

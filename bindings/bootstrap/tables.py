@@ -12,9 +12,10 @@ import time
 from collections.abc import Mapping
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError, RendezvousTimeout
 from sirtaki.bindings.bootstrap.lifecycle import encrypted
-from sirtaki.bindings.bootstrap.messages import NUMBER
 from sirtaki.bindings.bootstrap.providers.environment import key_of_launcher
 from sirtaki.bindings.bootstrap.providers.world import World, number_in, start_timeout
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
@@ -64,7 +65,7 @@ class TableNews:
             world.address, world.job, Identity(self.member), world.start_timeout
         )
         self._client.keep_alive()
-        self._client.send_message(b"", time.monotonic() + world.start_timeout)
+        self._client.send_message(Frame(MessageKind.SERVES), time.monotonic() + world.start_timeout)
 
     def next(self) -> int:
         """Waits for the next table, and returns its number, or END.
@@ -73,8 +74,7 @@ class TableNews:
         """
         while True:
             with contextlib.suppress(RendezvousTimeout):  # a report shares the socket's time limit
-                number: int = NUMBER.unpack(self._client.receive_message(time.monotonic() + _PATIENCE))[0]
-                return number
+                return self._client.receive_message(time.monotonic() + _PATIENCE).number
 
     def report_failure(self, reason: str) -> None:
         """Reports this server's failure to hvdrun, even while another thread waits for the next table."""

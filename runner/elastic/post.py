@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from sirtaki.bindings.bootstrap.connection.address import unix_address
-from sirtaki.bindings.bootstrap.elastic.messages import FROM_WORKERS, Message, pack, unpack
+from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.elastic.messages import Message, pack, unpack
 from sirtaki.bindings.bootstrap.elastic.process import WORKERS
 from sirtaki.bindings.bootstrap.job import Job, RendezvousError, name_of
 from sirtaki.bindings.bootstrap.messages import RankEvent
@@ -41,7 +42,7 @@ class Post:
         interfaces: Sequence[str],
         on_message: Callable[[int, Message], None],
         on_refusal: Callable[[str], None],
-        on_call: Callable[[int, bytes], bytes] | None = None,
+        on_call: Callable[[int, Frame], bytes] | None = None,
     ) -> None:
         """Opens the rendezvous with this host's workers; `on_call` answers their calls.
 
@@ -56,7 +57,7 @@ class Post:
         self._workers: list[RendezvousServer] = []
         self._generation: RendezvousServer | None = None
         self._address_for_others = ""
-        self._messages: deque[tuple[int, bytes]] = deque()  # those that were not delivered yet
+        self._messages: deque[tuple[int, Frame]] = deque()  # those that were not delivered yet
         self.failed_threads: dict[str, str] = {}  # by rank: the first exception that ended one of its threads
         self.has_initialised = False  # whether a worker has called hvd.init()
         self.address = self._listen(self._unix_addresses(self._workers_job.id))  # for workers of this host
@@ -129,9 +130,9 @@ class Post:
         delivered while a server polls.
         """
         while self._messages:
-            worker, payload = self._messages.popleft()
+            worker, frame = self._messages.popleft()
             with contextlib.suppress(RendezvousError):  # no worker of this version has sent it
-                self._on_message(worker, unpack(payload, FROM_WORKERS))
+                self._on_message(worker, unpack(frame))
 
     def answer(self, seconds: float = _ANSWER_SECONDS, ended: Collection[int] = ()) -> None:
         """Serves the connections, and keeps the messages for `deliver`: the caller carries out orders.
@@ -170,8 +171,8 @@ class Post:
         """Opens a rendezvous with workers; returns its address."""
         job, note = self._workers_job, self._note
 
-        def receive(worker: int, payload: bytes) -> None:
-            self._messages.append((worker, payload))
+        def receive(worker: int, frame: Frame) -> None:
+            self._messages.append((worker, frame))
 
         server = RendezvousServer(
             address, job, _START_SECONDS, note, self._interfaces, receive, self._on_call

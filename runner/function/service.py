@@ -13,15 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sirtaki.bindings.bootstrap.connection.wire import printable
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, printable
 from sirtaki.bindings.bootstrap.job import RendezvousError
-from sirtaki.bindings.bootstrap.messages import CALL_LIMIT
 
-# Requests of a rank: JSON about itself; where to read on in the call; JSON about its outcome; a piece of the
-# pickled result or exception; the end of it. Another OUTCOME replaces one that has not ended.
-HELLO, READ, OUTCOME, PIECE, END = b"H", b"R", b"O", b"P", b"E"
-PIECE_BYTES = CALL_LIMIT - 64
-OFFSET = struct.Struct("!Q")
+PIECE_BYTES = MessageKind.PIECE.limit
+_LENGTH = struct.Struct("!Q")
 
 
 @dataclass
@@ -77,25 +74,25 @@ class FunctionService:
         self._python = python
         self._summary = Summary()
 
-    def answer(self, rank: int, request: bytes) -> bytes:
+    def answer(self, rank: int, request: Frame) -> bytes:
         """Returns the answer to an authenticated rank's request. Raises RendezvousError."""
-        kind, body = request[:1], request[1:]
-        if kind == HELLO:
-            return self._welcome(rank, body)
+        kind = request.kind
+        if kind == MessageKind.HELLO:
+            return self._welcome(rank, *request.fields(host=str, pid=int, python=str))
         outcome = self._summary.outcomes.get(rank)
         if outcome is None or outcome.is_complete:
-            raise RendezvousError("this request of a rank is not expected")
-        if kind == READ and len(body) == OFFSET.size:
-            return os.pread(self._call, PIECE_BYTES, OFFSET.unpack(body)[0])
-        if kind == OUTCOME:
-            outcome.report = _values_of(body)
+            raise request.unexpected()
+        if kind == MessageKind.READ and request.number <= os.fstat(self._call).st_size:
+            return os.pread(self._call, PIECE_BYTES, request.number)
+        if kind == MessageKind.OUTCOME:
+            outcome.report = request.values
             outcome.extents.clear()
-        elif kind == PIECE and outcome.report:
-            self._store(outcome, body)
-        elif kind == END and outcome.report:
+        elif kind == MessageKind.PIECE and outcome.report:
+            self._store(outcome, request.payload)
+        elif kind == MessageKind.COMPLETE and outcome.report:
             outcome.is_complete = True
         else:
-            raise RendezvousError("this request of a rank is malformed")
+            raise request.unexpected()
         return b""
 
     def note_size(self, size: int) -> None:
@@ -122,11 +119,10 @@ class FunctionService:
     def close(self) -> None:
         """Writes the summary. The job has ended."""
         summary = json.dumps(asdict(self._summary)).encode()
-        self._write(summary + OFFSET.pack(len(summary)))
+        self._write(summary + _LENGTH.pack(len(summary)))
 
-    def _welcome(self, rank: int, body: bytes) -> bytes:
-        values = _values_of(body)
-        host, python = (printable(str(values.get(name)), 255) for name in ("host", "python"))
+    def _welcome(self, rank: int, host: str, pid: int, python: str) -> bytes:
+        host, python = printable(host, 255), printable(python, 255)
         if python != self._python:
             text = (
                 f"rank {rank} on {host} runs {python}, but the function comes from {self._python}, whose "
@@ -134,7 +130,7 @@ class FunctionService:
             )
             self.note_error(text)
             raise RendezvousError(text)
-        self._summary.outcomes[rank] = RankEnd(host, _number(values.get("pid")))
+        self._summary.outcomes[rank] = RankEnd(host, pid)
         return json.dumps({"size": os.fstat(self._call).st_size, "path": self._path}).encode()
 
     def _store(self, outcome: RankEnd, piece: bytes) -> None:
@@ -154,26 +150,12 @@ class FunctionService:
         return offset
 
 
-def _values_of(body: bytes) -> dict[str, Any]:
-    try:
-        values = json.loads(body)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise RendezvousError("a rank sent a malformed description")
-    return values
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
-
-
 def read_summary(results: int) -> Summary | None:
     """Returns the summary in a results file; None if the launcher exited before writing it."""
-    end = os.fstat(results).st_size - OFFSET.size
+    end = os.fstat(results).st_size - _LENGTH.size
     if end < 0:
         return None
-    length = OFFSET.unpack(os.pread(results, OFFSET.size, end))[0]
+    length = _LENGTH.unpack(os.pread(results, _LENGTH.size, end))[0]
     if length > end:
         return None
     try:

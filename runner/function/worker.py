@@ -5,7 +5,6 @@ Nothing is unpickled before the launcher has proved that it knows the key of the
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -13,6 +12,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import CALLS, Identity, Job, RendezvousError
 from sirtaki.bindings.bootstrap.providers import find_world
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
@@ -20,7 +21,7 @@ from sirtaki.runner.function.call import FunctionCall, python_version, settle
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.function.pickling import import_cloudpickle
 from sirtaki.runner.function.report import RETURNED, exit_code, report_of
-from sirtaki.runner.function.service import END, HELLO, OFFSET, OUTCOME, PIECE, PIECE_BYTES, READ
+from sirtaki.runner.function.service import PIECE_BYTES
 from sirtaki.runner.launch.environment import encrypts
 
 _INTERRUPTED = 130  # a shell's exit code for a program that was interrupted
@@ -136,7 +137,7 @@ class LauncherConnection:
         except RendezvousError as error:
             raise LauncherGone(str(error)) from None
         values = {"host": socket.gethostname(), "pid": os.getpid(), "python": python_version()}
-        answer = json.loads(self._ask(HELLO + json.dumps(values).encode()))
+        answer = self._ask(Frame.of(MessageKind.HELLO, values)).values
         self.path: list[str] = answer["path"]
         self._size: int = answer["size"]
         self._pending = bytearray()  # bytes of the outcome that have not been sent
@@ -145,7 +146,7 @@ class LauncherConnection:
         """Returns the pickled call."""
         call, end = bytearray(self._size), 0
         while end < self._size:
-            piece = self._ask(READ + OFFSET.pack(end))
+            piece = self._ask(Frame(MessageKind.READ, number=end)).payload
             call[end : end + len(piece)] = piece
             end += len(piece)
         return call
@@ -153,7 +154,7 @@ class LauncherConnection:
     def begin_outcome(self, report: dict[str, Any]) -> None:
         """Starts an outcome; discards an unfinished outcome."""
         self._pending.clear()
-        self._ask(OUTCOME + json.dumps(report).encode())
+        self._ask(Frame.of(MessageKind.OUTCOME, report))
 
     def write(self, data: Any) -> int:
         """Sends a part of the pickled outcome, as a file that `pickle` writes to."""
@@ -164,20 +165,20 @@ class LauncherConnection:
             self._pending += view
             return len(view)
         for start in range(0, len(view), PIECE_BYTES):
-            self._ask(b"".join((PIECE, view[start : start + PIECE_BYTES])))
+            self._ask(Frame(MessageKind.PIECE, payload=bytes(view[start : start + PIECE_BYTES])))
         return len(view)
 
     def end_outcome(self) -> None:
         """Returns when the launcher has the whole outcome."""
         self._send_pending()
-        self._ask(END)
+        self._ask(Frame(MessageKind.COMPLETE))
 
     def _send_pending(self) -> None:
         if self._pending:
-            self._ask(PIECE + bytes(self._pending))
+            self._ask(Frame(MessageKind.PIECE, payload=bytes(self._pending)))
             self._pending.clear()
 
-    def _ask(self, request: bytes) -> bytes:
+    def _ask(self, request: Frame) -> Frame:
         try:
             return self._client.call(request, time.monotonic() + _ANSWER_SECONDS)
         except (OSError, RendezvousError) as error:

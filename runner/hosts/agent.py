@@ -1,9 +1,9 @@
 """The agent: the process that hvdrun starts on another host, over ssh or by srun, to run that host's ranks.
 
-It exchanges frames with hvdrun over its standard input and output (`frames`). When its standard input closes,
-hvdrun or the network is gone, and the agent's reaper ends the ranks; the same happens if the agent itself is
-killed, or if its lease ends while it is stopped. Its arguments and its environment contain no secrets: the
-job's key arrives as a message and is stored in a separate file.
+It exchanges frames with hvdrun over its standard input and output. When its standard input closes, hvdrun or
+the network is gone, and the agent's reaper ends the ranks; the same happens if the agent itself is killed, or
+if its lease ends while it is stopped. Its arguments and its environment contain no secrets: the job's key
+arrives as a message and is stored in a separate file.
 """
 
 from __future__ import annotations
@@ -24,23 +24,15 @@ from typing import TYPE_CHECKING, Any
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.address import unix_address
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind, Sender
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
 from sirtaki.bindings.bootstrap.job import Job, RendezvousError
 from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.hosts.channel import Channel
-from sirtaki.runner.hosts.coding import LINES
-from sirtaki.runner.hosts.frames import (
-    FINAL_CREDIT,
-    INITIAL_CREDIT,
-    LIMITS,
-    START_MARK,
-    TO_RELAY,
-    Frame,
-    MessageKind,
-    WireError,
-)
+from sirtaki.runner.hosts.channel import FINAL_CREDIT, INITIAL_CREDIT, Channel
+from sirtaki.runner.hosts.coding import LINES, START_MARK
 from sirtaki.runner.hosts.lease import AgentLease, lease_clock
-from sirtaki.runner.hosts.relays import Relays
+from sirtaki.runner.hosts.relays import ORDERS, Relays
 from sirtaki.runner.launch.capacity import Capacity
 from sirtaki.runner.launch.cores import count_gpus, usable_cores
 from sirtaki.runner.launch.environment import RankEnvironment, encrypts, merge_login, thread_counts
@@ -95,7 +87,7 @@ class Agent:
         self._leaves = False  # it was asked to end, and has told hvdrun
         reading, writing = _take_standard_streams()
         lines = "write" if LINES in sys.argv else ""
-        self._channel = Channel(reading, writing, selector, self._receive, lines=lines)
+        self._channel = Channel(reading, writing, selector, self._receive, Sender.HVDRUN, lines=lines)
         self._relays = Relays(selector, self._channel.send, reaper)
         self._lease = AgentLease(0.0, 0.0)
         self._next_alive = time.monotonic() + ALIVE_SECONDS
@@ -133,7 +125,7 @@ class Agent:
         self._reaper.kill_at(self._lease.end)
         if now >= self._next_alive:
             self._next_alive = now + min(ALIVE_SECONDS, self._lease.interval)
-            self._channel.send(Frame.of_number(MessageKind.ALIVE, 0, self._lease.ask(lease_clock())))
+            self._channel.send(Frame(MessageKind.ALIVE, 0, number=self._lease.ask(lease_clock())))
 
     def _poll_timeout(self) -> float:
         if self._collecting:
@@ -145,7 +137,7 @@ class Agent:
     def _receive(self, frame: Frame) -> None:
         if frame.kind == MessageKind.ASK:
             self._answer(frame)
-        elif frame.kind in TO_RELAY:
+        elif frame.kind in ORDERS:
             self._relay(frame)
         elif frame.kind == MessageKind.START and self._job is None:
             self._start(frame)
@@ -170,7 +162,7 @@ class Agent:
         elif frame.kind == MessageKind.FINISH:
             self._collect_remaining_files()
         else:
-            raise WireError(f"{frame.kind.name} is not expected now")
+            raise frame.unexpected()
 
     def _answer(self, frame: Frame) -> None:
         self._folder = str(frame.values.get("folder", ""))
@@ -184,37 +176,33 @@ class Agent:
             self._port = ReservedPort()
             interfaces = [str(name) for name in frame.values.get("interfaces", [])]
             answer["torch"] = asdict(offer_of_agent(self._port, interfaces))
-        self._channel.send(Frame.of_values(MessageKind.ANSWER, answer))
+        self._channel.send(Frame.of(MessageKind.ANSWER, answer))
 
     def _relay(self, frame: Frame) -> None:
-        self._wakeup.block_signals()
-        try:
+        with self._wakeup.signals_blocked():
             self._relays.take(frame)
-        finally:
-            self._wakeup.unblock_signals()
+
+    @contextlib.contextmanager
+    def _starting(self, what: str) -> Iterator[None]:
+        """Blocks signals while `what` is started. Raises WireError if that fails."""
+        try:
+            with self._wakeup.signals_blocked():
+                yield
+        except (LaunchError, KeyError, TypeError, ValueError) as error:
+            raise WireError(f"{what} cannot be started: {error}") from None
 
     def _start(self, frame: Frame) -> None:
-        self._wakeup.block_signals()
-        try:
+        with self._starting("the ranks"):
             self._job = AgentJob(frame.values, usable_cores(), self._reaper)
             self._job.start(self._channel.send)
-        except (LaunchError, KeyError, TypeError, ValueError) as error:
-            raise WireError(f"the ranks cannot be started: {error}") from None
-        finally:
-            self._wakeup.unblock_signals()
         for rank in self._job.running:
             self._read_from(rank)
         self._lease.begin(self._job.lease_seconds, lease_clock())
         self._next_alive = 0.0
 
     def _launch(self, job: AgentJob, frame: Frame) -> None:
-        self._wakeup.block_signals()
-        try:
+        with self._starting("a rank"):
             rank = job.launch(frame.rank, frame.values, self._channel.send)
-        except (LaunchError, KeyError, TypeError, ValueError) as error:
-            raise WireError(f"a rank cannot be started: {error}") from None
-        finally:
-            self._wakeup.unblock_signals()
         if rank is not None:
             self._read_from(rank)
 
@@ -223,17 +211,12 @@ class Agent:
         if job.spares is None:
             from sirtaki.runner.elastic.spares.host_spares import HostSpares
 
-            try:
+            with self._starting("a spare"):
                 start_spare = job.spare_start(values)
-            except (KeyError, TypeError, ValueError) as error:
-                raise WireError(f"a spare cannot be started: {error}") from None
 
             def start() -> SpareProcess:
-                self._wakeup.block_signals()
-                try:
+                with self._wakeup.signals_blocked():
                     return start_spare()
-                finally:
-                    self._wakeup.unblock_signals()
 
             reports = SpareReports(self._channel.send)
             job.spares = HostSpares(start, self._read_from, job.folder, self._selector, reports)
@@ -259,7 +242,7 @@ class Agent:
             self._job.endpoints.check()
             for status in self._job.poll():
                 values = {"code": status.code, "killed_by": status.killed_by}
-                self._channel.send(Frame.of_values(MessageKind.ENDED, values, status.rank))
+                self._channel.send(Frame.of(MessageKind.ENDED, values, status.rank))
         if (
             signal.SIGTERM in numbers
             and self._job is not None
@@ -402,13 +385,13 @@ class SpareReports:
     send: Callable[[Frame], None]
 
     def started(self, lane: int, pid: int) -> None:
-        self.send(Frame.of_number(MessageKind.STARTED, lane, pid))
+        self.send(Frame(MessageKind.STARTED, lane, number=pid))
 
     def waits(self, lane: int, modules: int, seconds: float) -> None:
-        self.send(Frame.of_values(MessageKind.SPARE_WAITS, {"modules": modules, "seconds": seconds}, lane))
+        self.send(Frame.of(MessageKind.SPARE_WAITS, {"modules": modules, "seconds": seconds}, lane))
 
     def ended(self, lane: int, why: str) -> None:
-        self.send(Frame(MessageKind.SPARE_ENDED, lane, why.encode(errors="replace")))
+        self.send(Frame.of(MessageKind.SPARE_ENDED, why, lane))
 
 
 # ---- The ranks of an agent's host, which it starts from a message; their files, which it collects ------
@@ -561,12 +544,12 @@ class AgentJob:
         else:
             self._note_start(process, send)
             return process
-        send(Frame(MessageKind.REFUSED, rank, text.encode(errors="replace")))
+        send(Frame.of(MessageKind.REFUSED, text, rank))
         return None
 
     def _note_start(self, process: RankProcess, send: Callable[[Frame], None]) -> None:
         self.running.append(process)
-        send(Frame.of_number(MessageKind.STARTED, process.rank, process.pid))
+        send(Frame(MessageKind.STARTED, process.rank, number=process.pid))
 
     def poll(self) -> Iterator[ExitStatus]:
         """Yields how ranks have ended since the last call; spares report that themselves."""
@@ -612,8 +595,8 @@ class AgentJob:
                 continue
             self._reported_ranks.add(placement.rank)
             with open(file, "rb") as opened:
-                content = opened.read(LIMITS[MessageKind.REPORT] + 1)
-            if len(content) <= LIMITS[MessageKind.REPORT]:
+                content = opened.read(MessageKind.REPORT.limit + 1)
+            if len(content) <= MessageKind.REPORT.limit:
                 yield Frame(MessageKind.REPORT, placement.rank, content)
 
     def timelines(self) -> Iterator[Frame]:
@@ -623,7 +606,7 @@ class AgentJob:
                 yield Frame(MessageKind.TIMELINE, placement.rank, piece)
         for part in elastic_parts(self._timeline):
             for piece in _pieces(part.file(self._timeline)):
-                yield Frame.of_piece(MessageKind.WORKER_TIMELINE, part.worker, part.generation, piece)
+                yield Frame(MessageKind.WORKER_TIMELINE, part.worker, piece, part.generation)
 
 
 def _pieces(file: Path) -> Iterator[bytes]:

@@ -6,19 +6,24 @@ import os
 import selectors
 from collections.abc import Callable
 
-from sirtaki.runner.hosts.coding import LineDecoder, encode_lines
-from sirtaki.runner.hosts.frames import Frame, FrameReader, WireError
+from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, Sender
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError, take_frame
+from sirtaki.runner.hosts.coding import LineDecoder, LoginOutput, encode_lines
 from sirtaki.runner.hosts.outgoing import Outgoing
 
+INITIAL_CREDIT = 256 * 1024  # bytes of ranks' output that an agent may send before hvdrun grants more
+# Further bytes for each stream of a rank once all ranks have ended: the capacity of a pipe.
+FINAL_CREDIT = 1024 * 1024
 _READ_BYTES = 256 * 1024
 
 
 class Channel:
     """Reads frames from a descriptor and writes frames to another descriptor; owns both.
 
-    `receive` is called for each frame, from the selector's loop. `ended` becomes true, and `error` gives the
-    reason, when the peer has closed its end or has sent malformed data. Where `lines` is "read" or "write",
-    what is read, or written, has the form of lines (`coding`).
+    `receive` is called for each frame of `peer`, from the selector's loop. `ended` becomes true, and `error`
+    gives the reason, when the peer has closed its end or has sent malformed data. An agent's frames follow
+    the output of a `login`. Where `lines` is "read" or "write", what is read, or written, has the form of
+    lines (`coding`).
     """
 
     def __init__(
@@ -27,12 +32,15 @@ class Channel:
         writing: int,
         selector: selectors.BaseSelector,
         receive: Callable[[Frame], None],
-        mark: bytes = b"",
+        peer: Sender,
+        login: LoginOutput | None = None,
         lines: str = "",
     ) -> None:
         self.ended = False
         self.error = ""
-        self.reader = FrameReader(mark)
+        self._accepted = FROM[peer]
+        self._without_login = login or bytes
+        self._incoming = bytearray()
         self._reading = reading
         self._watched = False
         self._outgoing = Outgoing(writing, selector)
@@ -70,7 +78,8 @@ class Channel:
             return False
         try:
             data = os.read(self._reading, _READ_BYTES)
-            for frame in self.reader.take(self._decode(data)):
+            self._incoming += self._without_login(self._decode(data))
+            while (frame := take_frame(self._incoming, self._accepted)) is not None:
                 self._receive(frame)
         except BlockingIOError:
             return False

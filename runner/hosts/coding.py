@@ -1,4 +1,6 @@
-"""The form in which an agent's bytes travel to hvdrun where they cannot travel as they are: lines of text.
+"""The way of an agent's bytes to hvdrun: behind the output of the login, and as lines of text if need be.
+
+The agent begins with START_MARK: output before it comes from the login and is ignored.
 
 Slurm forwards the output of a task line by line, and holds back what does not end with a line feed. Frames
 would stay in its buffers.
@@ -9,6 +11,10 @@ from __future__ import annotations
 import base64
 import binascii
 
+from sirtaki.bindings.bootstrap.connection.wire import WireError
+
+START_MARK = b"\0sirtaki agent\0\n"
+MAX_BEFORE_MARK = 64 * 1024  # bytes that a login may print
 LINES = "--lines"  # the argument with which an agent writes lines
 _BEGINNING = b"srt:"
 _BYTES_PER_LINE = 720  # 964 characters: Slurm may cut a line of more than 1,024
@@ -34,6 +40,25 @@ class LineDecoder:
             decoded.append(self._rest)
             self._rest = b""
         return b"".join(decoded)
+
+
+class LoginOutput:
+    """Removes what a login has printed, up to and with START_MARK; `printed` is its end."""
+
+    def __init__(self) -> None:
+        self.printed = b""
+        self._has_ended = False
+
+    def __call__(self, data: bytes) -> bytes:
+        """Returns the bytes of an agent. Raises WireError if the login prints too much."""
+        if self._has_ended:
+            return data
+        before, mark, rest = (self.printed + data).partition(START_MARK)
+        self._has_ended = bool(mark)
+        if not mark and len(before) > MAX_BEFORE_MARK:
+            raise WireError(f"the login there has printed more than {MAX_BEFORE_MARK} bytes")
+        self.printed = before[-MAX_BEFORE_MARK:]
+        return rest
 
 
 def _decode(line: bytes) -> bytes:

@@ -47,11 +47,8 @@ class Connection:
             return []
 
         def begin(name: str, over: RemoteHost | None) -> RemoteHost:
-            wakeup.block_signals()
-            try:
+            with wakeup.signals_blocked():
                 return self.begin(name, program, reaper, over)
-            finally:
-                wakeup.unblock_signals()
 
         allow_descriptors(_PER_HOST * len(names))
         attempts = HostAttempts(names, begin, relays and self.launcher.relays)

@@ -13,12 +13,14 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
-from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
 from sirtaki.runner.hosts.outgoing import Outgoing
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.process import Process
 from sirtaki.runner.launch.reaper import Reaper
 
+ORDERS = (MessageKind.REACH, MessageKind.PASS, MessageKind.PASS_END, MessageKind.DROP)
 _READ_BYTES = 64 * 1024
 _MAX_FINAL_READS = 16  # more reads than a full pipe needs
 _MAX_BACKLOG = 1024 * 1024  # for hvdrun; while there is more, nothing is read
@@ -74,9 +76,7 @@ class Relays:
             self._lanes[number] = _Lane(number, command, self._selector, self._send, self._reaper)
         except (OSError, LaunchError) as error:
             self._send(Frame(MessageKind.PASSED_ERROR, number, f"{error}\n".encode()))
-            self._send(
-                Frame.of_values(MessageKind.PASSED_END, {"code": _CANNOT_START, "killed_by": 0}, number)
-            )
+            self._send(Frame.of(MessageKind.PASSED_END, {"code": _CANNOT_START, "killed_by": 0}, number))
 
 
 def _open_pipes(count: int) -> list[tuple[int, int]]:
@@ -129,7 +129,7 @@ class _Lane:
         elif frame.kind == MessageKind.DROP:
             self._process.signal(frame.number)
         else:
-            raise WireError(f"{frame.kind.name} is not expected for this lane")
+            raise frame.unexpected()
 
     def watch(self, wanted: bool) -> None:
         ready = set(self._open) if wanted else set()
@@ -151,9 +151,7 @@ class _Lane:
         self._close()
         self._process.clear()
         code, killed_by = result
-        self._send(
-            Frame.of_values(MessageKind.PASSED_END, {"code": code, "killed_by": killed_by}, self._number)
-        )
+        self._send(Frame.of(MessageKind.PASSED_END, {"code": code, "killed_by": killed_by}, self._number))
         return True
 
     def _read(self, descriptor: int) -> bool:

@@ -14,21 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.wire import one_line
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind, Sender
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError, one_line
 from sirtaki.bindings.observing.ownership import held_folder
 from sirtaki.runner.cli.command import NOT_EXECUTABLE
 from sirtaki.runner.hosts.agent_launcher import AgentLauncher
-from sirtaki.runner.hosts.channel import Channel
-from sirtaki.runner.hosts.frames import (
-    FINAL_CREDIT,
-    FROM_RELAY,
-    INITIAL_CREDIT,
-    NO_RANK,
-    START_MARK,
-    Frame,
-    MessageKind,
-    WireError,
-)
+from sirtaki.runner.hosts.channel import FINAL_CREDIT, INITIAL_CREDIT, Channel
+from sirtaki.runner.hosts.coding import LoginOutput
 from sirtaki.runner.hosts.lease import HostLease, lease_clock
 from sirtaki.runner.hosts.outgoing import Outgoing
 from sirtaki.runner.hosts.remote_rank import RemoteRank
@@ -124,8 +116,11 @@ class RemoteHost:
                 os.close(descriptor)
         self._errors = self._display.read_host(self.name, ours_err)
         lines = "read" if self._launcher.forwards_lines else ""
-        self._channel = Channel(ours_out, ours_in, self._selector, self._receive, START_MARK, lines)
-        self._channel.send(Frame.of_values(MessageKind.ASK, question))
+        self._login = LoginOutput()
+        self._channel = Channel(
+            ours_out, ours_in, self._selector, self._receive, Sender.AGENT, self._login, lines
+        )
+        self._channel.send(Frame.of(MessageKind.ASK, question))
 
     def start(self, values: Mapping[str, Any], job: RemoteJob) -> None:
         """Orders the agent to start its ranks."""
@@ -135,19 +130,19 @@ class RemoteHost:
             with contextlib.suppress(OSError):  # a program that cleans temporary files has removed the folder
                 states = held_folder(job.states.parent, self) / job.states.name
                 self._states = RemoteStates(self.name, states, self.send)
-        self.send(Frame.of_values(MessageKind.START, values))
+        self.send(Frame.of(MessageKind.START, values))
 
     def launch(self, rank: RemoteRank, values: Mapping[str, Any]) -> None:
         """Orders the agent to start a rank, which replaces any ended rank of the same number."""
         assert self._job is not None
         self._job.ranks[rank.rank] = rank
         self._launched += 1
-        self.send(Frame.of_values(MessageKind.LAUNCH, values, rank.rank))
+        self.send(Frame.of(MessageKind.LAUNCH, values, rank.rank))
 
     def start_spare(self, lane: int, values: Mapping[str, Any]) -> None:
         """Orders the agent to start a spare; the job's `spares` receive its reports."""
         self._spares.add(lane)
-        self.send(Frame.of_values(MessageKind.SPARE, values, lane))
+        self.send(Frame.of(MessageKind.SPARE, values, lane))
 
     def dismiss_spare(self, lane: int) -> None:
         """Orders the agent to dismiss a spare."""
@@ -156,7 +151,7 @@ class RemoteHost:
     def note_signal(self, number: int) -> None:
         """Sends the agent a signal that stops or resumes the job; its lease stops even if it has no rank."""
         if self._job is not None:
-            self.send(Frame.of_number(MessageKind.SIGNAL, NO_RANK, number))
+            self.send(Frame(MessageKind.SIGNAL, number=number))
 
     def renew_lease(self) -> None:
         """Starts a new lease: hvdrun itself was stopped, and so were the ranks."""
@@ -203,7 +198,7 @@ class RemoteHost:
         for number, ungranted in self._ungranted.items():
             if ungranted >= INITIAL_CREDIT // 4 and self._display.has_room(number):
                 self._ungranted[number] = 0
-                self.send(Frame.of_number(MessageKind.GRANT, number, ungranted))
+                self.send(Frame(MessageKind.GRANT, number, number=ungranted))
         if self._states is not None:
             self._states.poll(time.monotonic())
         self._channel.watch(self._behind.balance(self._channel.backlog))
@@ -260,7 +255,7 @@ class RemoteHost:
         elif frame.kind == MessageKind.DONE:
             self.done = True
             self._channel.close_writing()
-        elif frame.kind in FROM_RELAY:
+        elif frame.kind in _FROM_RELAY:
             self._behind.take(frame)
         elif frame.kind == MessageKind.ALIVE:
             self._renew(frame.number)
@@ -284,7 +279,7 @@ class RemoteHost:
             if self._job.lease is not None:
                 self._job.lease.grant(lease_clock())
             if self._channel.backlog < _MOST_UNREAD:  # an agent that does not read gets no leases
-                self.send(Frame.of_number(MessageKind.LEASE, 0, number))
+                self.send(Frame(MessageKind.LEASE, 0, number=number))
 
     def _take_answer(self, frame: Frame) -> None:
         answer = frame.values
@@ -300,7 +295,7 @@ class RemoteHost:
             try:
                 self.master_offer = MasterOffer.parse(answer["torch"])
             except ValueError as error:
-                raise WireError(f"ANSWER is malformed: {error}") from None
+                raise frame.malformed(error) from None
 
     def _take(self, frame: Frame, job: RemoteJob, rank: RemoteRank) -> None:
         if frame.kind in (MessageKind.STDOUT, MessageKind.STDERR):
@@ -310,27 +305,28 @@ class RemoteHost:
             self._display.end_lines(frame.rank)
             job.on_start(frame.rank, rank.pid)
         elif frame.kind == MessageKind.REFUSED and rank.is_awaited:
-            self._display.say(f"{self.name}: {one_line(frame.payload.decode(errors='replace'), 1000)}")
+            self._display.say(f"{self.name}: {one_line(frame.text, 1000)}")
             self._note_exit(rank, NOT_EXECUTABLE, 0)
         elif frame.kind == MessageKind.ENDED:
-            values = frame.values
-            self._note_exit(rank, _exit_code(values.get("code")), _exit_code(values.get("killed_by")))
+            code, killed_by = frame.fields(code=int, killed_by=int)
+            if not (0 <= code <= 255 and 0 <= killed_by <= 255):
+                raise frame.malformed()
+            self._note_exit(rank, code, killed_by)
         elif frame.kind == MessageKind.REPORT and job.post_mortem is not None:
             job.post_mortem.store_report(frame.rank, frame.payload)
         elif frame.kind == MessageKind.TIMELINE and job.lease is None and job.timeline is not None:
             job.timeline.append(frame.rank, frame.payload)
         else:
-            raise WireError(f"{frame.kind.name} is not expected now")
+            raise frame.unexpected()
 
     def _store_part(self, frame: Frame, job: RemoteJob) -> None:
-        generation, piece = frame.numbered
         if job.lease is None or job.timeline is None or frame.rank < 0:
             raise WireError(f"{frame.kind.name} of worker {frame.rank} is not expected")
-        part = TimelinePart(frame.rank, generation)
+        part = TimelinePart(frame.rank, frame.number)
         self._parts.add(part)
         if len(self._parts) > _MOST_PARTS:
             raise WireError(f"it sent more than {_MOST_PARTS} parts of a timeline")
-        job.timeline.append_part(part, piece)
+        job.timeline.append_part(part, frame.payload)
 
     def _take_of_spare(self, frame: Frame, spares: SpareNews) -> None:
         if frame.kind in (MessageKind.STDOUT, MessageKind.STDERR):
@@ -338,15 +334,12 @@ class RemoteHost:
         elif frame.kind == MessageKind.STARTED:
             spares.started(frame.rank, frame.number)
         elif frame.kind == MessageKind.SPARE_WAITS:
-            modules, seconds = frame.values.get("modules"), frame.values.get("seconds")
-            if not isinstance(modules, int) or not isinstance(seconds, float):
-                raise WireError("the report of a spare is malformed")
-            spares.waits(frame.rank, modules, seconds)
+            spares.waits(frame.rank, *frame.fields(modules=int, seconds=float))
         elif frame.kind == MessageKind.SPARE_ENDED and frame.rank not in self._ended_spares:
             self._ended_spares.add(frame.rank)
-            spares.ended(frame.rank, one_line(frame.payload.decode(errors="replace"), 1000))
+            spares.ended(frame.rank, one_line(frame.text, 1000))
         else:
-            raise WireError(f"{frame.kind.name} is not expected now")
+            raise frame.unexpected()
 
     def _take_output(self, frame: Frame) -> None:
         number = STDOUT if frame.kind == MessageKind.STDOUT else STDERR
@@ -388,7 +381,7 @@ class RemoteHost:
         self._display.read_available(self._errors)
         said = [line.decode(errors="replace") for line in self._errors.tail]
         if code == 0 or not said:
-            said += self._channel.reader.before_mark.decode(errors="replace").splitlines()
+            said += self._login.printed.decode(errors="replace").splitlines()
         return self._launcher.explain(self.name, code, said)
 
     def _describe_loss(self, code: int, killed_by: int) -> str:
@@ -401,17 +394,12 @@ class RemoteHost:
         return self._launcher.explain_loss(code)
 
 
-def _exit_code(value: object) -> int:
-    if not isinstance(value, int) or not 0 <= value <= 255:
-        raise WireError("the exit status of a rank is malformed")
-    return value
-
-
 # ---- Hosts that hvdrun reaches over the agent of another host: hvdrun's side of `relays` ---------------
 
 
 _READ_BYTES = 64 * 1024
 _MAX_BACKLOG = 1024 * 1024  # bytes that wait for a reader; while there are more, nothing is read
+_FROM_RELAY = (MessageKind.PASSED, MessageKind.PASSED_ERROR, MessageKind.PASSED_END)
 _LOST = 255  # as ssh's exit code when a connection breaks
 
 
@@ -453,7 +441,7 @@ class RelayedProcess:
         os.set_blocking(self._input, False)
         self._watched = False
         self.watch(True)
-        send(Frame.of_values(MessageKind.REACH, {"command": list(command)}, lane))
+        send(Frame.of(MessageKind.REACH, {"command": list(command)}, lane))
 
     @property
     def backlog(self) -> int:
@@ -476,7 +464,7 @@ class RelayedProcess:
     def signal(self, number: int) -> None:
         if self._result is None and number not in self._signals:
             self._signals.add(number)
-            self._send(Frame.of_number(MessageKind.DROP, self._lane, number))
+            self._send(Frame(MessageKind.DROP, self._lane, number=number))
 
     def clear(self) -> None:
         self._close_input()
@@ -491,11 +479,7 @@ class RelayedProcess:
             if self._errors.backlog < _MAX_BACKLOG:  # the rest is dropped: hvdrun's output may have no reader
                 self._errors.send(frame.payload)
         else:
-            values = frame.values
-            code, killed_by = values.get("code"), values.get("killed_by")
-            if not isinstance(code, int) or not isinstance(killed_by, int):
-                raise WireError("the end of a connection is malformed")
-            self._end(code, killed_by)
+            self._end(*frame.fields(code=int, killed_by=int))
 
     def lose(self, why: str) -> None:
         """Records that the agent is gone."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from sirtaki.runner.hosts.frames import Frame, MessageKind
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class RemoteRank:
     def signal(self, number: int) -> None:
         """Sends a signal to all processes in the rank's process group."""
         if self._noted is None:
-            self._host.send(Frame.of_number(MessageKind.SIGNAL, self.rank, number))
+            self._host.send(Frame(MessageKind.SIGNAL, self.rank, number=number))
 
     def reap(self) -> None:
         """Does nothing: the agent reaps the rank."""
@@ -45,7 +46,7 @@ class RemoteRank:
     def clear(self) -> None:
         """Ends what the rank has left behind, which the agent does by itself for a rank that has failed."""
         if self._noted is not None and not self._noted.failed:
-            self._host.send(Frame.of_number(MessageKind.SIGNAL, self.rank, signal.SIGKILL))
+            self._host.send(Frame(MessageKind.SIGNAL, self.rank, number=signal.SIGKILL))
 
     def note(self, status: ExitStatus) -> bool:
         """Records how the rank ended; returns False if it was already known."""

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import FIRST_SERVER, Job, join_names, name_of
-from sirtaki.bindings.bootstrap.messages import NUMBER, RankEvent
+from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.bootstrap.table_variables import END, SERVERS, SIZE, TABLES, job_of_tables
 from sirtaki.runner.launch.hosts import HostAllocation, servers_of
@@ -67,7 +69,7 @@ class Servers:
         elif event.kind == "refused":
             self._report(event)
 
-    def on_message(self, member: int, _: bytes) -> None:
+    def on_message(self, member: int, _: Frame) -> None:
         """Records that a server is connected, and announces to it the tables that exist so far."""
         self._present.add(member)
         self._announce([member], [*self._tables, *([END] if self._is_over else [])])
@@ -115,4 +117,4 @@ class Servers:
     def _announce(self, members: Sequence[int] | set[int], tables: Sequence[int]) -> None:
         for member in members:
             for table in tables:
-                self._server.send_message(member, NUMBER.pack(table))
+                self._server.send_message(member, Frame(MessageKind.TABLE, number=table))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.observing.watch_marks import (
     INTERVAL_SECONDS,
     REMOTE,
@@ -24,7 +26,6 @@ from sirtaki.bindings.observing.watch_marks import (
     read_order,
     watch_for_now,
 )
-from sirtaki.runner.hosts.frames import NO_RANK, Frame, MessageKind, WireError
 
 _SENT_ROWS = 8  # hosts to which a rank has sent the most
 _MOST_FILES = 2048  # of a host, for processes that have been ranks there; the oldest ones are removed
@@ -52,10 +53,10 @@ class RemoteStates:
             if is_watched_for_now(self._folder):
                 if order := read_order(self._folder, self._ordered):
                     self._ordered = order.number
-                    self._send(Frame.of_values(MessageKind.ORDER, order._asdict()))
+                    self._send(Frame.of(MessageKind.ORDER, order._asdict()))
                 self._number += 1
                 self._asked = time.time()
-                self._send(Frame.of_number(MessageKind.WATCH, NO_RANK, self._number))
+                self._send(Frame(MessageKind.WATCH, number=self._number))
 
     def take(self, frame: Frame) -> None:
         """Stores a state; that of an earlier question is too old. Raises WireError if it is malformed."""
@@ -74,7 +75,7 @@ class RemoteStates:
             process = maybe(process_shape)(answer.get("process"))
             behind = self._asked - real(answer.get("now"))
         except ValueError as error:
-            raise WireError(f"{frame.kind.name} is malformed: {error}") from None
+            raise frame.malformed(error) from None
         values["time"] += behind
         values["look_seconds"] += time.time() - self._asked
         if process is not None:
@@ -108,7 +109,7 @@ def take_order(folder: Path, frame: Frame) -> None:
     try:
         order = parse_order(frame.values)
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise WireError(f"{frame.kind.name} is malformed") from None
+        raise frame.malformed() from None
     with contextlib.suppress(OSError):  # a full disk: these ranks will not answer
         watch_for_now(folder)
         place_order(folder, order)
@@ -129,4 +130,4 @@ def answers(folder: Path, number: int) -> Iterator[Frame]:
         answer: dict[str, Any] = {"number": number, "now": time.time()}
         values = {name: value for name, value in state.values.items() if name not in OF_METRICS}
         values["sent"] = heapq.nlargest(_SENT_ROWS, values["sent"], key=lambda row: row["bytes"])
-        yield Frame.of_values(MessageKind.STATE, {**answer, "values": values, "process": process})
+        yield Frame.of(MessageKind.STATE, {**answer, "values": values, "process": process})

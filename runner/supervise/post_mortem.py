@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sirtaki.runner.hosts.frames import LIMITS, MessageKind
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.runner.launch.rank_start import remove_reports, report_file
 from sirtaki.runner.observe.job_timeline import JobTimeline
 from sirtaki.runner.supervise.failure_analysis import name_rank
@@ -92,7 +92,7 @@ class PostMortem:
     def _read(self, rank: int) -> Mapping[str, Any]:
         try:
             with open(self._file(rank), "rb") as file:
-                report = json.loads(file.read(LIMITS[MessageKind.REPORT]))
+                report = json.loads(file.read(MessageKind.REPORT.limit))
         except (OSError, *MALFORMED):  # no report: its world did not fail, or it was killed
             return {}
         return report if isinstance(report, dict) else {}

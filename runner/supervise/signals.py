@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from types import FrameType
 
 from sirtaki.runner.launch.errors import LaunchError
@@ -45,6 +47,15 @@ class WakeupPipe:
             if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:
                 signal.signal(number, _ignore_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+
+    @contextlib.contextmanager
+    def signals_blocked(self) -> Iterator[None]:
+        """Blocks signals within the `with` block."""
+        self.block_signals()
+        try:
+            yield
+        finally:
+            self.unblock_signals()
 
     def wake(self) -> None:
         """Wakes the main loop; called by other threads."""

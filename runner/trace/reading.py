@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import printable
-from sirtaki.runner.hosts.frames import LIMITS, MessageKind
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.observe.timeline import clock_offset, shifted
 from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds
@@ -490,7 +490,7 @@ def read_failure_report(path: Path) -> FailureReport:
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
-        text = file.read(LIMITS[MessageKind.REPORT])
+        text = file.read(MessageKind.REPORT.limit)
     try:
         return FailureReport(json.loads(text))
     except MALFORMED:

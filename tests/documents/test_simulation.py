@@ -14,6 +14,7 @@ import pytest
 from world import ENCRYPTED, world
 
 import sirtaki.numpy as numpy_hvd
+from sirtaki.bindings.bootstrap.connection.message_kinds import HEADER as MESSAGE_HEADER
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 HEADER = 16  # bytes of a frame
@@ -143,7 +144,7 @@ def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> 
     assert two["connections"] == 8
     assert start.first_links(16, 8) == {"most": 8, "all": 2 * 7 + 8, "connects": 2}
     # The eight ranks of the server's host, and the collector of the other one, whose ranks have numbers.
-    assert two["sent_by_server"] == sum(9 * (4 + size) + 1 + 4 + 8 * 4 for size in described.sizes)
+    assert two["sent_by_server"] == sum(9 * size + MESSAGE_HEADER.size + 8 * 4 for size in described.sizes)
     assert two["sent_frames"] == 3 * 9
     assert two["most_held"] == max(described.sizes)
     assert two["phases"]["links"] == pytest.approx(2 * 2e-3 + 7e-3)
@@ -152,7 +153,7 @@ def test_a_start_has_the_bytes_and_connections_of_its_world(benchmarks: Any) -> 
     assert star["phases"]["links"] == pytest.approx(2e-3 + 6e-3)
     assert star["phases"]["memory"] == pytest.approx(3 * 8 * 1e-5)
     assert all(size > 5 * 16 for size in described.sizes[:2])
-    assert described.sizes[2] == 1 + 4 * 16  # empty payloads behind their lengths
+    assert described.sizes[2] == MESSAGE_HEADER.size + 4 * 16  # empty payloads behind their lengths
 
 
 @pytest.mark.parametrize(
@@ -174,15 +175,15 @@ def test_hosts_of_several_ranks_have_one_connection_to_the_server(
 def test_a_real_rendezvous_sends_the_bytes_of_the_simulated_one(benchmarks: Any) -> None:
     start, rendezvous = benchmarks("common.simulated_start"), benchmarks("rendezvous")
     sizes, place = start.describe(9, 3).sizes, start.Place(3, 0.0, 1e12)
-    welcome = 4 + 1 + 16
+    welcome = MESSAGE_HEADER.size + 16
     collected, direct = (rendezvous.count(3, 3, collectors) for collectors in (True, False))
     assert (collected.connections, direct.connections) == (2, 6)
-    own_host = sum(3 * (4 + size) for size in sizes)  # over a Unix socket
+    own_host = sum(3 * size for size in sizes)  # over a Unix socket
     assert (
         collected.sent
         == 2 * welcome + sum(start.bytes_of_answers(9, place, size) for size in sizes) - own_host
     )
-    assert direct.sent == 6 * welcome + sum(6 * (4 + size) for size in sizes)
+    assert direct.sent == 6 * welcome + sum(6 * size for size in sizes)
 
 
 def test_costs_of_a_start_are_measured(benchmarks: Any) -> None:
@@ -200,4 +201,4 @@ def test_a_change_goes_on_in_order(benchmarks: Any) -> None:
     assert 3 * 4 * 32 < large - small < 40 * 32
     start = benchmarks("common.simulated_start")
     sizes = start.describe(56, 8).sizes
-    assert found[1]["starts_sent"] == sum(56 * (4 + size) for size in sizes)
+    assert found[1]["starts_sent"] == sum(56 * size for size in sizes)

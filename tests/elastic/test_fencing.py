@@ -12,9 +12,9 @@ from elastic.arbiter_job import Job as ArbitersJob
 from elastic.running import QUICK, check_exact, run_job
 
 import sirtaki.numpy as hvd
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.elastic import worker as workers
 from sirtaki.bindings.bootstrap.elastic.messages import (
-    FROM_WORKERS,
     Counted,
     Drain,
     End,
@@ -41,8 +41,8 @@ def worker_of() -> Iterator[Callable[[Answer], workers.ElasticWorker]]:
     def make(answer: Answer) -> workers.ElasticWorker:
         job = Job(f"fencing.{secrets.token_hex(4)}", 8, b"k" * 32, "1")
 
-        def take(number: int, payload: bytes) -> None:
-            message = unpack(payload, FROM_WORKERS)
+        def take(number: int, frame: Frame) -> None:
+            message = unpack(frame)
             assert isinstance(message, Fence)
             if (standing := answer(message)) is not None:
                 server.send_message(number, pack(standing))

@@ -14,12 +14,13 @@ import pytest
 from launching import is_running, wait_until
 from open_files import open_files
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.bindings.bootstrap.elastic.spare import SPARE
 from sirtaki.runner.elastic.spares.host_spares import HostSpares
 from sirtaki.runner.elastic.spares.job_spares import JobSpares
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess
-from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
 from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.launch.errors import LaunchError
@@ -155,10 +156,19 @@ def test_a_spare_that_does_not_leave_is_killed(held: Held) -> None:
     assert not is_running(held.processes[0].pid)
 
 
-@pytest.mark.parametrize("text", ["x", "[]", "{}", '{"modules": 3, "seconds": "x"}', "9" * 5000])
-def test_a_spare_whose_program_writes_to_its_connection_is_killed(held: Held, text: str) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x",
+        Frame(MessageKind.SPARE_WAITS, payload=b"[]").pack(),
+        Frame.of(MessageKind.SPARE_WAITS, {"modules": 3, "seconds": "x"}).pack(),
+        Frame(MessageKind.SPARE_WAITS).pack()[:-4] + b"\xff\xff\xff\xff",
+        Frame.of(MessageKind.PLACE, {}).pack(),
+    ],
+)
+def test_a_spare_whose_program_writes_to_its_connection_is_killed(held: Held, data: bytes) -> None:
     held.list.write_text("json")
-    program = f"import json, os; os.write(json.loads(os.environ['{SPARE}'])['descriptor'], b'{text}\\n')"
+    program = f"import json, os; os.write(json.loads(os.environ['{SPARE}'])['descriptor'], {data!r})"
     command = [sys.executable, "-S", "-c", f"{program}; import time; time.sleep(60)"]
     with Reaper() as reaper:
         process = SpareProcess(command, held.environment, held.list.parent, False, reaper)
@@ -367,7 +377,6 @@ def test_the_end_of_the_job_dismisses_the_spares_of_other_hosts(remote: Remote) 
             b'{"modules": 3, "seconds": 1' + b"0" * 400 + b"}",
         ),  # no float is so large
         (MessageKind.SPARE_WAITS, LANE, b"[]"),
-        (MessageKind.STARTED, LANE, b"x"),
         (MessageKind.REPORT, LANE, b"{}"),
         (MessageKind.ENDED, LANE, b'{"code": 0, "killed_by": 0}'),
     ],

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
+from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
 from sirtaki.bindings.bootstrap.elastic import messages
-from sirtaki.bindings.bootstrap.elastic.messages import FROM_WORKERS, TO_WORKERS, Enlist, World, pack, unpack
+from sirtaki.bindings.bootstrap.elastic.messages import Enlist, World, pack, unpack
 from sirtaki.bindings.bootstrap.job import RendezvousError
 
 EXAMPLES = [
@@ -43,35 +43,39 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda one: type(one).__name__)
 def test_a_message_arrives_as_it_was_sent(message: messages.Message) -> None:
-    assert unpack(pack(message), (*FROM_WORKERS, *TO_WORKERS)) == message
+    assert unpack(pack(message)) == message
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda one: type(one).__name__)
 def test_a_message_of_the_other_direction_is_refused(message: messages.Message) -> None:
-    other = TO_WORKERS if isinstance(message, FROM_WORKERS) else FROM_WORKERS
-    with pytest.raises(RendezvousError):
-        unpack(pack(message), other)
+    frame = pack(message)
+    other = Sender.LAUNCHER if Sender.RANK in frame.kind.senders else Sender.RANK
+    with pytest.raises(RendezvousError, match=f"{frame.kind.name} is not expected now"):
+        take_frame(bytearray(frame.pack()), FROM[other])
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda one: type(one).__name__)
 def test_a_field_of_another_type_or_a_missing_one_is_refused(message: messages.Message) -> None:
-    values = json.loads(pack(message))
+    kind, values = pack(message).kind, pack(message).values
     for name in values:
         for wrong in (None, 1.5, {}, [None], [[]]):
             with pytest.raises(RendezvousError):
-                unpack(json.dumps({**values, name: wrong}).encode(), (*FROM_WORKERS, *TO_WORKERS))
+                unpack(Frame.of(kind, {**values, name: wrong}))
         fewer = {other: value for other, value in values.items() if other != name}
         with pytest.raises(RendezvousError):
-            unpack(json.dumps(fewer).encode(), (*FROM_WORKERS, *TO_WORKERS))
+            unpack(Frame.of(kind, fewer))
 
 
-@given(st.binary(max_size=200) | st.text(max_size=50).map(str.encode) | st.just(b"[" * 100_000))
-def test_bytes_that_are_no_message_are_refused(payload: bytes) -> None:
+@given(
+    st.sampled_from(MessageKind),
+    st.binary(max_size=200) | st.text(max_size=50).map(str.encode) | st.just(b"[" * 100_000),
+)
+def test_bytes_that_are_no_message_are_refused(kind: MessageKind, payload: bytes) -> None:
     with pytest.raises(RendezvousError):
-        unpack(payload, FROM_WORKERS)
+        unpack(Frame(kind, payload=payload))
 
 
 def test_a_long_text_is_cut() -> None:
-    message = unpack(pack(Enlist(1, "lost", 0, True, 0, "peer_lost", "x" * 100_000)), FROM_WORKERS)
+    message = unpack(pack(Enlist(1, "lost", 0, True, 0, "peer_lost", "x" * 100_000)))
     assert isinstance(message, Enlist)
     assert message.text == "x" * 4000

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.other_hosts import OtherHosts
-from sirtaki.runner.hosts.frames import Frame, MessageKind
+from sirtaki.runner.hosts.coding import START_MARK
 from sirtaki.runner.hosts.lease import HostLease, lease_clock
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
 from sirtaki.runner.hosts.remote_rank import RemoteRank
@@ -118,8 +120,8 @@ def remote() -> Iterator[RemoteHost]:
     """Returns a host whose agent says that it has left nothing behind, whatever was started there."""
     with selectors.PollSelector() as selector, Reaper() as reaper:
         host = RemoteHost("hostB", SshOptions(), selector, Display(selector))
-        done = "import sys; from sirtaki.runner.hosts.frames import *; frame = Frame(MessageKind.DONE).pack()"
-        command = [sys.executable, "-c", f"{done}; sys.stdout.buffer.write(START_MARK + frame)"]
+        data = START_MARK + Frame(MessageKind.DONE).pack()
+        command = [sys.executable, "-c", f"import sys; sys.stdout.buffer.write({data!r})"]
         host.connect(command, {}, reaper)
         yield host
         host.close()

@@ -15,6 +15,8 @@ from elastic.running import FAILSAFE_SECONDS, QUICK, run_job
 from elastic.spare_job import check_exact, running
 from launching import is_running, wait_until
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.elastic import loaded_modules, spare
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.arbiter.policy import Slots
@@ -115,7 +117,7 @@ def test_a_spare_may_get_its_place_while_it_still_imports(monkeypatch: pytest.Mo
     ours, theirs = socket.socketpair()
     monkeypatch.setenv("PLACE", "old")
     orders = spare.SpareOrders(json.loads(spare.instructions(theirs.detach(), "", False)))
-    ours.sendall(b'{"PLACE": "new"}\n')
+    ours.sendall(Frame.of(MessageKind.PLACE, {"PLACE": "new"}).pack())
     ours.close()
     orders.report_ready(3, 0.5)  # nobody listens any more
     orders.wait()

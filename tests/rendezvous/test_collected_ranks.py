@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import pytest
 from collected_hosts import CollectedHosts, Start
@@ -14,39 +14,32 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import deadline, wait_until
 
-from sirtaki.bindings.bootstrap.connection.wire import pack_frame, receive_frame
-from sirtaki.bindings.bootstrap.job import CALLS, COLLECTOR_RANK, Identity, Job, LinkKind, Role
+from sirtaki.bindings.bootstrap.connection.message_kinds import TOKEN_BYTES, MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame, take_frame
+from sirtaki.bindings.bootstrap.job import (
+    CALLS,
+    COLLECTOR_RANK,
+    Identity,
+    Job,
+    LinkKind,
+    RendezvousError,
+    Role,
+)
 from sirtaki.bindings.bootstrap.messages import (
-    ARRIVED,
-    CALL_LIMIT,
-    COLLECTED_LIMIT,
-    CONFIRM,
-    COUNT,
-    JOIN,
-    LEFT,
-    MESSAGE,
-    NUMBER,
-    PASSED,
-    REQUEST_LIMIT,
-    RESUME,
+    REPORTS,
     RankEvent,
     Route,
     pack_arrival,
-    pack_collector_join,
     pack_delivery,
-    pack_failure,
     pack_payloads,
-    pack_report,
-    pack_resumption,
     pack_welcome,
     unpack_delivery,
     unpack_welcome,
 )
 
 JOB = Job("job", 3, b"k" * 32, "1.0")
-TOKEN = b"a" * 16
-FIRST = pack_collector_join(JOB.size, TOKEN)  # a collector's first message
-LIMIT = 10_000_000
+TOKEN = b"a" * TOKEN_BYTES
+FIRST = Frame(MessageKind.JOIN_HOST, payload=TOKEN, number=JOB.size)  # a collector's first message
 
 
 class Collector:
@@ -58,31 +51,50 @@ class Collector:
         run_handshake(self.line, JOB, mine, LinkKind.RENDEZVOUS, Role.CONNECTS, deadline())
 
     def join(self, token: bytes = b"") -> Collector:
-        self.send(pack_collector_join(JOB.size, token or os.urandom(16)))
-        assert self.next()[:1] == b"W"
+        self.send(Frame(MessageKind.JOIN_HOST, payload=token or os.urandom(16), number=JOB.size))
+        assert self.next().kind == MessageKind.WELCOME
         return self
 
-    def send(self, *messages: bytes) -> None:
-        self.line.sendall(b"".join(map(pack_frame, messages)))
+    def send(self, *frames: Frame) -> None:
+        self.line.sendall(b"".join(frame.pack() for frame in frames))
 
-    def next(self) -> bytes:
-        return receive_frame(self.line, deadline(), LIMIT)
+    def next(self) -> Frame:
+        return receive_frame(self.line, deadline(), MessageKind, JOB.size)
+
+    def next_delivery(self) -> tuple[list[int], Frame]:
+        """Returns the numbers of a DELIVER, and the frame for them."""
+        numbers, packed = unpack_delivery(self.next())
+        frame = take_frame(bytearray(packed), MessageKind, JOB.size)
+        assert frame is not None
+        return list(numbers), frame
 
     def arrive(self, number: int, rank: int, generation: int = 1) -> None:
         """Sends what a rank sends that enters an init()."""
         self.send(
             pack_arrival(number, Identity(rank, generation)),
-            passed(number, JOIN + NUMBER.pack(JOB.size)),
-            passed(number, gather(0, b"payload of %d" % rank)),
+            said(number, Frame(MessageKind.JOIN, number=JOB.size)),
+            said(number, Frame(MessageKind.GATHER, payload=b"payload of %d" % rank)),
         )
 
 
-def passed(number: int, message: bytes) -> bytes:
-    return PASSED + NUMBER.pack(number) + message
+def said(number: int, frame: Frame) -> Frame:
+    return Frame(MessageKind.SAID, payload=frame.pack(), number=number)
 
 
-def gather(number: int, payload: bytes) -> bytes:
-    return b"G" + NUMBER.pack(number) + payload
+def resumption(received: int) -> Frame:
+    return Frame(MessageKind.RESUME, payload=TOKEN, number=received)
+
+
+def resumed(received: int) -> Frame:
+    return Frame(MessageKind.RESUMED, number=received)
+
+
+def left(number: int) -> Frame:
+    return Frame(MessageKind.LEFT, number=number)
+
+
+def rejected(text: str) -> Frame:
+    return Frame.of(MessageKind.REJECTED, text)
 
 
 @pytest.fixture
@@ -108,9 +120,9 @@ def test_an_answer_goes_once_to_each_host(collect: Callable[[], Collector]) -> N
     first.arrive(7, 0)
     first.arrive(9, 2)
     second.arrive(0, 1)
-    answer = pack_payloads(tuple(b"payload of %d" % rank for rank in range(3)))
-    assert first.next() == b"<" + struct.pack("!III", 2, 7, 9) + answer
-    assert second.next() == b"<" + struct.pack("!II", 1, 0) + answer
+    answer = pack_payloads([b"payload of %d" % rank for rank in range(3)])
+    assert first.next_delivery() == ([7, 9], answer)
+    assert second.next_delivery() == ([0], answer)
     first.line.settimeout(0.0)
     with pytest.raises(BlockingIOError):
         first.line.recv(1)
@@ -123,10 +135,10 @@ def test_a_failure_goes_once_to_each_host(collect: Callable[[], Collector]) -> N
     second.arrive(0, 1)
     first.next()
     second.next()
-    first.send(LEFT + NUMBER.pack(1))
-    text = b"rank 2 has gone (its process ended, or its init failed)"
-    assert first.next() == b"<" + struct.pack("!II", 1, 0) + b"F" + NUMBER.pack(2) + text
-    assert second.next() == b"<" + struct.pack("!II", 1, 0) + b"F" + NUMBER.pack(2) + text
+    first.send(left(1))
+    failure = Frame.of(MessageKind.FAILED, "rank 2 has gone (its process ended, or its init failed)", 2)
+    assert first.next_delivery() == ([0], failure)
+    assert second.next_delivery() == ([0], failure)
 
 
 def test_a_rank_that_is_refused_is_closed_alone(
@@ -135,69 +147,86 @@ def test_a_rank_that_is_refused_is_closed_alone(
     collector = collect().join()
     collector.arrive(0, 0)
     collector.arrive(1, 3)
-    refusal = b"there is no rank 3 in a job of 3 ranks: they are 0 to 2"
-    assert collector.next() == b"<" + struct.pack("!II", 1, 1) + b"X" + refusal
-    assert collector.next() == b"-" + NUMBER.pack(1)
-    collector.send(LEFT + NUMBER.pack(1))  # which was on its way
+    refusal = "there is no rank 3 in a job of 3 ranks: they are 0 to 2"
+    assert collector.next_delivery() == ([1], rejected(refusal))
+    assert collector.next() == Frame(MessageKind.CLOSE, number=1)
+    collector.send(left(1))  # which was on its way
     collector.arrive(2, 1)
     collector.arrive(3, 2)
-    assert collector.next()[:17] == b"<" + struct.pack("!IIII", 3, 0, 2, 3)
+    assert collector.next_delivery()[0] == [0, 2, 3]
     assert [event for event in hosts.events if event.kind == "refused"] == [
-        RankEvent("refused", 3, 1, refusal.decode())
+        RankEvent("refused", 3, 1, refusal)
     ]
     assert hosts.works()
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("frames", "text"),
     [
-        [pack_collector_join(4, TOKEN)],
-        [JOIN + NUMBER.pack(3)],  # without a token
-        [RESUME],
-        [pack_arrival(0, Identity(0, 1))],  # before it has joined
-        [FIRST, FIRST],
-        [FIRST, CONFIRM],
-        [FIRST, pack_arrival(0, Identity(0, 1)), pack_arrival(0, Identity(1, 1))],
-        [FIRST, ARRIVED + NUMBER.pack(0) + b"short"],
-        [FIRST, b"?" + NUMBER.pack(0)],
-        [FIRST, b">\0"],
+        ([replace(FIRST, number=4)], "JOIN_HOST is not expected now"),
+        ([Frame(MessageKind.JOIN, number=3)], "JOIN is not expected now"),
+        ([pack_arrival(0, Identity(0, 1))], "ARRIVED is not expected now"),  # before it has joined
+        ([FIRST, FIRST], "JOIN_HOST is not expected now"),
+        ([FIRST, *2 * [pack_arrival(0, Identity(0, 1))]], "ARRIVED is not expected now"),
+        ([FIRST, Frame(MessageKind.ARRIVED, payload=b"short")], "ARRIVED is malformed"),
+        ([FIRST, Frame(MessageKind.DELIVER)], "DELIVER is not expected now"),
     ],
 )
 def test_a_collector_that_does_not_follow_the_protocol_is_refused(
     collect: Callable[[], Collector],
     hosts: CollectedHosts,
-    messages: list[bytes],
+    frames: list[Frame],
+    text: str,
 ) -> None:
     collector = collect()
-    collector.send(*messages)
+    collector.send(*frames)
     answers = []
     with suppress(EOFError):
         while True:
             answers.append(collector.next())
-    assert answers[-1] == b"Xthe rendezvous does not understand this message"
-    assert [answer[:1] for answer in answers[:-1]] == [b"W"] * (len(messages) > 1)
+    assert answers[-1] == rejected(text)
+    assert [answer.kind for answer in answers[:-1]] == [MessageKind.WELCOME] * (len(frames) > 1)
     assert [event.rank for event in hosts.events if event.kind == "refused"] == [-1]
     assert hosts.works()
 
 
 @pytest.mark.parametrize(
-    ("channel", "size", "text"),
+    ("channel", "kind", "payload", "text"),
     [
-        (0, REQUEST_LIMIT + 1, "rank 1 sent a message of 65601 bytes: too many"),
-        (CALLS, CALL_LIMIT + 1, "rank 1 sent a message of 1048641 bytes: too many"),
+        (0, MessageKind.GATHER, bytes(65537), "GATHER has 65537 bytes where 65536 are allowed"),
+        (0, MessageKind.PIECE, b"", "PIECE is not expected now"),
+        (CALLS, MessageKind.GATHER, b"", "GATHER is not expected now"),
     ],
 )
 def test_messages_behind_a_collector_are_limited_like_those_of_other_ranks(
-    collect: Callable[[], Collector], hosts: CollectedHosts, channel: int, size: int, text: str
+    collect: Callable[[], Collector],
+    hosts: CollectedHosts,
+    channel: int,
+    kind: MessageKind,
+    payload: bytes,
+    text: str,
 ) -> None:
     collector = collect().join()
+    header = Frame(kind).pack()[:-4] + len(payload).to_bytes(4, "big")
     collector.send(
         pack_arrival(0, Identity(1, 1, channel)),
-        passed(0, JOIN + NUMBER.pack(JOB.size)),
-        passed(0, MESSAGE + bytes(size - 1)),
+        said(0, Frame(MessageKind.JOIN, number=JOB.size)),
+        Frame(MessageKind.SAID, payload=header + payload),
     )
-    assert collector.next() == b"X" + text.encode()
+    assert collector.next_delivery() == ([0], rejected(text))
+    assert collector.next() == Frame(MessageKind.CLOSE)
     assert hosts.works()
+
+
+@pytest.mark.parametrize("payload", [b"", b"sirt", Frame(MessageKind.GATHER).pack() + b"more"])
+def test_a_client_of_a_collector_sends_whole_frames(collect: Callable[[], Collector], payload: bytes) -> None:
+    collector = collect().join()
+    collector.send(
+        pack_arrival(0, Identity(1, 1)),
+        said(0, Frame(MessageKind.JOIN, number=JOB.size)),
+        Frame(MessageKind.SAID, payload=payload),
+    )
+    assert collector.next_delivery() == ([0], rejected("SAID is malformed"))
 
 
 def test_the_connections_behind_a_collector_are_limited(
@@ -205,7 +234,7 @@ def test_the_connections_behind_a_collector_are_limited(
 ) -> None:
     collector = collect().join()
     collector.send(*(pack_arrival(number, Identity(0, number)) for number in range(4 * JOB.size + 1)))
-    assert collector.next() == b"Xmore than 12 processes of a host have connected"
+    assert collector.next() == rejected("more than 12 processes of a host have connected")
     assert hosts.works()
 
 
@@ -214,8 +243,8 @@ def test_a_collector_is_refused_where_ranks_connect_directly(start: Start) -> No
     collector = Collector(hosts)
     with collector.line:
         collector.send(FIRST)
-        refusal = b"the agent of a host connected, but ranks connect to this rendezvous directly"
-        assert collector.next() == b"X" + refusal
+        refusal = "the agent of a host connected, but ranks connect to this rendezvous directly"
+        assert collector.next() == rejected(refusal)
     assert hosts.works()
 
 
@@ -223,13 +252,21 @@ def test_a_message_that_is_too_long_is_not_read(
     collect: Callable[[], Collector], hosts: CollectedHosts
 ) -> None:
     collector = collect().join()
-    with suppress(OSError):
-        collector.line.sendall(NUMBER.pack(COLLECTED_LIMIT + 1))
-        assert collector.line.recv(1) == b""
+    collector.line.sendall(Frame(MessageKind.SAID).pack()[:-4] + b"\xff\xff\xff\xff")
+    assert collector.next() == rejected("SAID has 4294967295 bytes where 1048597 are allowed")
     assert hosts.works()
 
 
-@given(garbage=st.one_of(st.binary(min_size=1, max_size=300), st.binary(max_size=80).map(pack_frame)))
+FRAMES = st.builds(
+    lambda *fields: Frame(*fields).pack(),
+    st.sampled_from([kind for kind in MessageKind if kind.limit >= 80]),
+    st.integers(-1, 3),
+    st.binary(max_size=80),
+    st.integers(0, 4),
+)
+
+
+@given(garbage=st.one_of(st.binary(min_size=1, max_size=300), FRAMES))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_from_a_collector_ends_only_its_ranks(
     collect: Callable[[], Collector], hosts: CollectedHosts, garbage: bytes
@@ -244,14 +281,23 @@ def test_garbage_from_a_collector_ends_only_its_ranks(
 def test_a_welcome_of_a_collector_has_its_route() -> None:
     session = b"0123456789abcdef"
     for route in (Route(True, ["10.0.0.1", "fd00::1"]), Route(False, [])):
-        assert unpack_welcome(pack_welcome(session, route)[1:]) == (session, route)
-    assert unpack_welcome(pack_welcome(session)[1:]) == (session, None)
+        assert unpack_welcome(pack_welcome(session, route)) == (session, route)
+    assert unpack_welcome(pack_welcome(session)) == (session, None)
 
 
 @given(numbers=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9), message=st.binary(min_size=1))
 def test_a_delivery_survives_the_wire(numbers: list[int], message: bytes) -> None:
-    found, delivered = unpack_delivery((pack_delivery(numbers) + message)[1:])
-    assert (list(found), delivered) == (numbers, message)
+    packed = bytearray(pack_delivery(numbers, message, 9) + message)
+    delivery = take_frame(packed, (MessageKind.DELIVER,), 9)
+    assert delivery is not None
+    found, delivered = unpack_delivery(delivery)
+    assert (list(found), delivered, packed) == (numbers, message, b"")
+
+
+@pytest.mark.parametrize("number", [0, 2, 2**62, 2**64 - 1])
+def test_a_delivery_has_as_many_numbers_as_it_says(number: int) -> None:
+    with pytest.raises(RendezvousError, match="DELIVER is malformed"):
+        unpack_delivery(Frame(MessageKind.DELIVER, payload=bytes(8), number=number))
 
 
 def test_a_collector_continues_on_another_connection(
@@ -262,25 +308,22 @@ def test_a_collector_continues_on_another_connection(
     first.arrive(7, 0)
     first.arrive(9, 2)
     other.arrive(0, 1)
-    answer = (
-        b"<" + struct.pack("!III", 2, 7, 9) + pack_payloads(tuple(b"payload of %d" % r for r in range(3)))
-    )
-    assert first.next() == answer
+    answer = [7, 9], pack_payloads([b"payload of %d" % rank for rank in range(3)])
+    assert first.next_delivery() == answer
     second = collect()
-    second.send(pack_resumption(TOKEN, 0), passed(7, pack_report("finished", "")))
-    assert second.next() == b"~" + COUNT.pack(6)  # the messages of two ranks that arrive
-    assert second.next() == answer
+    second.send(resumption(0), said(7, Frame.of(MessageKind.EVENT, "", number=REPORTS.index("finished"))))
+    assert second.next() == resumed(6)  # the messages of two ranks that arrive
+    assert second.next_delivery() == answer
     with pytest.raises(EOFError):
         first.next()
     wait_until(lambda: any(event.kind == "finished" for event in hosts.events), "the report has come")
     third = collect()
-    third.send(pack_resumption(TOKEN, 1))
-    assert third.next() == b"~" + COUNT.pack(7)
-    third.send(LEFT + NUMBER.pack(9))
+    third.send(resumption(1))
+    assert third.next() == resumed(7)
+    third.send(left(9))
     other.next()
-    assert other.next() == b"<" + struct.pack("!II", 1, 0) + pack_failure(
-        2, "rank 2 has gone (its process ended, or its init failed)"
-    )
+    failure = Frame.of(MessageKind.FAILED, "rank 2 has gone (its process ended, or its init failed)", 2)
+    assert other.next_delivery() == ([0], failure)
     assert [event for event in hosts.events if event.kind != "arrived"] == [RankEvent("finished", 0, 1)]
     assert hosts.works()
 
@@ -291,13 +334,13 @@ def test_a_collector_that_says_goodbye_has_ended(collect: Callable[[], Collector
     first.arrive(9, 2)
     other.arrive(0, 1)
     other.next()
-    first.send(b".")
+    first.send(Frame(MessageKind.GOODBYE))
     text = "rank 0 has gone (the connection to the agent of its host ended)"
-    assert other.next() == b"<" + struct.pack("!II", 1, 0) + pack_failure(0, text)
+    assert other.next_delivery() == ([0], Frame.of(MessageKind.FAILED, text, 0))
     second = collect()
-    second.send(pack_resumption(TOKEN, 0))
-    refusal = b"its connection was interrupted for too long, or belonged to another rendezvous"
-    assert second.next() == b"X" + refusal
+    second.send(resumption(0))
+    refusal = "its connection was interrupted for too long, or belonged to another rendezvous"
+    assert second.next() == rejected(refusal)
 
 
 @pytest.mark.parametrize("received", [4, 2**64 - 1])
@@ -306,6 +349,6 @@ def test_a_collector_cannot_have_received_more_than_was_sent(
 ) -> None:
     collect().join(TOKEN)
     second = collect()
-    second.send(pack_resumption(TOKEN, received))
-    assert second.next() == b"Xthe other side has confirmed messages that were not sent"
+    second.send(resumption(received))
+    assert second.next() == rejected("the other side has confirmed messages that were not sent")
     assert hosts.works()

@@ -12,23 +12,15 @@ from collected_hosts import JOB, Start, collector_of
 from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
-from sirtaki.bindings.bootstrap.connection.wire import pack_frame, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame, send_frame
 from sirtaki.bindings.bootstrap.job import CALLS, Identity, LinkKind, RendezvousError, Role
-from sirtaki.bindings.bootstrap.messages import (
-    CALL,
-    CALL_LIMIT,
-    GATHERED,
-    MESSAGE,
-    NUMBER,
-    PAYLOAD_LIMIT,
-    RankEvent,
-    pack_report,
-)
+from sirtaki.bindings.bootstrap.messages import PAYLOAD_LIMIT, REPORTS, RankEvent, pack_welcome
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.server import connection_server, rendezvous_collector
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
-FLOOD = pack_frame(MESSAGE + bytes(1000))
+FLOOD = Frame(MessageKind.ENLIST, payload=bytes(1000)).pack()
 
 
 def send_until_it_blocks(client: RendezvousClient, frame: bytes) -> int:
@@ -47,8 +39,8 @@ def test_a_flood_leaves_the_collector_room_for_the_report_of_another_rank() -> N
         collector, _ = collector_of(f"127.0.0.1:{listener.getsockname()[1]}")
         with collector, listener.accept()[0] as line:
             run_handshake(line, JOB, Identity(-1), LinkKind.RENDEZVOUS, Role.ACCEPTS, deadline())
-            receive_frame(line, deadline(), 100)
-            send_frame(line, b"W" + b"s" * 16, deadline())
+            receive_frame(line, deadline(), MessageKind)
+            send_frame(line, pack_welcome(b"s" * 16), deadline())
             first, second = (
                 RendezvousClient.connect(collector.address, JOB, Identity(rank, 1), FAILSAFE_SECONDS)
                 for rank in (2, 3)
@@ -60,20 +52,21 @@ def test_a_flood_leaves_the_collector_room_for_the_report_of_another_rank() -> N
                 kept = collector._server.unconfirmed
                 assert rendezvous_collector.RANK_LIMIT <= kept[0] < rendezvous_collector.RANK_LIMIT + 2000
                 second.report("aborted", "ValueError: bad")
-                report, before = pack_report("aborted", "ValueError: bad"), 0
-                while (message := receive_frame(line, deadline(), 2000))[5:] != report:
-                    before += len(message)
-                assert message[:5] == b">" + NUMBER.pack(1)
+                number, before = REPORTS.index("aborted"), 0
+                report = Frame.of(MessageKind.EVENT, "ValueError: bad", number=number).pack()
+                while (frame := receive_frame(line, deadline(), MessageKind)).payload != report:
+                    before += len(frame.payload)
+                assert (frame.kind, frame.number) == (MessageKind.SAID, 1)
                 assert before < rendezvous_collector.RANK_LIMIT + 2000
 
 
 def test_all_that_a_flood_contains_arrives(start: Start) -> None:
     received: list[int] = []
-    hosts = start(on_message=lambda rank, payload: received.append(int.from_bytes(payload[:8], "big")))
+    hosts = start(on_message=lambda rank, frame: received.append(frame.number))
     client = hosts.connect(3, generation=0)
     count = 4 * rendezvous_collector.RANK_LIMIT // 1000
     for number in range(count):
-        client.send_message(number.to_bytes(8, "big") + bytes(1000), deadline())
+        client.send_message(Frame(MessageKind.ENLIST, payload=bytes(1000), number=number), deadline())
     client.close()
     wait_until(lambda: len(received) >= count, "all have come")
     assert received == list(range(count))
@@ -86,21 +79,22 @@ def test_a_rank_that_asks_without_reading_the_answers_is_not_asked_on(
     monkeypatch.setattr(connection_server, "QUEUE_LIMIT", 2_000_000)
     asked: list[int] = []
 
-    def answer(rank: int, request: bytes) -> bytes:
-        asked.append(int.from_bytes(request, "big"))
-        return request + bytes(CALL_LIMIT - 1000)
+    def answer(rank: int, request: Frame) -> bytes:
+        asked.append(request.number)
+        return request.number.to_bytes(2, "big") + bytes(MessageKind.REPLY.limit - 1000)
 
     hosts = start(on_call=answer)
     rank, count = (2 if is_collected else 0), 60
     client = hosts.connect(rank, channel=CALLS)
     for number in range(count):
-        send_frame(client.connection, CALL + number.to_bytes(2, "big"), deadline())
+        send_frame(client.connection, Frame(MessageKind.READ, number=number), deadline())
     assert hosts.works()
     other = hosts.connect(rank + 1, channel=CALLS)
-    assert other.call(b"\1\0", deadline())[:2] == b"\1\0"
+    assert other.call(Frame(MessageKind.READ, number=256), deadline()).payload[:2] == b"\1\0"
     assert len(asked) < count // 2
     for number in range(count):
-        assert client._receive(CALL, deadline(), CALL_LIMIT)[:2] == number.to_bytes(2, "big")
+        reply = client._receive({MessageKind.REPLY}, deadline())
+        assert reply.payload[:2] == number.to_bytes(2, "big")
     assert [one for one in asked if one < 256] == list(range(count))
 
 
@@ -118,7 +112,7 @@ def test_the_last_report_of_a_rank_is_read_although_it_takes_no_message_any_more
         reached.set()
         go_on.wait(FAILSAFE_SECONDS)
         (connection,) = [one for one in _connections(server) if one.peer and one.peer.rank == rank]
-        connection.outgoing += pack_frame(MESSAGE)
+        connection.outgoing += Frame(MessageKind.TABLE).pack()
         server._flush_or_drop(connection)
 
     server._call_soon(hold)
@@ -142,7 +136,7 @@ def test_a_rank_reports_a_few_times_only() -> None:
             for _ in range(9):
                 client.report("initialised")
             with pytest.raises(RendezvousError, match="rank 1 has sent more than 8 reports"):
-                client._receive(GATHERED, deadline(), 1000)
+                client._receive({MessageKind.GATHERED}, deadline())
     assert [event.kind for event in events] == ["initialised"] * 8 + ["refused", "disconnected"]
 
 
@@ -151,9 +145,10 @@ def test_a_rank_waits_for_the_others_before_it_contributes_again() -> None:
         client = RendezvousClient.connect(server.address, JOB, Identity(1, 1), FAILSAFE_SECONDS)
         with closing(client):
             for number in range(2):
-                send_frame(client.connection, b"G" + NUMBER.pack(number) + bytes(PAYLOAD_LIMIT), deadline())
+                frame = Frame(MessageKind.GATHER, payload=bytes(PAYLOAD_LIMIT), number=number)
+                send_frame(client.connection, frame, deadline())
             with pytest.raises(RendezvousError, match="rank 1 has not waited for the others"):
-                client._receive(GATHERED, deadline(), 1000)
+                client._receive({MessageKind.GATHERED}, deadline())
 
 
 def test_a_flood_does_not_delay_the_other_ranks_of_the_host(start: Start) -> None:
@@ -163,7 +158,7 @@ def test_a_flood_does_not_delay_the_other_ranks_of_the_host(start: Start) -> Non
 
     def flood() -> None:
         while not stop.is_set():
-            flooding.send_message(bytes(PAYLOAD_LIMIT), deadline())
+            flooding.send_message(Frame(MessageKind.ENLIST, payload=bytes(PAYLOAD_LIMIT)), deadline())
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(flood)

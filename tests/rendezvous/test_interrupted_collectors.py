@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS, wait_until
 from middle_box import DOWN, UP, MiddleBox
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import CALLS, Identity, RendezvousError
-from sirtaki.bindings.bootstrap.messages import GATHERED, PAYLOAD_LIMIT, RankEvent
+from sirtaki.bindings.bootstrap.messages import PAYLOAD_LIMIT, RankEvent
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.server import collector_sessions, rendezvous_collector
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
@@ -116,40 +118,42 @@ def test_an_encrypted_answer_comes_with_the_new_connection(start: Start) -> None
 def test_a_call_is_answered_once(start: Start) -> None:
     requests: list[bytes] = []
 
-    def answer(rank: int, request: bytes) -> bytes:
-        requests.append(request)
-        return request[::-1]
+    def answer(rank: int, request: Frame) -> bytes:
+        requests.append(request.payload)
+        return request.payload[::-1]
 
     hosts, box = start(on_call=answer)
     client = hosts.connect(3, channel=CALLS)
     for direction in (UP, DOWN):
         box.lose(direction)
         request = b"%d" % direction * 100_000
-        pending = hosts._pool.submit(client.call, request, time.monotonic() + FAILSAFE_SECONDS)
+        frame = Frame(MessageKind.PIECE, payload=request)
+        pending = hosts._pool.submit(client.call, frame, time.monotonic() + FAILSAFE_SECONDS)
         box.wait_for_loss(direction, 1)
         box.cut()
-        assert pending.result(FAILSAFE_SECONDS) == request[::-1]
+        assert pending.result(FAILSAFE_SECONDS).payload == request[::-1]
     assert requests == [b"0" * 100_000, b"1" * 100_000]
 
 
 @given(steps=st.lists(st.sampled_from(["report", "lose up", "lose down", "cut", "reset"]), max_size=12))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_messages_arrive_once_and_in_order_whatever_is_cut(start: Start, steps: list[str]) -> None:
-    received: list[tuple[int, bytes]] = []
-    hosts, box = start(on_message=lambda rank, payload: received.append((rank, payload)))
+    received: list[tuple[int, Frame]] = []
+    hosts, box = start(on_message=lambda rank, frame: received.append((rank, frame)))
     client = hosts.connect(3, generation=0)
-    sent: list[tuple[int, bytes]] = []
+    sent: list[tuple[int, Frame]] = []
     for step in [*steps, "report", "cut", "report"]:
         if step == "report":
-            sent.append((3, b"%d" % len(sent) + bytes(1000)))
+            sent.append((3, Frame(MessageKind.FENCE, payload=bytes(1000), number=len(sent))))
             client.send_message(sent[-1][1], time.monotonic() + FAILSAFE_SECONDS)
         elif step.startswith("lose"):
             box.lose(UP if step == "lose up" else DOWN)
         else:
             box.cut(resets=step == "reset")
     wait_until(lambda: len(received) >= len(sent), "all have arrived")
-    hosts.server.send_message(3, b"end")
-    assert client.receive_message(time.monotonic() + FAILSAFE_SECONDS) == b"end"
+    end = Frame(MessageKind.END)
+    hosts.server.send_message(3, end)
+    assert client.receive_message(time.monotonic() + FAILSAFE_SECONDS) == end
     assert received == sent
     assert hosts.lines == [[], []]
 
@@ -165,7 +169,7 @@ def test_a_server_that_is_not_reached_again_is_reported_and_its_ranks_are_gone(
     box.cut()
     for rank in range(2, JOB.size):
         with pytest.raises(RendezvousError, match="the rendezvous of this job is gone"):
-            clients[rank]._receive(GATHERED, time.monotonic() + FAILSAFE_SECONDS, 1000)
+            clients[rank]._receive({MessageKind.GATHERED}, time.monotonic() + FAILSAFE_SECONDS)
     text = re.compile(
         r"the connection from this host to the rendezvous has ended, and reports of its ranks may be lost "
         r"until their next hvd\.init\(\): it could not be replaced within 0\.5 s: .*"
@@ -193,7 +197,7 @@ def test_another_server_does_not_continue_a_connection() -> None:
                 box._target = host, int(port)
                 box.cut()
                 with pytest.raises(RendezvousError, match="is gone"):
-                    client._receive(GATHERED, time.monotonic() + FAILSAFE_SECONDS, 1000)
+                    client._receive({MessageKind.GATHERED}, time.monotonic() + FAILSAFE_SECONDS)
     assert len(lines) == 1
     assert lines[0].endswith("its connection was interrupted for too long, or belonged to another rendezvous")
 

@@ -16,7 +16,8 @@ from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
 from sirtaki.bindings.bootstrap import rendezvous_client
-from sirtaki.bindings.bootstrap.connection.wire import pack_frame, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame, send_frame
 from sirtaki.bindings.bootstrap.job import (
     Identity,
     LinkKind,
@@ -25,10 +26,12 @@ from sirtaki.bindings.bootstrap.job import (
     Role,
 )
 from sirtaki.bindings.bootstrap.messages import (
-    GATHERED,
     PAYLOAD_LIMIT,
-    REFUSED,
-    pack_failure,
+    REPORTS,
+    pack_arrival,
+    pack_delivery,
+    pack_payloads,
+    pack_welcome,
 )
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.server import rendezvous_collector
@@ -98,8 +101,8 @@ def test_a_rank_that_has_arrived_is_reported_before_the_others_of_its_host_come(
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (pack_frame(REFUSED + b"there is no rank 6"), "^there is no rank 6$"),
-        (pack_frame(pack_failure(4, "it lost rank 4")), "^it lost rank 4$"),
+        (Frame.of(MessageKind.REJECTED, "there is no rank 6").pack(), "^there is no rank 6$"),
+        (Frame.of(MessageKind.FAILED, "it lost rank 4", 4).pack(), "^it lost rank 4$"),
         (b"", "the rendezvous of this job is gone"),
     ],
     ids=["refused", "failed", "ended"],
@@ -107,7 +110,7 @@ def test_a_rank_that_has_arrived_is_reported_before_the_others_of_its_host_come(
 def test_the_reason_for_the_end_of_a_connection_is_read_when_sending_fails(answer: bytes, text: str) -> None:
     sends: list[Callable[[RendezvousClient], object]] = [
         lambda client: client.all_gather(b""),
-        lambda client: client.call(b"", deadline()),
+        lambda client: client.call(Frame(MessageKind.READ), deadline()),
     ]
     for send in sends:
         mine, other = socket.socketpair()
@@ -119,13 +122,14 @@ def test_the_reason_for_the_end_of_a_connection_is_read_when_sending_fails(answe
 
 
 def test_messages_in_both_directions(start: Start) -> None:
-    received: list[tuple[int, bytes]] = []
-    hosts = start(on_message=lambda rank, payload: received.append((rank, payload)))
+    received: list[tuple[int, Frame]] = []
+    hosts = start(on_message=lambda rank, frame: received.append((rank, frame)))
     client = hosts.connect(3, generation=0)
-    client.send_message(b"up", deadline())
-    wait_until(lambda: received == [(3, b"up")], "the message has come")
-    hosts.server.send_message(3, b"down")
-    assert client.receive_message(deadline()) == b"down"
+    up, down = Frame(MessageKind.FENCE, payload=b"up"), Frame(MessageKind.END, payload=b"down")
+    client.send_message(up, deadline())
+    wait_until(lambda: received == [(3, up)], "the message has come")
+    hosts.server.send_message(3, down)
+    assert client.receive_message(deadline()) == down
 
 
 def test_the_addresses_of_a_rank_are_those_on_the_way_to_the_server(
@@ -186,7 +190,7 @@ def test_a_collector_retries_while_the_server_closes_connections() -> None:
                 listener.accept()[0].close()
             with listener.accept()[0] as line:
                 run_handshake(line, JOB, Identity(-1), LinkKind.RENDEZVOUS, Role.ACCEPTS, deadline())
-                send_frame(line, b"W" + b"s" * 16, deadline())
+                send_frame(line, pack_welcome(b"s" * 16), deadline())
                 RendezvousClient.connect(collector.address, JOB, Identity(2, 1), FAILSAFE_SECONDS).close()
 
 
@@ -210,12 +214,16 @@ def test_a_collector_connects_again_for_the_next_init() -> None:
         first.close()
         for client in before:
             with closing(client), pytest.raises(RendezvousError, match="is gone"):
-                client._receive(GATHERED, deadline(), 1000)
+                client._receive({MessageKind.GATHERED}, deadline())
         with RendezvousServer(first.address, job, FAILSAFE_SECONDS, accepts_collectors=True):
             after = init(2)
             assert after[0].session != before[0].session
             for client in after:
                 client.close()
+
+
+def said(number: int, frame: Frame) -> Frame:
+    return Frame(MessageKind.SAID, payload=frame.pack(), number=number)
 
 
 def test_the_messages_of_a_host_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +233,9 @@ def test_the_messages_of_a_host_are_sent_together(monkeypatch: pytest.MonkeyPatc
         collector, _ = collector_of(f"127.0.0.1:{listener.getsockname()[1]}")
         with collector, listener.accept()[0] as line:
             run_handshake(line, JOB, Identity(-1), LinkKind.RENDEZVOUS, Role.ACCEPTS, deadline())
-            assert receive_frame(line, deadline(), 100)[:-16] == b"J\0\0\0\x06"  # and the token
-            send_frame(line, b"W" + b"s" * 16, deadline())
+            first = receive_frame(line, deadline(), MessageKind)
+            assert (first.kind, first.number, len(first.payload)) == (MessageKind.JOIN_HOST, JOB.size, 16)
+            send_frame(line, pack_welcome(b"s" * 16), deadline())
             mine = [Identity(rank, 1) for rank in (2, 3)]
             clients = [
                 RendezvousClient.connect(collector.address, JOB, one, FAILSAFE_SECONDS) for one in mine
@@ -236,18 +245,22 @@ def test_the_messages_of_a_host_are_sent_together(monkeypatch: pytest.MonkeyPatc
             assert not select.select([line], [], [], 0)[0]  # it is held for the second one
             answers.append(pool.submit(clients[1].all_gather, b"payload"))
             line.settimeout(FAILSAFE_SECONDS)
-            passed, joined = b">\0\0\0%c", b"J\0\0\0\x06"
-            arrived = [b"+\0\0\0%c\0\0\0%c\0\0\0\x01\0\0" % (number, number + 2) for number in (0, 1)]
-            expected = [arrived[0], passed % 0 + joined, arrived[1], passed % 1 + joined]
-            expected += [passed % number + b"G\0\0\0\0payload" for number in (0, 1)]
-            assert line.recv(1000) == b"".join(map(pack_frame, expected))
-            everything = b"A" + b"".join(pack_frame(b"%d" % rank) for rank in range(JOB.size))
-            send_frame(line, b"<\0\0\0\x02\0\0\0\0\0\0\0\x01" + everything, deadline())
+            joined = Frame(MessageKind.JOIN, number=JOB.size)
+            expected = [
+                frame
+                for number in (0, 1)
+                for frame in (pack_arrival(number, mine[number]), said(number, joined))
+            ]
+            expected += [said(number, Frame(MessageKind.GATHER, payload=b"payload")) for number in (0, 1)]
+            assert line.recv(1000) == b"".join(frame.pack() for frame in expected)
+            everything = pack_payloads([b"%d" % rank for rank in range(JOB.size)]).pack(JOB.size)
+            line.sendall(pack_delivery([0, 1], everything, JOB.size) + everything)
             for answer in answers:
                 assert answer.result(FAILSAFE_SECONDS) == [b"%d" % rank for rank in range(JOB.size)]
             for number, client in enumerate(clients):
                 client.report("initialised")
-                assert line.recv(1000) == pack_frame(passed % number + b"Rinitialised\0")
+                report = Frame(MessageKind.EVENT, number=REPORTS.index("initialised"))
+                assert line.recv(1000) == said(number, report).pack()
             clients[1].close()
-            assert line.recv(1000) == pack_frame(b"-\0\0\0\x01")
+            assert line.recv(1000) == Frame(MessageKind.LEFT, number=1).pack()
             clients[0].close()

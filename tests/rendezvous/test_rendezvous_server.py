@@ -17,16 +17,10 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS, deadline
 
 from sirtaki.bindings.bootstrap.connection.address import split_address
-from sirtaki.bindings.bootstrap.connection.wire import pack_frame, receive_frame
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame
 from sirtaki.bindings.bootstrap.job import Identity, LinkKind, RendezvousError, RendezvousTimeout, Role
-from sirtaki.bindings.bootstrap.messages import (
-    GATHER,
-    GATHERED,
-    NUMBER,
-    PAYLOAD_LIMIT,
-    RankEvent,
-    pack_failure,
-)
+from sirtaki.bindings.bootstrap.messages import PAYLOAD_LIMIT, RankEvent
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
@@ -73,7 +67,8 @@ def test_an_answer_is_held_once_for_all_ranks_that_have_not_read_it() -> None:
         tracemalloc.start()
         try:
             for number, client in enumerate(clients, start=1):
-                client._send(GATHER + NUMBER.pack(0) + bytes(PAYLOAD_LIMIT), time.monotonic() + 60)
+                frame = Frame(MessageKind.GATHER, payload=bytes(PAYLOAD_LIMIT))
+                client.send_message(frame, time.monotonic() + 60)
                 while len(arrived) < number:
                     server.poll(FAILSAFE_SECONDS)
             assert tracemalloc.get_traced_memory()[0] < 4 * job.size * PAYLOAD_LIMIT
@@ -196,7 +191,7 @@ def test_who_does_not_belong_is_refused_and_the_others_go_on(
         assert hosts.wait_for("refused")
     for client in hosts.clients:  # whose place was refused
         with pytest.raises(RendezvousError, match="is gone"):
-            client._receive(GATHERED, deadline(), 1000)
+            client._receive({MessageKind.GATHERED}, deadline())
     assert hosts.works()
 
 
@@ -220,20 +215,29 @@ def test_two_processes_with_one_rank_number(start: Start, rank: int, host: int) 
 
 def test_a_failure_of_a_rank_that_does_not_exist_is_refused(start: Start) -> None:
     client = start().connect(DIRECT)
-    client._send(pack_failure(99, "it was lost"), deadline())
+    client.send_message(Frame.of(MessageKind.FAILED, "it was lost", 99), deadline())
     with pytest.raises(RendezvousError, match="there is no rank 99 in this job"):
-        client._receive(GATHERED, deadline(), 1000)
+        client._receive({MessageKind.GATHERED}, deadline())
 
 
 def test_a_rank_that_has_given_its_payload_cannot_give_another(start: Start) -> None:
     client = start().connect(DIRECT)
     for _ in range(2):
-        client._send(GATHER + NUMBER.pack(0), deadline())
+        client.send_message(Frame(MessageKind.GATHER), deadline())
     with pytest.raises(RendezvousError, match="two processes claim to be rank 1"):
-        client._receive(GATHERED, deadline(), 1000)
+        client._receive({MessageKind.GATHERED}, deadline())
 
 
-@given(garbage=st.one_of(st.binary(min_size=1, max_size=300), st.binary(max_size=80).map(pack_frame)))
+FRAMES = st.builds(
+    lambda *fields: Frame(*fields).pack(),
+    st.sampled_from([kind for kind in MessageKind if kind.limit >= 80]),
+    st.integers(-1, 3),
+    st.binary(max_size=80),
+    st.integers(0, 4),
+)
+
+
+@given(garbage=st.one_of(st.binary(min_size=1, max_size=300), FRAMES))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("host", [0, 1])
 @pytest.mark.parametrize("knows_key", [False, True])
@@ -252,10 +256,10 @@ def test_a_message_that_is_too_long_is_not_read(start: Start) -> None:
     hosts = start()
     with hosts.visit() as client:
         run_handshake(client, JOB, Identity(0, 1), LinkKind.RENDEZVOUS, Role.CONNECTS, deadline())
-        client.sendall(b"\xff\xff\xff\xff")
-        with pytest.raises(EOFError):
-            receive_frame(client, deadline(), 10)
-    assert "message of 4294967295 bytes" in hosts.wait_for("refused")[0].text
+        client.sendall(Frame(MessageKind.JOIN).pack()[:-4] + b"\xff\xff\xff\xff")
+        refusal = Frame.of(MessageKind.REJECTED, "JOIN has 4294967295 bytes where 0 are allowed")
+        assert receive_frame(client, deadline(), MessageKind) == refusal
+    assert hosts.wait_for("refused")[0].text == refusal.text
     assert hosts.works()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sirtaki.bindings.bootstrap.connection.wire import pack_frame
+from sirtaki.bindings.bootstrap.connection.message_kinds import HEADER, MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import RendezvousError
-from sirtaki.bindings.bootstrap.messages import COUNT
 from sirtaki.bindings.bootstrap.server.resumable import CONFIRM_BYTES, ResumableFrames
 
 
@@ -25,10 +25,16 @@ def test_frames_are_kept_until_they_are_confirmed() -> None:
     assert list(frames.unconfirmed()) == []
 
 
+def of_size(size: int) -> Frame:
+    """Returns a frame of `size` bytes."""
+    return Frame(MessageKind.SAID, payload=bytes(size - HEADER.size))
+
+
 def test_what_is_received_is_confirmed_now_and_then() -> None:
     frames = ResumableFrames()
-    assert frames.note_received(CONFIRM_BYTES - 4 - 1) == b""
-    for _ in range(2):  # the header of an empty frame has four bytes
-        assert frames.note_received(0) == pack_frame(b"=" + COUNT.pack(frames.received))
-        assert frames.note_received(CONFIRM_BYTES - 4 - 4) == b""
+    empty = Frame(MessageKind.LEFT)
+    assert frames.note_received(of_size(CONFIRM_BYTES - 1)) == b""
+    for _ in range(2):
+        assert frames.note_received(empty) == Frame(MessageKind.CONFIRM, number=frames.received).pack()
+        assert frames.note_received(of_size(CONFIRM_BYTES - HEADER.size)) == b""
     assert frames.received == 5

@@ -15,10 +15,13 @@ from launching import FAILSAFE_SECONDS, is_running, wait_until
 from open_files import open_files, opened_since
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.runner.hosts import agent as agent_module
 from sirtaki.runner.hosts.agent import AgentJob
 from sirtaki.runner.hosts.agent_launcher import SrunOptions
-from sirtaki.runner.hosts.frames import INITIAL_CREDIT, START_MARK, Frame, MessageKind
+from sirtaki.runner.hosts.channel import INITIAL_CREDIT
+from sirtaki.runner.hosts.coding import START_MARK
 from sirtaki.runner.hosts.ssh import SshOptions, ssh_command
 from sirtaki.runner.launch.reaper import Reaper
 
@@ -105,10 +108,10 @@ def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:
     talk.process.stdin.write(b"GET / HTTP/1.0\r\n\r\n")  # type: ignore[union-attr]
     assert talk.end() == (1, "sirtaki's agent: another process writes to the connection\n")
     talk = agent()
-    talk.say(Frame.of_number(MessageKind.SIGNAL, 0, signal.SIGTERM))
+    talk.say(Frame(MessageKind.SIGNAL, 0, number=signal.SIGTERM))
     assert talk.end() == (1, "sirtaki's agent: SIGNAL is not expected now\n")
     talk = agent()
-    talk.say(Frame.of_values(MessageKind.START, {**values("/bin/true"), "placements": "x"}))
+    talk.say(Frame.of(MessageKind.START, {**values("/bin/true"), "placements": "x"}))
     exit_code, errors = talk.end()
     assert exit_code == 1
     assert errors.startswith("sirtaki's agent: the ranks cannot be started: ")
@@ -118,7 +121,7 @@ def test_what_makes_no_sense_ends_it(agent: Callable[[], Conversation]) -> None:
 def test_a_rank_from_its_start_to_its_end(agent: Callable[[], Conversation], tmp_path: Path) -> None:
     talk = agent()
     script = 'cat "$SIRTAKI_KEY_FILE"; sleep 300 & exit 3'
-    talk.say(ask(), Frame.of_values(MessageKind.START, values("/bin/sh", "-c", script)))
+    talk.say(ask(), Frame.of(MessageKind.START, values("/bin/sh", "-c", script)))
     assert talk.next(MessageKind.STARTED).rank == 0
     assert talk.next(MessageKind.STDOUT).payload == f"{KEY.hex()}\n".encode()
     assert talk.next(MessageKind.ENDED).values == {"code": 3, "killed_by": 0}
@@ -134,23 +137,23 @@ def test_a_signal_from_outside_does_not_end_it_but_one_of_hvdrun_reaches_the_ran
     """Slurm sends the signal of `--signal=USR1` to all steps of a job."""
     talk = agent()
     script = "trap 'echo noted; exit 7' USR1; echo ready; while :; do sleep 0.05; done"
-    talk.say(ask(), Frame.of_values(MessageKind.START, values("/bin/sh", "-c", script)))
+    talk.say(ask(), Frame.of(MessageKind.START, values("/bin/sh", "-c", script)))
     assert talk.next(MessageKind.STDOUT).payload == b"ready\n"
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         talk.process.send_signal(number)
     talk.next(MessageKind.ALIVE)
-    talk.say(Frame.of_number(MessageKind.SIGNAL, 0, signal.SIGUSR1))
+    talk.say(Frame(MessageKind.SIGNAL, 0, number=signal.SIGUSR1))
     assert talk.next(MessageKind.STDOUT).payload == b"noted\n"
     assert talk.next(MessageKind.ENDED).values == {"code": 7, "killed_by": 0}
 
 
 def test_sigkill_reaches_what_a_rank_has_left_behind(agent: Callable[[], Conversation]) -> None:
     talk = agent()
-    talk.say(ask(), Frame.of_values(MessageKind.START, values("/bin/sh", "-c", "sleep 300 & echo $!")))
+    talk.say(ask(), Frame.of(MessageKind.START, values("/bin/sh", "-c", "sleep 300 & echo $!")))
     child = int(talk.next(MessageKind.STDOUT).payload)
     assert talk.next(MessageKind.ENDED).values == {"code": 0, "killed_by": 0}
     assert is_running(child)
-    talk.say(Frame.of_number(MessageKind.SIGNAL, 0, signal.SIGKILL))
+    talk.say(Frame(MessageKind.SIGNAL, 0, number=signal.SIGKILL))
     wait_until(lambda: not is_running(child), "the child has ended")
 
 
@@ -159,21 +162,21 @@ def test_no_more_output_comes_than_there_is_room_for_but_all_else_does(
 ) -> None:
     talk = agent()
     script = "echo $$ > $TMPDIR/pid; exec yes"
-    talk.say(ask(), Frame.of_values(MessageKind.START, values("/bin/sh", "-c", script)))
+    talk.say(ask(), Frame.of(MessageKind.START, values("/bin/sh", "-c", script)))
     received = 0
     while received < INITIAL_CREDIT:
         received += len(talk.next(MessageKind.STDOUT).payload)
     assert received == INITIAL_CREDIT
     assert sum(len(frame.payload) for frame in talk.until(MessageKind.ALIVE)) == 0
-    talk.say(Frame.of_number(MessageKind.GRANT, 1, 1000))
+    talk.say(Frame(MessageKind.GRANT, 1, number=1000))
     assert sum(len(frame.payload) for frame in talk.until(MessageKind.ALIVE)) == 1000
-    talk.say(Frame.of_number(MessageKind.SIGNAL, 0, signal.SIGKILL))
+    talk.say(Frame(MessageKind.SIGNAL, 0, number=signal.SIGKILL))
     assert talk.next(MessageKind.ENDED).values == {"code": 0, "killed_by": signal.SIGKILL}
 
 
 def test_its_ranks_end_when_it_is_killed(agent: Callable[[], Conversation], tmp_path: Path) -> None:
     talk = agent()
-    talk.say(ask(), Frame.of_values(MessageKind.START, values("/bin/sleep", "300")))
+    talk.say(ask(), Frame.of(MessageKind.START, values("/bin/sleep", "300")))
     pid = talk.next(MessageKind.STARTED).number
     assert is_running(pid)
     talk.process.kill()

@@ -9,16 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError, RendezvousTimeout
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.function.service import (
-    END,
-    HELLO,
-    OFFSET,
-    OUTCOME,
-    PIECE,
     PIECE_BYTES,
-    READ,
     FunctionService,
     RankEnd,
     Summary,
@@ -27,8 +23,17 @@ from sirtaki.runner.function.service import (
 )
 from sirtaki.runner.function.worker import LauncherConnection, LauncherGone
 
-ABOUT = json.dumps({"host": "hostA", "pid": 7, "python": "CPython 3.12"}).encode()
-RETURNED = OUTCOME + b'{"kind": "returned"}'
+HELLO = Frame.of(MessageKind.HELLO, {"host": "hostA", "pid": 7, "python": "CPython 3.12"})
+RETURNED = Frame.of(MessageKind.OUTCOME, {"kind": "returned"})
+COMPLETE = Frame(MessageKind.COMPLETE)
+
+
+def read(number: int) -> Frame:
+    return Frame(MessageKind.READ, number=number)
+
+
+def piece(payload: bytes) -> Frame:
+    return Frame(MessageKind.PIECE, payload=payload)
 
 
 @pytest.fixture
@@ -48,21 +53,21 @@ def service(files: tuple[int, int]) -> FunctionService:
 def test_a_call_is_read_in_pieces(files: tuple[int, int], service: FunctionService) -> None:
     content = os.urandom(PIECE_BYTES) + b"end"
     os.write(files[0], content)
-    assert json.loads(service.answer(0, HELLO + ABOUT)) == {"size": PIECE_BYTES + 3, "path": ["/modules"]}
-    assert service.answer(0, READ + OFFSET.pack(0)) == content[:PIECE_BYTES]
-    assert service.answer(0, READ + OFFSET.pack(PIECE_BYTES)) == b"end"
+    assert json.loads(service.answer(0, HELLO)) == {"size": PIECE_BYTES + 3, "path": ["/modules"]}
+    assert service.answer(0, read(0)) == content[:PIECE_BYTES]
+    assert service.answer(0, read(PIECE_BYTES)) == b"end"
 
 
 def test_outcomes_of_several_ranks_come_at_the_same_time(
     files: tuple[int, int], service: FunctionService
 ) -> None:
     for rank in (0, 1):
-        service.answer(rank, HELLO + ABOUT)
+        service.answer(rank, HELLO)
         service.answer(rank, RETURNED)
-    for piece in (b"ab", b"cd", b"e"):
+    for part in (b"ab", b"cd", b"e"):
         for rank in (0, 1):
-            service.answer(rank, PIECE + (piece if rank else piece.upper()))
-    service.answer(1, END)
+            service.answer(rank, piece(part if rank else part.upper()))
+    service.answer(1, COMPLETE)
     service.note_size(2)
     service.close()
     summary = read_summary(files[1])
@@ -77,12 +82,12 @@ def test_another_outcome_replaces_one_that_has_not_ended(
     files: tuple[int, int], service: FunctionService
 ) -> None:
     for request in (
-        HELLO + ABOUT,
+        HELLO,
         RETURNED,
-        PIECE + b"half",
-        OUTCOME + b'{"kind": "raised"}',
-        PIECE + b"all",
-        END,
+        piece(b"half"),
+        Frame.of(MessageKind.OUTCOME, {"kind": "raised"}),
+        piece(b"all"),
+        COMPLETE,
     ):
         service.answer(3, request)
     service.note_failure("rank 3 failed", 3)
@@ -103,19 +108,17 @@ def test_last_ranks_and_the_first_error(files: tuple[int, int], service: Functio
 @pytest.mark.parametrize(
     "requests",
     [
-        [READ + OFFSET.pack(0)],  # before it has said what it is
-        [HELLO + b"{"],
-        [HELLO + b"[" * 100_000],
-        [HELLO + b"[]"],
-        [HELLO + ABOUT, READ + b"0"],
-        [HELLO + ABOUT, PIECE + b"result"],  # of no outcome
-        [HELLO + ABOUT, END],
-        [HELLO + ABOUT, RETURNED, END, PIECE + b"more"],
-        [HELLO + ABOUT, b"?"],
-        [b""],
+        [read(0)],  # before it has said what it is
+        [Frame(MessageKind.HELLO, payload=b"{")],
+        [Frame(MessageKind.HELLO, payload=b"[" * 60_000)],
+        [Frame(MessageKind.HELLO, payload=b"[]")],
+        [HELLO, read(2**64 - 1)],
+        [HELLO, piece(b"result")],  # of no outcome
+        [HELLO, COMPLETE],
+        [HELLO, RETURNED, COMPLETE, piece(b"more")],
     ],
 )
-def test_malformed_requests(service: FunctionService, requests: list[bytes]) -> None:
+def test_malformed_requests(service: FunctionService, requests: list[Frame]) -> None:
     *before, last = requests
     for request in before:
         service.answer(0, request)
@@ -127,22 +130,22 @@ def test_another_version_of_python() -> None:
     with pytest.raises(
         RendezvousError, match=r"^rank 4 on hostA runs CPython 3\.12, but the function comes from "
     ):
-        FunctionService(0, 0, [], "CPython 3.13").answer(4, HELLO + ABOUT)
+        FunctionService(0, 0, [], "CPython 3.13").answer(4, HELLO)
 
 
 def test_results_without_room(service: FunctionService, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    service.answer(0, HELLO + ABOUT)
+    service.answer(0, HELLO)
     service.answer(0, RETURNED)
     monkeypatch.setattr(os, "pwrite", write)
     with pytest.raises(RendezvousError, match="the launcher has no memory for the results"):
-        service.answer(0, PIECE + b"result")
+        service.answer(0, piece(b"result"))
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"short", b"results that have no end", OFFSET.pack(0), b"x" + OFFSET.pack(1)]
+    "content", [b"", b"short", b"results that have no end", bytes(8), b"x" + bytes(7) + b"\1"]
 )
 def test_a_launcher_that_was_killed(files: tuple[int, int], content: bytes) -> None:
     os.write(files[1], content)

@@ -11,8 +11,10 @@ from launching import Hosts, Run
 
 pytest.importorskip("torch")
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import FIRST_SERVER, Job
-from sirtaki.bindings.bootstrap.messages import NUMBER, RankEvent
+from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.runner.launch.hosts import Host, allocate, servers_of
 from sirtaki.runner.launch.servers import Servers
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer
@@ -124,20 +126,20 @@ class Sent:
     def __init__(self) -> None:
         self.messages: list[tuple[int, int]] = []
 
-    def send_message(self, member: int, payload: bytes) -> None:
-        self.messages.append((member, NUMBER.unpack(payload)[0]))
+    def send_message(self, member: int, frame: Frame) -> None:
+        self.messages.append((member, frame.number))
 
 
 def test_each_server_hears_of_each_table_and_of_the_end_whenever_it_arrives() -> None:
     reported: list[RankEvent] = []
     servers, sent = Servers(2, Job("j", 3, b"", "0"), [], reported.append), Sent()
     servers.serve(sent)  # type: ignore[arg-type]
-    servers.on_message(3, b"")
+    servers.on_message(3, Frame(MessageKind.SERVES))
     for rank, table in ((1, 1), (0, 1), (3, 1), (2, 2)):
         servers.on_event(RankEvent("arrived", rank, table))
     assert sent.messages == [(3, 1), (3, 2)]
     servers.end()
-    servers.on_message(4, b"")
+    servers.on_message(4, Frame(MessageKind.SERVES))
     assert sent.messages[2:] == [(3, 0), (4, 1), (4, 2), (4, 0)]
     servers.on_event(RankEvent("aborted", 4, 0, "why"))
     assert [(event.rank, event.text) for event in reported] == [(FIRST_SERVER + 1, "why")]

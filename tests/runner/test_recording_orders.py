@@ -14,6 +14,8 @@ from rank_samples import state_values
 from world import world
 
 from sirtaki.bindings import default_context
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
 from sirtaki.bindings.observing import program_timeline
 from sirtaki.bindings.observing.watch_marks import (
     ANSWER,
@@ -28,7 +30,6 @@ from sirtaki.bindings.observing.watch_marks import (
 )
 from sirtaki.runner.dashboard import server as module
 from sirtaki.runner.dashboard.server import JobRecordings
-from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
 from sirtaki.runner.observe.remote_states import RemoteStates, take_order
 
 FIRST = Order(1, RECORDER, "/somewhere", 10.0)
@@ -171,7 +172,7 @@ def test_a_malformed_order_is_ignored_or_refused(tmp_path: Path, change: dict[st
     (tmp_path / "order").write_text(json.dumps(values))
     assert read_order(tmp_path, 0) is None
     with pytest.raises(WireError, match="ORDER is malformed"):
-        take_order(tmp_path / "other", Frame.of_values(MessageKind.ORDER, values))
+        take_order(tmp_path / "other", Frame.of(MessageKind.ORDER, values))
     assert not (tmp_path / "other").exists()
 
 

@@ -13,7 +13,8 @@ import pytest
 from launching import FAILSAFE_SECONDS, HVDRUN
 from timelines import check_trace, read_trace, slices_named
 
-from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
 from sirtaki.runner.hosts.lease import HostLease
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
 from sirtaki.runner.hosts.remote_rank import RemoteRank
@@ -146,7 +147,7 @@ def test_times_of_other_hosts_are_moved_to_the_first_ones_clock(tmp_path: Path) 
 @pytest.mark.parametrize("is_elastic", [False, True])
 def test_an_agent_sends_the_files_of_its_kind_of_job(tmp_path: Path, is_elastic: bool) -> None:
     of_rank = Frame(MessageKind.TIMELINE, 1, b"[\n")
-    of_worker = Frame.of_piece(MessageKind.WORKER_TIMELINE, 1, 2, b"[\n")
+    of_worker = Frame(MessageKind.WORKER_TIMELINE, 1, b"[\n", 2)
     with selectors.PollSelector() as selector:
         host = RemoteHost("hostB", SshOptions(), selector, None)  # type: ignore[arg-type]
         timeline, lease = JobTimeline(tmp_path / "t.json"), HostLease(15.0, 0.0) if is_elastic else None

@@ -15,8 +15,9 @@ import pytest
 from launching import TRAINING, Hosts, Start, read_pids, script_writer, wait_until
 from rank_samples import state_values
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
 from sirtaki.bindings.observing.watch_marks import FOLDER, FOR_NOW, watch_for_now
-from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
 from sirtaki.runner.observe.remote_states import RemoteStates, answers
 from sirtaki.runner.observe.states import ProcessState, read_job, read_states
 
@@ -70,7 +71,7 @@ class Agent:
         values = state_values(2, 77, time=now - 0.5)
         process = ProcessState(1.5, 99, begin=now - 60)._asdict()
         answer = {"number": number, "now": now, "values": values, "process": process if is_running else None}
-        self.states.take(Frame.of_values(MessageKind.STATE, answer))
+        self.states.take(Frame.of(MessageKind.STATE, answer))
 
 
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
@@ -144,7 +145,7 @@ def test_an_old_answer_is_dropped_and_a_malformed_one_refused(tmp_path: Path) ->
     }
     for answer in ({"number": 1}, endless, {"number": 1, "now": "x", "values": {"pid": 1}, "process": None}):
         with pytest.raises(WireError, match="STATE is malformed"):
-            agent.states.take(Frame.of_values(MessageKind.STATE, answer))
+            agent.states.take(Frame.of(MessageKind.STATE, answer))
 
 
 def test_an_agent_has_its_ranks_write_and_sends_what_they_wrote(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sirtaki.runner.hosts.frames import INITIAL_CREDIT, Frame, MessageKind, WireError
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
+from sirtaki.runner.hosts.channel import INITIAL_CREDIT
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
 from sirtaki.runner.hosts.remote_rank import RemoteRank
 from sirtaki.runner.hosts.ssh import SshOptions

@@ -21,7 +21,8 @@ from sirtaki.bindings.bootstrap.connection.address import split_address
 from sirtaki.bindings.bootstrap.connection.connect import connect
 from sirtaki.bindings.bootstrap.connection.encryption import Certificate, Connection, TlsConnection
 from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
-from sirtaki.bindings.bootstrap.connection.wire import receive_frame, send_frame
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame, send_frame
 from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.peer_listener import Handshakes, LinkKey, PeerListener
@@ -288,15 +289,15 @@ def test_a_thread_may_send_while_another_one_receives(monkeypatch: pytest.Monkey
     library = SlowLibrary(encryption.lib)
     near, far = encrypt(*socket.socketpair())
     monkeypatch.setattr(encryption, "lib", library)
-    messages = [bytes([number]) * 100 for number in range(100)]
+    messages = [Frame(MessageKind.GATHER, payload=bytes([number]) * 100) for number in range(100)]
 
     def send(connection: TlsConnection) -> None:
         for message in messages:
             send_frame(connection, message, time.monotonic() + FAILSAFE_SECONDS)
 
-    def receive(connection: TlsConnection) -> list[bytes]:
+    def receive(connection: TlsConnection) -> list[Frame]:
         deadline = time.monotonic() + FAILSAFE_SECONDS
-        return [receive_frame(connection, deadline, 100) for _ in messages]
+        return [receive_frame(connection, deadline, MessageKind) for _ in messages]
 
     for side in (near, far):
         side.settimeout(FAILSAFE_SECONDS)

@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rank_samples import NOW, SINCE, sample, state_values
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind, Sender
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
 from sirtaki.bindings.observing.watch_marks import REMOTE, watch_for_now
 from sirtaki.runner.dashboard.feed import Feed
 from sirtaki.runner.hosts import remote
 from sirtaki.runner.hosts.channel import Channel
-from sirtaki.runner.hosts.frames import Frame, MessageKind, WireError
 from sirtaki.runner.hosts.lease import HostLease
 from sirtaki.runner.hosts.remote import RelayedHosts, RemoteHost, RemoteJob
 from sirtaki.runner.hosts.remote_rank import RemoteRank
@@ -60,7 +61,7 @@ class World:
         )
         self.agent_reads, writing = os.pipe()
         reading, self.agent_writes = os.pipe()
-        self.host._channel = Channel(reading, writing, self.selector, self.host._receive)
+        self.host._channel = Channel(reading, writing, self.selector, self.host._receive, Sender.AGENT)
         self.host._states = remote_states.RemoteStates("hostB", states, self.host.send)
         self.host._states.poll(time.monotonic() + 60)  # asks for question 1
 
@@ -94,9 +95,7 @@ def state(own_pid: int, number: int = 1, **changes: Any) -> Frame:
     for name in [name for name, value in values.items() if value is MISSING]:
         del values[name]
     process = ProcessState(1.0, 1, begin=NOW)._asdict()
-    return Frame.of_values(
-        MessageKind.STATE, {"number": number, "now": NOW, "values": values, "process": process}
-    )
+    return Frame.of(MessageKind.STATE, {"number": number, "now": NOW, "values": values, "process": process})
 
 
 def test_states_that_nobody_has_asked_for_are_not_kept(tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_a_refusal_is_one_line_and_comes_once(world: World, capfd: pytest.Captur
 
 
 def test_a_rank_starts_once(world: World) -> None:
-    started = Frame.of_number(MessageKind.STARTED, 0, 7)
+    started = Frame(MessageKind.STARTED, 0, number=7)
     world.take(started)
     for frame in (started, Frame(MessageKind.REFUSED, 0, b"x")):
         with pytest.raises(WireError, match="is not expected now"):
@@ -176,27 +175,27 @@ def test_a_rank_starts_once(world: World) -> None:
 
 
 def test_an_answer_is_one_line(world: World) -> None:
-    world.take(Frame.of_values(MessageKind.ANSWER, {"version": "1\n2", "problem": "x\nhvdrun: y"}))
+    world.take(Frame.of(MessageKind.ANSWER, {"version": "1\n2", "problem": "x\nhvdrun: y"}))
     assert "\n" not in world.host.failure
 
 
 def test_an_agent_that_does_not_read_gets_no_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_MOST_UNREAD", 1000)
     for number in range(20_000):  # a pipe holds 64 KiB
-        world.take(Frame.of_number(MessageKind.ALIVE, 0, number))
+        world.take(Frame(MessageKind.ALIVE, 0, number=number))
     assert 0 < world.host._channel.backlog < 2000
 
 
 def test_a_timeline_leaves_room_on_the_disk(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.take(Frame.of_piece(MessageKind.WORKER_TIMELINE, 0, 1, b"[]"))
+    world.take(Frame(MessageKind.WORKER_TIMELINE, 0, b"[]", 1))
     monkeypatch.setattr(job_timeline, "_LEFT_FREE", 1 << 60)
-    world.take(Frame.of_piece(MessageKind.WORKER_TIMELINE, 0, 1, b"more"))
+    world.take(Frame(MessageKind.WORKER_TIMELINE, 0, b"more", 1))
     assert TimelinePart(0, 1).file(world.timeline.path).read_bytes() == b"[]"
     monkeypatch.setattr(remote, "_MOST_PARTS", 1)
     with pytest.raises(WireError, match="more than 1 parts"):
-        world.take(Frame.of_piece(MessageKind.WORKER_TIMELINE, 0, 2, b"[]"))
+        world.take(Frame(MessageKind.WORKER_TIMELINE, 0, b"[]", 2))
 
 
 @pytest.mark.parametrize("kind", [MessageKind.PASSED, MessageKind.PASSED_ERROR])

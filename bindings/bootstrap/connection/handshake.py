@@ -4,8 +4,8 @@ Each side sends a hello of fixed size; then the side that connected proves that 
 the other side does. A proof is an HMAC-SHA256 over both hellos, and so over role, job, rank, kind of link,
 generation, channel, protocol and library version, the fingerprint of the certificate where the connection
 will be encrypted, and both nonces: it is valid for this connection and this direction only. Only the fixed
-hello is parsed before the proof has been checked. Afterwards both sides exchange length-prefixed frames,
-through TLS where the connection is encrypted (`encryption`).
+hello is parsed before the proof has been checked. Afterwards both sides exchange frames (`wire`), through TLS
+where the connection is encrypted (`encryption`).
 
 A rank that connects to another one may run the handshake on several connections, to several addresses. It
 sends CHOSEN on the one that it uses; until then the other rank does not use it.

@@ -1,17 +1,143 @@
-"""Bytes on a connection with a deadline: whole messages, and frames with their length in front."""
+"""Bytes on a connection with a deadline, and the frames in which messages travel on all connections.
+
+A frame is a fixed header and a payload. Nothing of a payload is read before its kind and its length were
+compared with the table in `message_kinds`.
+"""
 
 from __future__ import annotations
 
-import struct
+import json
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import (
+    HEADER,
+    KINDS,
+    PER_RANK,
+    Form,
+    MessageKind,
+)
 from sirtaki.bindings.bootstrap.job import HandshakeError, RendezvousTimeout
 
 if TYPE_CHECKING:
     from sirtaki.bindings.bootstrap.connection.encryption import Connection
 
-_LENGTH = struct.Struct("!I")
+NO_RANK = -1
+TEXT_LIMIT = 4000  # characters
+_MAGIC = b"sirt"
+_STRANGER = "another process writes to the connection"
+
+
+class WireError(HandshakeError):
+    """The peer has sent malformed data."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    kind: MessageKind
+    rank: int = NO_RANK
+    payload: bytes = b""
+    number: int = 0
+
+    @classmethod
+    def of(
+        cls, kind: MessageKind, content: str | Mapping[str, Any], rank: int = NO_RANK, number: int = 0
+    ) -> Frame:
+        """Returns a frame with JSON or text, as is the form of its kind; long texts are cut."""
+        text = json.dumps(content) if kind.form is Form.JSON else str(content)[:TEXT_LIMIT]
+        return cls(kind, rank, text.encode(errors="replace"), number)
+
+    def pack(self, ranks: int = 0, rest: int = 0) -> bytes:
+        """Returns the frame as sent. Raises WireError if it is too long for a job of `ranks` ranks.
+
+        `rest`: bytes of the payload that the caller adds.
+        """
+        length = len(self.payload) + rest
+        _check_length(self.kind, length, ranks)
+        return HEADER.pack(_MAGIC, self.kind, self.rank, self.number, length) + self.payload
+
+    @property
+    def text(self) -> str:
+        """Returns the text in the payload, which may contain any characters."""
+        return self.payload.decode(errors="replace")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Returns the JSON object in the payload. Raises WireError if it holds none."""
+        try:
+            values = json.loads(self.payload)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise self.malformed()
+        return values
+
+    def fields(self, **types: Any) -> list[Any]:
+        """Returns values of the JSON object in the payload, by their names and types: classes, or lists of a
+        class. Raises WireError.
+        """
+        values = self.values
+        found = [values.get(name) for name in types]
+        if not all(map(_is_of, found, types.values())):
+            raise self.malformed()
+        return found
+
+    def unexpected(self) -> WireError:
+        """Returns the error for a frame that its sender may not send now."""
+        return WireError(f"{self.kind.name} is not expected now")
+
+    def malformed(self, reason: object = "") -> WireError:
+        """Returns the error for a frame with another content than it has to have."""
+        return WireError(f"{self.kind.name} is malformed" + (f": {reason}" if reason else ""))
+
+
+def _is_of(value: object, wanted: Any) -> bool:
+    if items := get_args(wanted):
+        return isinstance(value, list) and all(type(item) is items[0] for item in value)
+    return type(value) is wanted
+
+
+def take_frame(buffer: bytearray, accepted: Container[MessageKind], ranks: int = 0) -> Frame | None:
+    """Removes the first whole frame from `buffer`; returns None while it is incomplete.
+
+    Raises WireError if it is not of an `accepted` kind, or too long for a job of `ranks` ranks.
+    """
+    if len(buffer) < HEADER.size:
+        _check_magic(buffer)
+        return None
+    kind, rank, number, length = _checked_header(buffer, accepted, ranks)
+    end = HEADER.size + length
+    if len(buffer) < end:
+        return None
+    payload = bytes(buffer[HEADER.size : end])
+    del buffer[:end]
+    return Frame(kind, rank, payload, number)
+
+
+def _checked_header(
+    header: bytes | bytearray, accepted: Container[MessageKind], ranks: int
+) -> tuple[MessageKind, int, int, int]:
+    _check_magic(header)
+    _, value, rank, number, length = HEADER.unpack_from(header)
+    if (kind := KINDS.get(value)) is None:
+        raise WireError(_STRANGER)
+    if kind not in accepted:
+        raise Frame(kind).unexpected()
+    _check_length(kind, length, ranks)
+    return kind, rank, number, length
+
+
+def _check_magic(beginning: bytes | bytearray) -> None:
+    if not _MAGIC.startswith(bytes(beginning[: len(_MAGIC)])):
+        raise WireError(_STRANGER)
+
+
+def _check_length(kind: MessageKind, length: int, ranks: int) -> None:
+    limit = kind.limit + ranks * PER_RANK.get(kind, 0)
+    if length > limit:
+        raise WireError(f"{kind.name} has {length} bytes where {limit} are allowed")
 
 
 def send_all(connection: Connection, data: bytes, deadline: float) -> None:
@@ -46,43 +172,18 @@ def receive_exactly(connection: Connection, count: int, deadline: float) -> byte
     return bytes(received)
 
 
-def frame_header(length: int) -> bytes:
-    """Returns what stands before the payload of a frame: four bytes of length."""
-    return _LENGTH.pack(length)
-
-
-def pack_frame(payload: bytes) -> bytes:
-    """Returns a frame as sent."""
-    return frame_header(len(payload)) + payload
-
-
-def take_frame(buffer: bytearray, limit: int) -> bytes | None:
-    """Removes the first whole frame from `buffer`; returns None while it is incomplete.
-
-    Raises HandshakeError beyond `limit` bytes.
-    """
-    if len(buffer) < _LENGTH.size:
-        return None
-    end = _LENGTH.size + _checked_length(buffer[: _LENGTH.size], limit)
-    if len(buffer) < end:
-        return None
-    payload = bytes(buffer[_LENGTH.size : end])
-    del buffer[:end]
-    return payload
-
-
-def send_frame(connection: Connection, payload: bytes, deadline: float) -> None:
+def send_frame(connection: Connection, frame: Frame, deadline: float) -> None:
     """Sends a frame. Raises like `send_all`."""
-    send_all(connection, pack_frame(payload), deadline)
+    send_all(connection, frame.pack(), deadline)
 
 
-def receive_frame(connection: Connection, deadline: float, limit: int) -> bytes:
-    """Receives a frame of at most `limit` bytes.
-
-    Raises like `receive_exactly`, and HandshakeError for a longer frame.
-    """
-    length = _checked_length(receive_exactly(connection, _LENGTH.size, deadline), limit)
-    return receive_exactly(connection, length, deadline)
+def receive_frame(
+    connection: Connection, deadline: float, accepted: Container[MessageKind], ranks: int = 0
+) -> Frame:
+    """Receives a frame. Raises like `receive_exactly` and `take_frame`."""
+    header = receive_exactly(connection, HEADER.size, deadline)
+    kind, rank, number, length = _checked_header(header, accepted, ranks)
+    return Frame(kind, rank, receive_exactly(connection, length, deadline), number)
 
 
 def printable(text: str, limit: int = 2000) -> str:
@@ -96,13 +197,6 @@ def printable(text: str, limit: int = 2000) -> str:
 def one_line(text: str, limit: int = 2000) -> str:
     """Works like `printable`, and joins lines: text of another process cannot pass for a line of ours."""
     return printable(" ".join(text[:limit].split()), limit)
-
-
-def _checked_length(prefix: bytes | bytearray, limit: int) -> int:
-    length: int = _LENGTH.unpack(prefix)[0]
-    if length > limit:
-        raise HandshakeError(f"the other side sent a message of {length} bytes where {limit} are allowed")
-    return length
 
 
 def _time_left(deadline: float) -> float:

@@ -5,23 +5,26 @@ docs/design/elastic_protocol.md says when each is sent. Each names the generatio
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
-from sirtaki.bindings.bootstrap.connection.wire import printable
-from sirtaki.bindings.bootstrap.job import RendezvousError
-
-_TEXT_LIMIT = 4000  # characters
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import TEXT_LIMIT, Frame, printable
 
 
 class Message:
-    """A message; its class is its kind. Fields are numbers, texts, truth values, or lists of these."""
+    """A message; each kind is a class. Fields are numbers, texts, truth values, or lists of these."""
+
+    def __init_subclass__(cls, kind: MessageKind) -> None:
+        _CLASSES[kind], _KINDS[cls] = cls, kind
+
+
+_CLASSES: dict[MessageKind, type[Message]] = {}
+_KINDS: dict[type[Message], MessageKind] = {}
 
 
 @dataclass(frozen=True)
-class Enlist(Message):
+class Enlist(Message, kind=MessageKind.ENLIST):
     """A worker is ready for the next generation.
 
     Attributes:
@@ -48,14 +51,14 @@ class Enlist(Message):
 
 
 @dataclass(frozen=True)
-class Received(Message):
+class Received(Message, kind=MessageKind.RECEIVED):
     """A worker has linked, and has the state of the generation's commit."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class Counted(Message):
+class Counted(Message, kind=MessageKind.COUNTED):
     """Answers `Change`: the number of checks that the worker has started.
 
     The worker waits in its next check.
@@ -67,21 +70,21 @@ class Counted(Message):
 
 
 @dataclass(frozen=True)
-class Returned(Message):
+class Returned(Message, kind=MessageKind.RETURNED):
     """The training function has returned on a worker."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class Drain(Message):
+class Drain(Message, kind=MessageKind.DRAIN):
     """A worker was asked to end (SIGTERM): it takes part until the next change."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class Fence(Message):
+class Fence(Message, kind=MessageKind.FENCE):
     """A worker asks whether it still is a rank of the job. `question` numbers its questions."""
 
     generation: int
@@ -89,7 +92,7 @@ class Fence(Message):
 
 
 @dataclass(frozen=True)
-class World(Message):
+class World(Message, kind=MessageKind.WORLD):
     """A worker is a member of a generation.
 
     Attributes:
@@ -122,7 +125,7 @@ class World(Message):
 
 
 @dataclass(frozen=True)
-class Change(Message):
+class Change(Message, kind=MessageKind.CHANGE):
     """The members are about to change: they are to say how many checks they have counted.
 
     `question` numbers the changes of a generation that the arbiter has asked for.
@@ -133,7 +136,7 @@ class Change(Message):
 
 
 @dataclass(frozen=True)
-class LeaveAt(Message):
+class LeaveAt(Message, kind=MessageKind.LEAVE_AT):
     """All members leave at this check; 0: none leaves, the change is off."""
 
     generation: int
@@ -141,7 +144,7 @@ class LeaveAt(Message):
 
 
 @dataclass(frozen=True)
-class Over(Message):
+class Over(Message, kind=MessageKind.OVER):
     """A generation has ended: its members enlist again."""
 
     generation: int
@@ -149,7 +152,7 @@ class Over(Message):
 
 
 @dataclass(frozen=True)
-class Standing(Message):
+class Standing(Message, kind=MessageKind.STANDING):
     """Answers `Fence`: whether the worker is still a rank, or has returned as a rank."""
 
     generation: int
@@ -158,49 +161,24 @@ class Standing(Message):
 
 
 @dataclass(frozen=True)
-class End(Message):
+class End(Message, kind=MessageKind.END):
     """A worker ends, with this exit code."""
 
     code: int
     text: str
 
 
-FROM_WORKERS = (Enlist, Received, Counted, Returned, Drain, Fence)
-TO_WORKERS = (World, Change, LeaveAt, Over, Standing, End)
-
-
-def pack(message: Message) -> bytes:
+def pack(message: Message) -> Frame:
     """Returns a message as it is sent; long texts are cut."""
     values: dict[str, Any] = dict(vars(message))  # no copies of lists, as asdict() makes of each member
     if "text" in values:
-        values["text"] = values["text"][:_TEXT_LIMIT]
-    return json.dumps({"message": type(message).__name__, **values}).encode()
+        values["text"] = values["text"][:TEXT_LIMIT]
+    return Frame.of(_KINDS[type(message)], values)
 
 
-def unpack(payload: bytes, kinds: tuple[type[Message], ...]) -> Message:
-    """Parses a message from an authenticated peer; `kinds` are the accepted classes.
-
-    Raises RendezvousError if it is malformed.
-    """
-    try:
-        values = json.loads(payload)
-        name_of_kind = values.pop("message")
-        kind = next(kind for kind in kinds if kind.__name__ == name_of_kind)
-        types = get_type_hints(kind)
-        names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-        if values.keys() != names:
-            raise ValueError
-        return kind(**{name: _checked(values, name, types[name]) for name in names})
-    except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
-        raise RendezvousError("the rendezvous does not understand this message") from None
-
-
-def _checked(values: Mapping[str, Any], name: str, wanted: Any) -> Any:
-    value = values[name]
-    if wanted in (list[int], list[str]):
-        item = int if wanted == list[int] else str
-        if type(value) is not list or any(type(element) is not item for element in value):
-            raise ValueError
-    elif type(value) is not wanted:
-        raise ValueError
-    return printable(value, _TEXT_LIMIT) if wanted is str else value
+def unpack(frame: Frame) -> Message:
+    """Parses a message from an authenticated peer. Raises RendezvousError if it is malformed."""
+    if (cls := _CLASSES.get(frame.kind)) is None:
+        raise frame.unexpected()
+    values = frame.fields(**get_type_hints(cls))
+    return cls(*(printable(value, TEXT_LIMIT) if isinstance(value, str) else value for value in values))

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
+from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import read_list, remove_from_list
 
 SPARE = "SIRTAKI_SPARE"  # a spare's instructions, in JSON: see `instructions`
@@ -77,7 +79,8 @@ class SpareOrders:
         hvdrun may have given it a place before, and closed the connection.
         """
         with contextlib.suppress(ConnectionError):
-            self._socket.sendall(json.dumps({"modules": modules, "seconds": seconds}).encode() + b"\n")
+            report = Frame.of(MessageKind.SPARE_WAITS, {"modules": modules, "seconds": seconds})
+            self._socket.sendall(report.pack())
 
     def wait(self) -> None:
         """Waits for this process's place, and puts it into the environment; exits if it gets none."""
@@ -90,9 +93,9 @@ class SpareOrders:
                 os.environ[name] = value
 
     def _read(self) -> None:
-        """Reads the place, a line of JSON. Exits if the connection closes first: the spare is not needed."""
-        data = b""
-        while not data.endswith(b"\n"):
+        """Reads the place. Exits if the connection closes first: the spare is not needed."""
+        data = bytearray()
+        while (place := take_frame(data, FROM[Sender.STARTER])) is None:
             try:
                 more = self._socket.recv(65536)
             except ConnectionError:
@@ -100,7 +103,7 @@ class SpareOrders:
             if not more:
                 os._exit(0)  # without the exit functions of libraries, or of a program that has begun
             data += more
-        self._place = json.loads(data)
+        self._place = place.values
 
 
 def take_environment(folder: str) -> SpareOrders | None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sirtaki.bindings.bootstrap.elastic.messages import (
-    TO_WORKERS,
     Change,
     Counted,
     Drain,
@@ -300,7 +299,7 @@ class ArbiterConnection:
         try:
             while True:
                 with contextlib.suppress(RendezvousTimeout):  # nothing has happened for that long
-                    payload = self._client.receive_message(time.monotonic() + _PATIENCE)
-                    self._on_message(unpack(payload, TO_WORKERS))
+                    frame = self._client.receive_message(time.monotonic() + _PATIENCE)
+                    self._on_message(unpack(frame))
         except (OSError, ValueError, RendezvousError) as error:  # ValueError: closed by this process's end
             self._on_end(str(error))

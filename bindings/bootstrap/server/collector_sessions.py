@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sirtaki.bindings.bootstrap import messages
-from sirtaki.bindings.bootstrap.connection.wire import frame_header, pack_frame
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import RendezvousError
-from sirtaki.bindings.bootstrap.messages import COUNT, NUMBER
+from sirtaki.bindings.bootstrap.messages import pack_welcome
 from sirtaki.bindings.bootstrap.server.participant import Participant
 from sirtaki.bindings.bootstrap.server.resumable import ResumableFrames
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 # notices the end within 80 s, if nothing is sent, and then tries for 60 s.
 KEPT_SECONDS = 150.0
 _SERVER = 0  # the owner of all frames of the server
-_UNKNOWN = "the rendezvous does not understand this message"
 
 
 @dataclass(eq=False)
@@ -34,8 +33,7 @@ class CollectorSession:
     is_drained: bool = False  # whether all that its ranks have sent has arrived, and they have gone
 
     def send(self, *parts: bytes) -> None:
-        """Queues a message given in parts; large parts are not copied."""
-        parts = (frame_header(sum(map(len, parts))), *parts)
+        """Queues a frame given in parts; large parts are not copied."""
         self.frames.keep(_SERVER, *parts)
         if self.served is not None:
             for part in parts:
@@ -59,26 +57,21 @@ class CollectorSessions:
         return self._by_connection.get(connection)
 
     def open(
-        self, connection: ServedConnection, message: bytes, server_session: bytes
+        self, connection: ServedConnection, frame: Frame, server_session: bytes
     ) -> ServedConnection | None:
         """Handles the first message on a collector's connection, and queues the answer.
 
         Returns the connection that this one replaces, which is to be closed. Raises RendezvousError.
         """
-        kind, body = message[:1], message[1:]
-        if kind == messages.JOIN and len(body) == NUMBER.size + messages.TOKEN_BYTES:
-            self._join(connection, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
-            connection.outgoing += pack_frame(messages.pack_welcome(server_session))
-            return None
-        if kind == messages.RESUME:
-            return self._resume(connection, *messages.unpack_resumption(body))
-        raise RendezvousError(_UNKNOWN)
-
-    def _join(self, connection: ServedConnection, size: int, token: bytes) -> None:
-        if size != self._size or token in self._by_token:
-            raise RendezvousError(_UNKNOWN)
+        token = frame.payload
+        if frame.kind == MessageKind.RESUME:
+            return self._resume(connection, token, frame.number)
+        if frame.number != self._size or token in self._by_token:
+            raise frame.unexpected()
         session = CollectorSession(token, connection)
         self._by_token[token] = self._by_connection[connection] = session
+        connection.outgoing += pack_welcome(server_session).pack()
+        return None
 
     def _resume(self, connection: ServedConnection, token: bytes, received: int) -> ServedConnection | None:
         session = self._by_token.get(token)
@@ -92,7 +85,7 @@ class CollectorSessions:
             del self._by_connection[replaced]
         self._by_connection[connection] = session
         session.served, session.deadline = connection, None
-        connection.outgoing += pack_frame(messages.RESUMED + COUNT.pack(session.frames.received))
+        connection.outgoing += Frame(MessageKind.RESUMED, number=session.frames.received).pack()
         for part in session.frames.unconfirmed():
             connection.outgoing += part
         return replaced

@@ -15,12 +15,13 @@ from functools import partial
 from sirtaki.bindings.bootstrap.connection.address import addresses_of, listen_at, split_addresses
 from sirtaki.bindings.bootstrap.connection.handshake import begin_handshake
 from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection, close_selector
+from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, Sender
 from sirtaki.bindings.bootstrap.connection.unauthenticated import (
     TOO_SLOW,
     UnauthenticatedConnections,
     handshake_deadline,
 )
-from sirtaki.bindings.bootstrap.connection.wire import pack_frame, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError, take_frame
 from sirtaki.bindings.bootstrap.job import RENDEZVOUS_RANK, HandshakeError, Identity, Job, LinkKind, Role
 
 _WAKE_READ_BYTES = 64 * 1024
@@ -108,8 +109,12 @@ class ConnectionServer(ABC):
     # All methods below run on the server's thread, or on that of its owner.
 
     @abstractmethod
-    def _take(self, connection: ServedConnection, message: bytes) -> None:
+    def _take(self, connection: ServedConnection, frame: Frame) -> None:
         """Handles a message of an authenticated client."""
+
+    @abstractmethod
+    def _refuse_frame(self, connection: ServedConnection, reason: str) -> None:
+        """Ends the connection of an authenticated client that has sent malformed data."""
 
     @abstractmethod
     def _note_end(self, connection: ServedConnection) -> None:
@@ -120,8 +125,8 @@ class ConnectionServer(ABC):
         """Reports that a client was rejected."""
 
     @abstractmethod
-    def _limit_of(self, connection: ServedConnection) -> int:
-        """Returns the maximum size, in bytes, of an authenticated client's next message."""
+    def _sender_of(self, connection: ServedConnection) -> Sender:
+        """Returns the sender of an authenticated client's next message."""
 
     @abstractmethod
     def _expire(self, now: float) -> None:
@@ -203,8 +208,8 @@ class ConnectionServer(ABC):
         try:
             if events & selectors.EVENT_READ and not connection.closing:
                 self._receive(connection)
-                while (message := self._next_message(connection)) is not None:
-                    self._take(connection, message)
+                while (frame := self._next_frame(connection)) is not None:
+                    self._take(connection, frame)
             if connection.has_ended and not self._is_paused(connection):
                 self._drop(connection)
         except HandshakeError as error:
@@ -223,7 +228,7 @@ class ConnectionServer(ABC):
             connection.has_ended = True
         connection.authenticate()
 
-    def _next_message(self, connection: ServedConnection) -> bytes | None:
+    def _next_frame(self, connection: ServedConnection) -> Frame | None:
         if connection.closing or not connection.is_open or not connection.is_established:
             return None
         if self._is_paused(connection):
@@ -231,7 +236,11 @@ class ConnectionServer(ABC):
                 None  # the rest is served later, also if the pause ends before it is watched
             )
             return None
-        return take_frame(connection.incoming, self._limit_of(connection))
+        try:
+            return take_frame(connection.incoming, FROM[self._sender_of(connection)])
+        except WireError as error:
+            self._refuse_frame(connection, str(error))
+            return None
 
     def _flush_or_drop(self, connection: ServedConnection) -> None:
         """Sends a client's queued data; the client need not be the client being served.
@@ -280,9 +289,9 @@ class ConnectionServer(ABC):
             self._selector.register(connection.socket, interest, connection)
         connection.is_watched = interest != 0
 
-    def _close_with(self, connection: ServedConnection, message: bytes) -> None:
+    def _close_with(self, connection: ServedConnection, frame: Frame) -> None:
         """Sends an authenticated client a last message, and ends the connection."""
-        connection.outgoing += pack_frame(message)
+        connection.outgoing += frame.pack()
         self._end_soon(connection)
 
     def _end_soon(self, connection: ServedConnection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sirtaki.bindings.bootstrap import messages
+from sirtaki.bindings.bootstrap.connection.message_kinds import Sender
 from sirtaki.bindings.bootstrap.job import CALLS, Identity
 
 if TYPE_CHECKING:
@@ -42,9 +42,11 @@ class Participant:
         return self.identity.channel == CALLS
 
     @property
-    def limit(self) -> int:
-        """Returns the maximum size, in bytes, of its next message."""
-        return messages.CALL_LIMIT if self.calls and self.joined else messages.REQUEST_LIMIT
+    def sender(self) -> Sender:
+        """Returns the sender of its next message."""
+        if not self.joined:
+            return Sender.NEWCOMER
+        return Sender.CALLER if self.calls else Sender.RANK
 
     @property
     def numbers(self) -> list[int]:

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator
 from sirtaki.bindings.bootstrap import messages
 from sirtaki.bindings.bootstrap.connection.address import split_addresses
 from sirtaki.bindings.bootstrap.connection.connect import ClosedEarlyError
+from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, TOKEN_BYTES, MessageKind, Sender
 from sirtaki.bindings.bootstrap.connection.send_queue import SendQueue
 from sirtaki.bindings.bootstrap.connection.unauthenticated import RejectionLog
-from sirtaki.bindings.bootstrap.connection.wire import pack_frame, printable, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, printable, take_frame
 from sirtaki.bindings.bootstrap.job import (
     CALLS,
     COLLECTOR_RANK,
@@ -30,7 +31,7 @@ from sirtaki.bindings.bootstrap.job import (
     RendezvousError,
     RendezvousTimeout,
 )
-from sirtaki.bindings.bootstrap.messages import NUMBER, Route
+from sirtaki.bindings.bootstrap.messages import Route
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient, RendezvousGoneError
 from sirtaki.bindings.bootstrap.server.connection_server import ConnectionServer, ServedConnection
 from sirtaki.bindings.bootstrap.server.resumable import ResumableFrames
@@ -48,7 +49,7 @@ _REFUSAL_SECONDS = 10.0  # during which further ranks receive the same reason
 # what the server receives before it confirms. Each rank has its own share, so none waits for another one's.
 RANK_LIMIT = 128 * 1024
 _NO_RANK = -1  # the owner of the collector's own messages
-_HELD = (messages.JOIN, messages.GATHER)
+_HELD = (MessageKind.JOIN, MessageKind.GATHER)
 
 
 class RendezvousCollector(ConnectionServer):
@@ -82,7 +83,8 @@ class RendezvousCollector(ConnectionServer):
             lambda text: say(f"the rendezvous on this host reports that it refused a client: {text}")
         )
         self._server: ServerLink | None = None
-        self._refusal = b"", 0.0  # the message for ranks if there is none, and until when it is used
+        # The message for ranks if there is none, and until when it is used.
+        self._refusal = Frame(MessageKind.REJECTED), 0.0
         self._next_number = 0
         self._numbers: dict[ServedConnection, int] = {}
         self._clients: dict[int, ServedConnection] = {}
@@ -133,15 +135,15 @@ class RendezvousCollector(ConnectionServer):
             lambda seconds: found.append(ServerLink(self._server_address, self.job, seconds)),
             _PATIENCE * self._start_timeout,
         )
-        if found:
-            self._server = found[0]
-            self._selector.register(self._server, selectors.EVENT_READ, self._serve_server)
+        if kind is not None:
+            self._refuse_ranks(kind, reason)
             return
-        self._refuse_ranks(kind, reason)
+        self._server = found[0]
+        self._selector.register(self._server, selectors.EVENT_READ, self._serve_server)
 
-    def _refuse_ranks(self, kind: bytes, reason: str) -> None:
+    def _refuse_ranks(self, kind: MessageKind, reason: str) -> None:
         text = f"the agent of this host cannot reach the rendezvous: {reason}"
-        self._refusal = kind + text.encode(errors="replace"), time.monotonic() + _REFUSAL_SECONDS
+        self._refusal = Frame.of(kind, text), time.monotonic() + _REFUSAL_SECONDS
 
     def _resume(self, server: ServerLink) -> None:
         """Connects again after the connection broke; otherwise loses the server.
@@ -155,7 +157,7 @@ class RendezvousCollector(ConnectionServer):
         self._pause_between_resumptions()
         seconds = min(_RESUME_SECONDS, _PATIENCE * self._start_timeout)
         kind, reason = self._attempt(server.resume, seconds, HandshakeError)
-        if kind:
+        if kind is not None:
             self._lose(server, f"it could not be replaced within {seconds:g} s: {reason}")
             self._refuse_ranks(kind, reason)
             return
@@ -179,8 +181,8 @@ class RendezvousCollector(ConnectionServer):
         attempt: Callable[[float], None],
         seconds: float,
         retried: type[RendezvousError] = ClosedEarlyError,
-    ) -> tuple[bytes, str]:
-        """Repeats an attempt to connect, with the seconds that it may take; returns b"" once it succeeds.
+    ) -> tuple[MessageKind | None, str]:
+        """Repeats an attempt to connect, with the seconds that it may take; returns None once it succeeds.
 
         Otherwise returns the kind of the refusal for ranks, and the reason. Before the deadline, only a
         refusal with a reason is final, or a failed handshake that is not `retried`.
@@ -190,19 +192,25 @@ class RendezvousCollector(ConnectionServer):
         while self._running and (left := deadline - time.monotonic()) > 0:
             try:
                 attempt(min(left, _ATTEMPT_SECONDS))
-                return b"", ""
+                return None, ""
             except (RendezvousTimeout, RendezvousGoneError, OSError, retried) as error:
                 reason = str(error)
             except RendezvousError as error:
-                return messages.REFUSED, str(error)
+                return MessageKind.REJECTED, str(error)
             self._run_tasks()  # it may have been told to end
             time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(2 * pause, _LONGEST_PAUSE)
-        return messages.TIMED_OUT, reason
+        return MessageKind.TIMED_OUT, reason
 
-    def _limit_of(self, connection: ServedConnection) -> int:
+    def _sender_of(self, connection: ServedConnection) -> Sender:
+        if connection not in self._numbers:
+            return Sender.NEWCOMER
         is_call = connection.peer is not None and connection.peer.channel == CALLS
-        return messages.CALL_LIMIT if is_call and connection in self._numbers else messages.REQUEST_LIMIT
+        return Sender.CALLER if is_call else Sender.RANK
+
+    def _refuse_frame(self, connection: ServedConnection, reason: str) -> None:
+        self._close_with(connection, Frame.of(MessageKind.REJECTED, reason))
+        self._note_rejection(connection, reason)
 
     def _is_paused(self, connection: ServedConnection) -> bool:
         number = self._numbers.get(connection)
@@ -211,24 +219,21 @@ class RendezvousCollector(ConnectionServer):
         has_much = self._server.unconfirmed[number] >= RANK_LIMIT
         return has_much or number in self._calling or super()._is_paused(connection)
 
-    def _take(self, connection: ServedConnection, message: bytes) -> None:
-        if connection not in self._numbers and not self._admit(connection, message):
+    def _take(self, connection: ServedConnection, frame: Frame) -> None:
+        if connection not in self._numbers and not self._admit(connection):
             return
-        number, kind = self._numbers[connection], message[:1]
-        self._hold(messages.PASSED + NUMBER.pack(number) + message, number)
-        if kind == messages.CALL:
+        number = self._numbers[connection]
+        self._hold(Frame(MessageKind.SAID, payload=frame.pack(), number=number), number)
+        if Sender.CALLER in frame.kind.senders:
             self._calling.add(number)
-        if kind == messages.GATHER:
+        if frame.kind == MessageKind.GATHER:
             self._contributors.add(number)
-        if kind not in _HELD or len(self._contributors) >= self._count:
+        if frame.kind not in _HELD or len(self._contributors) >= self._count:
             self._release()
 
-    def _admit(self, connection: ServedConnection, message: bytes) -> bool:
+    def _admit(self, connection: ServedConnection) -> bool:
         """Numbers a rank that joins, and welcomes it; returns False if it was refused."""
         assert connection.peer is not None
-        if message[:1] != messages.JOIN:
-            self._close_with(connection, messages.REFUSED + b"a rank has to join the rendezvous first")
-            return False
         if self._server is None and time.monotonic() >= self._refusal[1]:
             self._connect()
         if self._server is None:
@@ -237,17 +242,17 @@ class RendezvousCollector(ConnectionServer):
         self._unauthenticated.discard(connection)
         number, self._next_number = self._next_number, self._next_number + 1
         self._numbers[connection], self._clients[number] = number, connection
-        connection.outgoing += pack_frame(self._server.welcome)
+        connection.outgoing += self._server.welcome
         self._hold(messages.pack_arrival(number, connection.peer), number)
         return True
 
-    def _hold(self, message: bytes, number: int) -> None:
+    def _hold(self, frame: Frame, number: int) -> None:
         """Queues a message about a client, which leaves with the next `_release`."""
         if self._server is None:
             return
-        frame = pack_frame(message)
-        self._server.keep(frame, number)
-        self._held.append(frame)
+        packed = frame.pack()
+        self._server.keep(packed, number)
+        self._held.append(packed)
         if self._held_until is None:
             self._held_until = time.monotonic() + HOLD_SECONDS
 
@@ -278,8 +283,8 @@ class RendezvousCollector(ConnectionServer):
         except OSError:
             is_open = False
         try:
-            for message in server.messages():
-                self._take_from_server(message)
+            for frame in server.frames():
+                self._take_from_server(frame)
         except RendezvousError as error:
             self._lose(server, str(error))
         if server.connection is not connection:  # replaced meanwhile
@@ -289,31 +294,30 @@ class RendezvousCollector(ConnectionServer):
         else:
             self._resume(server)
 
-    def _take_from_server(self, message: bytes) -> None:
-        kind, body = message[:1], message[1:]
-        if kind == messages.CONFIRM:
+    def _take_from_server(self, frame: Frame) -> None:
+        kind = frame.kind
+        if kind == MessageKind.CONFIRM:
             self._continue_paused()
-        elif kind == messages.DELIVER:
-            numbers, delivered = messages.unpack_delivery(body)
-            frame = pack_frame(delivered)
+        elif kind == MessageKind.DELIVER:
+            numbers, delivered = messages.unpack_delivery(frame)
             self._calling.difference_update(numbers)
             for client in [self._clients[number] for number in numbers if number in self._clients]:
-                client.outgoing += frame
+                client.outgoing += delivered
                 self._flush_or_drop(client)
-        elif kind == messages.CLOSE and len(body) == NUMBER.size:
-            if (refused := self._clients.pop(NUMBER.unpack(body)[0], None)) is not None:
+        elif kind == MessageKind.CLOSE:
+            if (refused := self._clients.pop(frame.number, None)) is not None:
                 self._calling.discard(self._numbers.pop(refused))
                 self._end_soon(refused)
                 self._flush_or_drop(refused)
-        elif message == messages.DRAIN:
+        elif kind == MessageKind.FLUSH:
             self._is_draining = True
             self._end_drain()
-        elif message == messages.GOODBYE and self._server is not None:
+        elif kind == MessageKind.GOODBYE and self._server is not None:
             self._lose(self._server)
-        elif kind == messages.REFUSED:
-            raise RendezvousError(printable(body.decode(errors="replace")))
+        elif kind == MessageKind.REJECTED:
+            raise RendezvousError(printable(frame.text))
         else:
-            raise RendezvousError("the rendezvous sent a malformed answer")
+            raise frame.unexpected()
 
     def _continue_paused(self) -> None:
         """Reads on from ranks that have been paused, unless they still have to wait."""
@@ -358,7 +362,7 @@ class RendezvousCollector(ConnectionServer):
         del self._clients[number]
         self._calling.discard(number)
         if self._server is not None:
-            self._hold(messages.LEFT + NUMBER.pack(number), number)
+            self._hold(Frame(MessageKind.LEFT, number=number), number)
             self._release()
             self._end_drain()
 
@@ -366,7 +370,7 @@ class RendezvousCollector(ConnectionServer):
         """Reports to a waiting server that all clients have ended, after all their messages."""
         if self._is_draining and not self._numbers:
             self._is_draining = False
-            self._hold(messages.DRAINED, _NO_RANK)
+            self._hold(Frame(MessageKind.FLUSHED), _NO_RANK)
             self._release()
 
     def _note_rejection(self, connection: ServedConnection, text: str) -> None:
@@ -386,26 +390,26 @@ _COLLECTOR = Identity(COLLECTOR_RANK)
 class ServerLink:
     """The connection to the server at `address`, which does not block once it is made.
 
-    `welcome` is the message for ranks that join. Raises as `RendezvousClient.connect`.
+    `welcome` is the frame for ranks that join. Raises as `RendezvousClient.connect`.
     """
 
     def __init__(self, address: str, job: Job, seconds: float) -> None:
         self._address = address
         self._job = job
-        self._token = os.urandom(messages.TOKEN_BYTES)
+        self._token = os.urandom(TOKEN_BYTES)
         self._frames = ResumableFrames()
         self.unconfirmed = Counter[int]()  # bytes of frames that the server has not confirmed, by their owner
-        request = messages.pack_collector_join(job.size, self._token)
-        client = RendezvousClient.connect(address, job, _COLLECTOR, seconds, request)
-        self.welcome = messages.pack_welcome(client.session, Route(job.encrypt, client.own_addresses()))
+        client = RendezvousClient.connect(address, job, _COLLECTOR, seconds, self._token)
+        route = Route(job.encrypt, client.own_addresses())
+        self.welcome = messages.pack_welcome(client.session, route).pack()
         self._use(client)
 
     def resume(self, seconds: float) -> None:
         """Connects again, and sends what the server has not received. Raises as the constructor."""
-        request = messages.pack_resumption(self._token, self._frames.received)
+        request = Frame(MessageKind.RESUME, payload=self._token, number=self._frames.received)
         client, answer = RendezvousClient.resume(self._address, self._job, _COLLECTOR, seconds, request)
         try:
-            self._confirm(messages.unpack_count(answer))
+            self._confirm(answer.number)
         except BaseException:
             client.close()
             raise
@@ -438,18 +442,17 @@ class ServerLink:
             return False
         return True
 
-    def messages(self) -> Iterator[bytes]:
-        """Yields the messages that have arrived for the collector, including confirmations.
+    def frames(self) -> Iterator[Frame]:
+        """Yields the frames that have arrived for the collector, including confirmations.
 
         Raises RendezvousError.
         """
-        limit = messages.delivered_limit(self._job.size)
-        while (message := take_frame(self._incoming, limit)) is not None:
-            if message[:1] == messages.CONFIRM:
-                self._confirm(messages.unpack_count(message[1:]))
-            elif message != messages.GOODBYE:
-                self._outgoing += self._frames.note_received(len(message))
-            yield message
+        while (frame := take_frame(self._incoming, FROM[Sender.ROOT], self._job.size)) is not None:
+            if frame.kind == MessageKind.CONFIRM:
+                self._confirm(frame.number)
+            elif frame.kind != MessageKind.GOODBYE:
+                self._outgoing += self._frames.note_received(frame)
+            yield frame
 
     def _confirm(self, count: int) -> None:
         for owner, size in self._frames.confirm(count):
@@ -475,6 +478,6 @@ class ServerLink:
 
     def say_goodbye(self) -> None:
         """Sends the server the final end of the connection, if there is room."""
-        self._outgoing += pack_frame(messages.GOODBYE)
+        self._outgoing += Frame(MessageKind.GOODBYE).pack()
         with contextlib.suppress(OSError):
             self.flush()

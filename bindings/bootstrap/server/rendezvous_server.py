@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from sirtaki.bindings.bootstrap import messages
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind, Sender
 from sirtaki.bindings.bootstrap.connection.unauthenticated import RejectionLog
-from sirtaki.bindings.bootstrap.connection.wire import frame_header, pack_frame, printable
-from sirtaki.bindings.bootstrap.job import COLLECTOR_RANK, RENDEZVOUS_RANK, Job, RendezvousError, name_of
-from sirtaki.bindings.bootstrap.messages import NUMBER, RankEvent
+from sirtaki.bindings.bootstrap.connection.wire import TEXT_LIMIT, Frame, printable
+from sirtaki.bindings.bootstrap.job import COLLECTOR_RANK, RENDEZVOUS_RANK, Job, RendezvousError
+from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.server.collector_sessions import CollectorSession, CollectorSessions
 from sirtaki.bindings.bootstrap.server.connection_server import ConnectionServer, ServedConnection
 from sirtaki.bindings.bootstrap.server.participant import Participant
@@ -20,7 +21,6 @@ from sirtaki.bindings.bootstrap.server.rendezvous_state import Answer, Rendezvou
 
 _PER_RANK = 4  # connections behind a collector: for a world, for calls, and those that end meanwhile
 _MAX_REPORTS = 8  # of a client: each init() has another one, with two or three reports
-_UNKNOWN = "the rendezvous does not understand this message"
 _GONE = "has gone (its process ended, or its init failed)"
 _HOST_GONE = "has gone (the connection to the agent of its host ended)"
 
@@ -49,8 +49,8 @@ class RendezvousServer(ConnectionServer):
     another one (`resumable`); until then its ranks are still there.
 
     `on_event` is called from the server's thread. An all-gather fails `start_timeout` seconds after its first
-    rank arrived. `on_message`, called from that thread with a rank and bytes, receives what clients send with
-    `send_message`. `on_call`, called in the same way, answers the requests of `call`; it may raise
+    rank arrived. `on_message`, called from that thread with a rank and a frame, receives what clients send
+    with `send_message`. `on_call`, called in the same way, answers the requests of `call`; it may raise
     RendezvousError. Only the server of a job whose ranks an agent starts `accepts_collectors`.
     """
 
@@ -61,8 +61,8 @@ class RendezvousServer(ConnectionServer):
         start_timeout: float = 120.0,
         on_event: Callable[[RankEvent], None] = lambda event: None,
         interfaces: Sequence[str] = (),
-        on_message: Callable[[int, bytes], None] | None = None,
-        on_call: Callable[[int, bytes], bytes] | None = None,
+        on_message: Callable[[int, Frame], None] | None = None,
+        on_call: Callable[[int, Frame], bytes] | None = None,
         accepts_collectors: bool = False,
     ) -> None:
         super().__init__("sirtaki rendezvous", address, job, interfaces)
@@ -102,9 +102,9 @@ class RendezvousServer(ConnectionServer):
         drain = LastMessagesWait(time.monotonic() + seconds, then, frozenset(lost))
         self._call_soon(lambda: self._begin_drain(drain))
 
-    def send_message(self, rank: int, payload: bytes) -> None:
-        """Sends bytes to a client, as its next message; drops them if it is not connected."""
-        self._call_soon(lambda: self._pass_on(rank, payload))
+    def send_message(self, rank: int, frame: Frame) -> None:
+        """Sends a message to a client; drops it if the client is not connected."""
+        self._call_soon(lambda: self._pass_on(rank, frame))
 
     def is_connected(self, rank: int) -> bool:
         """Returns whether a client has joined and is connected. For servers without a thread only."""
@@ -112,9 +112,9 @@ class RendezvousServer(ConnectionServer):
 
     # All methods below run on the server's thread, or on that of its owner.
 
-    def _pass_on(self, rank: int, payload: bytes) -> None:
+    def _pass_on(self, rank: int, frame: Frame) -> None:
         if participant := self._ranks.get((0, rank)):
-            self._deliver([participant], messages.MESSAGE + payload)
+            self._deliver([participant], frame)
 
     def _expire(self, now: float) -> None:
         self._send_answers(self._state.expire(now))
@@ -126,7 +126,7 @@ class RendezvousServer(ConnectionServer):
         self._drain = drain
         for session in self._collectors.all():
             session.is_drained = False
-            session.send(messages.DRAIN)
+            session.send(Frame(MessageKind.FLUSH).pack())
             if session.served is not None:
                 self._flush_or_drop(session.served)
 
@@ -149,107 +149,102 @@ class RendezvousServer(ConnectionServer):
     def _finish(self) -> None:
         for session in self._collectors.all():
             if session.served is not None:
-                session.served.outgoing += pack_frame(messages.GOODBYE)
+                session.served.outgoing += Frame(MessageKind.GOODBYE).pack()
                 self._flush_or_drop(session.served)
 
-    def _limit_of(self, connection: ServedConnection) -> int:
-        if self._collectors.of(connection) is not None:
-            return messages.COLLECTED_LIMIT
-        own = self._clients.get(connection)
-        return messages.REQUEST_LIMIT if own is None else own.limit
+    def _sender_of(self, connection: ServedConnection) -> Sender:
+        if not _is_collector(connection):
+            return self._client(connection).sender
+        return Sender.NEW_COLLECTOR if self._collectors.of(connection) is None else Sender.COLLECTOR
 
-    def _take(self, connection: ServedConnection, message: bytes) -> None:
-        if _is_collector(connection):
-            try:
-                self._take_from_collector(connection, message)
-            except RendezvousError as error:
-                if (session := self._collectors.of(connection)) is not None:
-                    self._end_session(session)
-                self._close_with(connection, messages.REFUSED + str(error).encode())
-                self._on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, str(error)))
+    def _client(self, connection: ServedConnection) -> Participant:
+        assert connection.peer is not None
+        return self._clients.setdefault(connection, Participant(connection, connection.peer))
+
+    def _take(self, connection: ServedConnection, frame: Frame) -> None:
+        try:
+            if _is_collector(connection):
+                self._take_from_collector(connection, frame)
+            else:
+                self._handle(self._client(connection), frame)
+        except RendezvousError as error:
+            self._refuse_frame(connection, str(error))
+
+    def _refuse_frame(self, connection: ServedConnection, reason: str) -> None:
+        if not _is_collector(connection):
+            self._refuse(self._client(connection), reason)
             return
-        peer = connection.peer
-        assert peer is not None
-        self._handle(self._clients.setdefault(connection, Participant(connection, peer)), message)
+        if (session := self._collectors.of(connection)) is not None:
+            self._end_session(session)
+        self._close_with(connection, Frame.of(MessageKind.REJECTED, reason))
+        self._on_event(RankEvent("refused", RENDEZVOUS_RANK, 0, reason))
 
-    def _take_from_collector(self, connection: ServedConnection, message: bytes) -> None:
+    def _take_from_collector(self, connection: ServedConnection, frame: Frame) -> None:
         """Handles a message on a collector's connection. Raises RendezvousError."""
-        session, kind = self._collectors.of(connection), message[:1]
+        session = self._collectors.of(connection)
         if not self._accepts_collectors:
             raise RendezvousError(
                 "the agent of a host connected, but ranks connect to this rendezvous directly"
             )
         if session is None:
-            replaced = self._collectors.open(connection, message, self._session)
+            replaced = self._collectors.open(connection, frame, self._session)
             self._unauthenticated.discard(connection)
             if replaced is not None:
                 self._drop(replaced)
-        elif kind == messages.CONFIRM:
-            session.confirm(messages.unpack_count(message[1:]))
-        elif message == messages.GOODBYE:
+        elif frame.kind == MessageKind.CONFIRM:
+            session.confirm(frame.number)
+        elif frame.kind == MessageKind.GOODBYE:
             self._end_session(session)
             self._end_soon(connection)
         else:
-            confirmation = session.frames.note_received(len(message))
-            if message == messages.DRAINED:
-                session.is_drained = True
-            else:
-                self._take_collected(session, message)
+            confirmation = session.frames.note_received(frame)
+            self._take_collected(session, frame)
             connection.outgoing += confirmation
 
-    def _take_collected(self, session: CollectorSession, message: bytes) -> None:
+    def _take_collected(self, session: CollectorSession, frame: Frame) -> None:
         """Handles a message about a rank behind a collector. One from a client that was refused is dropped.
 
         Raises RendezvousError.
         """
-        kind, number, body = messages.unpack_collected(message)
-        ranks = session.ranks
-        if kind == messages.ARRIVED and number not in ranks:
+        kind, number, ranks = frame.kind, frame.number, session.ranks
+        if kind == MessageKind.FLUSHED:
+            session.is_drained = True
+        elif kind == MessageKind.ARRIVED and number not in ranks:
             if len(ranks) >= _PER_RANK * self.job.size:
                 raise RendezvousError(f"more than {len(ranks)} processes of a host have connected")
-            ranks[number] = Participant(session, messages.unpack_identity(body), number)
-        elif kind == messages.PASSED:
-            if (participant := ranks.get(number)) and len(body) > participant.limit:
-                raise RendezvousError(
-                    f"{name_of(participant.rank)} sent a message of {len(body)} bytes: too many"
-                )
-            if participant:
-                self._handle(participant, body)
-        elif kind == messages.LEFT:
+            ranks[number] = Participant(session, messages.unpack_arrival(frame), number)
+        elif kind == MessageKind.SAID:
+            if participant := ranks.get(number):
+                try:
+                    self._handle(participant, messages.unpack_said(frame, participant.sender))
+                except RendezvousError as error:
+                    self._refuse(participant, str(error))
+        elif kind == MessageKind.LEFT:
             if participant := ranks.pop(number, None):
                 self._depart(participant, _GONE)
         else:
-            raise RendezvousError(_UNKNOWN)
+            raise frame.unexpected()
 
-    def _handle(self, participant: Participant, message: bytes) -> None:
-        kind, body = message[:1], message[1:]
-        try:
-            if kind == messages.JOIN and not participant.joined and len(body) == NUMBER.size:
-                self._join(participant, NUMBER.unpack(body)[0])
-            elif participant.calls:
-                self._answer_call(participant, kind, body)
-            elif (
-                kind == messages.GATHER
-                and participant.joined
-                and NUMBER.size <= len(body) <= NUMBER.size + messages.PAYLOAD_LIMIT
-            ):
-                self._gather(participant, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
-            elif kind == messages.REPORT and participant.joined:
-                self._note_report(participant, *messages.unpack_report(body))
-            elif kind == messages.JOIN_FAILED and participant.joined:
-                self._note_failure(participant, *messages.unpack_failure(body))
-            elif kind == messages.MESSAGE and participant.joined and self._on_message is not None:
-                self._on_message(participant.rank, body)
-            else:
-                raise RendezvousError(_UNKNOWN)
-        except RendezvousError as error:
-            self._refuse(participant, str(error))
-
-    def _answer_call(self, participant: Participant, kind: bytes, request: bytes) -> None:
-        if kind != messages.CALL or not participant.joined or self._on_call is None:
-            raise RendezvousError(_UNKNOWN)
-        answer = self._on_call(participant.rank, request)
-        self._deliver([participant], messages.CALL + answer)
+    def _handle(self, participant: Participant, frame: Frame) -> None:
+        """Handles a message of a client that is its next one. Raises RendezvousError."""
+        kind = frame.kind
+        if kind == MessageKind.JOIN:
+            self._join(participant, frame.number)
+        elif kind == MessageKind.GATHER:
+            self._gather(participant, frame)
+        elif kind == MessageKind.EVENT:
+            if frame.number >= len(messages.REPORTS):
+                raise RendezvousError("the rendezvous does not know this event")
+            self._note_report(participant, messages.REPORTS[frame.number], frame.text)
+        elif kind == MessageKind.FAILED:
+            self._note_failure(participant, frame.rank, frame.text)
+        elif participant.calls and self._on_call is not None:
+            answer = self._on_call(participant.rank, frame)
+            self._deliver([participant], Frame(MessageKind.REPLY, payload=answer))
+        elif not participant.calls and self._on_message is not None:
+            self._on_message(participant.rank, frame)
+        else:
+            raise frame.unexpected()
 
     def _join(self, participant: Participant, size: int) -> None:
         rank, generation = participant.rank, participant.generation
@@ -269,25 +264,23 @@ class RendezvousServer(ConnectionServer):
         self._ranks[generation, rank] = participant
         if isinstance(participant.line, ServedConnection):  # a collector welcomes its clients itself
             self._unauthenticated.discard(participant.line)
-            participant.line.outgoing += pack_frame(messages.pack_welcome(self._session))
+            participant.line.outgoing += messages.pack_welcome(self._session).pack()
 
-    def _gather(self, participant: Participant, number: int, payload: bytes) -> None:
-        rank, generation = participant.rank, participant.generation
-        if number != participant.rounds:
+    def _gather(self, participant: Participant, frame: Frame) -> None:
+        rank, generation, number = participant.rank, participant.generation, frame.number
+        if number > participant.rounds:
+            raise frame.unexpected()
+        if number < participant.rounds:
             raise RendezvousError(
                 f"two processes claim to be rank {rank}: give each process a rank of its own"
-                if number < participant.rounds
-                else _UNKNOWN
             )
         participant.rounds += 1
-        answers = self._state.contribute((generation, number), rank, payload, time.monotonic())
+        answers = self._state.contribute((generation, number), rank, frame.payload, time.monotonic())
         if number == 0:
             self._on_event(RankEvent("arrived", rank, generation))
         self._send_answers(answers)
 
     def _note_report(self, participant: Participant, event: str, text: str) -> None:
-        if event not in messages.REPORTS:
-            raise RendezvousError("the rendezvous does not know this event")
         participant.reports += 1
         if participant.reports > _MAX_REPORTS:
             raise RendezvousError(f"rank {participant.rank} has sent more than {_MAX_REPORTS} reports")
@@ -297,12 +290,12 @@ class RendezvousServer(ConnectionServer):
         elif event not in ("initialised", "thread_failed", "can_stop"):
             participant.end_report = f"gave up: {printable(text, 500)}"
         self._on_event(
-            RankEvent(event, participant.rank, participant.generation, printable(text, messages.TEXT_LIMIT))
+            RankEvent(event, participant.rank, participant.generation, printable(text, TEXT_LIMIT))
         )
 
     def _note_failure(self, participant: Participant, culprit: int, text: str) -> None:
         """Handles a rank's report that it cannot join; at fault is itself, or a peer that it has lost."""
-        text = printable(text, messages.TEXT_LIMIT)
+        text = printable(text, TEXT_LIMIT)
         if not 0 <= culprit < self.job.size:
             raise RendezvousError(f"there is no rank {culprit} in this job")
         if culprit == participant.rank:
@@ -315,8 +308,8 @@ class RendezvousServer(ConnectionServer):
         """Notifies all ranks in this init(), whether they wait in an all-gather or for each other."""
         if self._state.mark_failed(generation, text):
             concerned = [rank for (other, _), rank in self._ranks.items() if other == generation]
-            message = messages.pack_failure(culprit, text)
-            self._deliver([participant for participant in concerned if not participant.initialised], message)
+            failure = Frame.of(MessageKind.FAILED, text, culprit)
+            self._deliver([participant for participant in concerned if not participant.initialised], failure)
 
     def _send_answers(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -329,32 +322,32 @@ class RendezvousServer(ConnectionServer):
             ]
             self._deliver(waiting, _message_of(answer))
 
-    def _deliver(self, recipients: Iterable[Participant], message: bytes) -> None:
+    def _deliver(self, recipients: Iterable[Participant], frame: Frame) -> None:
         """Sends a message once on each connection of the recipients. All queues share its bytes."""
+        packed = frame.pack(self.job.size)
         numbers: dict[ServedConnection | CollectorSession, list[int]] = {}
         for recipient in recipients:
             numbers.setdefault(recipient.line, []).extend(recipient.numbers)
         for line, of_collector in numbers.items():
             if isinstance(line, CollectorSession):
-                line.send(messages.pack_delivery(of_collector), message)
+                line.send(messages.pack_delivery(of_collector, packed, self.job.size), packed)
                 connection = line.served
             else:
                 connection = line
-                connection.outgoing += frame_header(len(message))
-                connection.outgoing += message
+                connection.outgoing += packed
             if connection is not None and connection.is_open:
                 self._flush_or_drop(connection)
 
     def _refuse(self, participant: Participant, reason: str) -> None:
         """Ends the connection of an authenticated client, and sends it the reason."""
-        refusal = messages.REFUSED + reason.encode()
+        refusal = Frame.of(MessageKind.REJECTED, reason)
         self._on_event(RankEvent("refused", participant.rank, participant.generation, reason))
         if isinstance(participant.line, ServedConnection):
             self._close_with(participant.line, refusal)
             return
         assert participant.number is not None
-        participant.line.send(messages.pack_delivery([participant.number]), refusal)
-        participant.line.send(messages.CLOSE + NUMBER.pack(participant.number))
+        self._deliver([participant], refusal)
+        participant.line.send(Frame(MessageKind.CLOSE, number=participant.number).pack())
         participant.line.ranks.pop(participant.number, None)
         self._depart(participant, _GONE)
 
@@ -398,7 +391,8 @@ def _is_collector(connection: ServedConnection) -> bool:
     return connection.peer is not None and connection.peer.rank == COLLECTOR_RANK
 
 
-def _message_of(answer: Answer) -> bytes:
+def _message_of(answer: Answer) -> Frame:
     if answer.error:
-        return (messages.TIMED_OUT if answer.timed_out else messages.REFUSED) + answer.error.encode()
+        kind = MessageKind.TIMED_OUT if answer.timed_out else MessageKind.REJECTED
+        return Frame.of(kind, answer.error)
     return messages.pack_payloads(answer.payloads)

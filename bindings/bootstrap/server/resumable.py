@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from sirtaki.bindings.bootstrap.connection.wire import frame_header, pack_frame
+from sirtaki.bindings.bootstrap.connection.message_kinds import HEADER, MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import RendezvousError
-from sirtaki.bindings.bootstrap.messages import CONFIRM, COUNT
 
 # Received bytes after which the other side is told that it need not keep them any more.
 CONFIRM_BYTES = 32 * 1024
@@ -44,14 +44,14 @@ class ResumableFrames:
             self._confirmed += 1
             yield owner, sum(map(len, parts))
 
-    def note_received(self, size: int) -> bytes:
-        """Counts a message of `size` bytes; returns a confirmation if it is due, else b""."""
+    def note_received(self, frame: Frame) -> bytes:
+        """Counts a frame; returns a confirmation if it is due, else b""."""
         self.received += 1
-        self._received_bytes += len(frame_header(size)) + size
+        self._received_bytes += HEADER.size + len(frame.payload)
         if self._received_bytes < CONFIRM_BYTES:
             return b""
         self._received_bytes = 0
-        return pack_frame(CONFIRM + COUNT.pack(self.received))
+        return Frame(MessageKind.CONFIRM, number=self.received).pack()
 
     def unconfirmed(self) -> Iterator[bytes]:
         """Yields the parts of all frames that the other side may not have received."""

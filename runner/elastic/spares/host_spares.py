@@ -146,7 +146,7 @@ class HostSpares:
             self._unregister(process)
             return
         for report in reports:
-            self._news.waits(lane, report["modules"], report["seconds"])
+            self._news.waits(lane, *report)
 
     def _remove(self, lane: int) -> SpareProcess | None:
         """Returns the process of a spare, which counts as waiting no more; None if it has none."""

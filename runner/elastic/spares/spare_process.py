@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -11,12 +10,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
+from sirtaki.bindings.bootstrap.connection.wire import NO_RANK, Frame, WireError, take_frame
 from sirtaki.bindings.bootstrap.elastic import spare_start
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.bindings.bootstrap.elastic.spare import SPARE, instructions
 from sirtaki.bindings.bootstrap.lifecycle import WORKER
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.hosts.frames import NO_RANK
 from sirtaki.runner.launch.process import RankProcess
 from sirtaki.runner.launch.reaper import Reaper
 
@@ -47,7 +47,7 @@ class SpareProcess(RankProcess):
         """
         self._base = {name: value for name, value in environment.items() if name not in _PLACE}
         self._orders, theirs = socket.socketpair()
-        self._received = b""
+        self._received = bytearray()
         theirs.set_inheritable(True)
         start = os.path.dirname(os.path.abspath(spare_start.__file__))
         variables = {
@@ -70,8 +70,8 @@ class SpareProcess(RankProcess):
         """Returns the descriptor that becomes readable when the spare reports something, or has ended."""
         return self._orders.fileno()
 
-    def reports(self) -> list[dict[str, Any]] | None:
-        """Returns the spare's reports since the last call, usually a single report: that it is ready.
+    def reports(self) -> list[list[Any]] | None:
+        """Returns the spare's reports since the last call: number of imported modules, seconds of the import.
 
         Returns None if it has ended, or is killed because the program writes to its connection.
         """
@@ -83,12 +83,15 @@ class SpareProcess(RankProcess):
             data = b""
         if not data:
             return None
-        *lines, self._received = (self._received + data).split(b"\n")
+        self._received += data
+        reports = []
         try:
-            return [_checked(json.loads(line)) for line in lines]
-        except (ValueError, RecursionError):
+            while (frame := take_frame(self._received, FROM[Sender.STANDBY])) is not None:
+                reports.append(frame.fields(modules=int, seconds=float))
+        except WireError:
             self.signal(signal.SIGKILL)
             return None
+        return reports
 
     def assign(self, rank: int, environment: Mapping[str, str]) -> bool:
         """Sends the spare its place: the rank under which its output is shown, and a worker's environment.
@@ -98,7 +101,7 @@ class SpareProcess(RankProcess):
         place: dict[str, str | None] = dict.fromkeys(self._base.keys() - environment.keys())
         place |= {name: value for name, value in environment.items() if self._base.get(name) != value}
         try:
-            self._orders.send(json.dumps(place).encode() + b"\n")
+            self._orders.send(Frame.of(MessageKind.PLACE, place).pack())
         except OSError:
             return False
         self.rank = rank
@@ -114,12 +117,3 @@ class SpareProcess(RankProcess):
 
     def close(self) -> None:
         self._orders.close()
-
-
-def _checked(report: Any) -> dict[str, Any]:
-    """Returns a spare's report. Raises ValueError if it is none."""
-    if not isinstance(report, dict):
-        raise ValueError("the report of a spare is malformed")
-    if not isinstance(report.get("modules"), int) or not isinstance(report.get("seconds"), float):
-        raise ValueError("the report of a spare is malformed")
-    return report
