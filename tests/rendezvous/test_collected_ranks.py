@@ -218,7 +218,7 @@ def test_messages_behind_a_collector_are_limited_like_those_of_other_ranks(
     assert hosts.works()
 
 
-@pytest.mark.parametrize("payload", [b"", b"sirt", Frame(MessageKind.GATHER).pack() + b"more"])
+@pytest.mark.parametrize("payload", [b"", b"srt2", Frame(MessageKind.GATHER).pack() + b"more"])
 def test_a_client_of_a_collector_sends_whole_frames(collect: Callable[[], Collector], payload: bytes) -> None:
     collector = collect().join()
     collector.send(

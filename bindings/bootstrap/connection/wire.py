@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 NO_RANK = -1
 TEXT_LIMIT = 4000  # characters
-_MAGIC = b"sirt"
+_MAGIC = b"srt2"
+_EARLIER = b"sirt"  # of the frames of sirtaki 0.2.0 and before
 _STRANGER = "another process writes to the connection"
 
 
@@ -130,7 +131,10 @@ def _checked_header(
 
 
 def _check_magic(beginning: bytes | bytearray) -> None:
-    if not _MAGIC.startswith(bytes(beginning[: len(_MAGIC)])):
+    found = bytes(beginning[: len(_MAGIC)])
+    if found == _EARLIER:
+        raise WireError("it has an earlier version of sirtaki: install the same version on both")
+    if not _MAGIC.startswith(found):
         raise WireError(_STRANGER)
 
 
