@@ -61,7 +61,8 @@ class CollectedHosts:
             self.collectors.append(collector.start())
             self.lines.append(lines)
         self.clients: list[RendezvousClient] = []
-        self._generations = itertools.count(1 << 30)
+        # A rank that has gone is missing in all earlier generations, too: each test takes the next.
+        self.generations = itertools.count(100)
         self._pool = ThreadPoolExecutor(2 * job.size)
 
     def _hear(self, event: RankEvent) -> None:
@@ -119,7 +120,7 @@ class CollectedHosts:
     def works(self) -> bool:
         """Returns whether a whole job is still served, in a generation of its own."""
         payloads = [b"%d" % rank for rank in range(self.job.size)]
-        clients = self.all(next(self._generations))
+        clients = self.all(next(self.generations))
         answers = self.gather_all(clients, payloads)
         for client in clients:
             client.close()

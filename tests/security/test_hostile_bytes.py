@@ -168,9 +168,6 @@ def hosts() -> Iterator[CollectedHosts]:
         yield one
 
 
-generations = iter(range(1 << 20, 1 << 30))  # before those of `works`
-
-
 messages = st.one_of(
     st.builds(lambda size: Frame(MessageKind.JOIN, number=size).pack(), st.integers(0, 3)),
     st.builds(
@@ -200,7 +197,7 @@ def test_a_rank_that_says_anything_in_any_order(
 ) -> None:
     """The rank is answered or rejected, and the honest ranks are served."""
     deadline = time.monotonic() + FAILSAFE_SECONDS
-    mine = Identity(rank, next(generations))
+    mine = Identity(rank, next(hosts.generations))
     with hosts.visit() as connection:
         run_handshake(connection, JOB, mine, LinkKind.RENDEZVOUS, Role.CONNECTS, deadline)
         with suppress(OSError):
