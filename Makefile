@@ -47,7 +47,7 @@ NATIVE := $(shell find core bindings tests benchmarks -name '*.cc' -o -name '*.h
 .DEFAULT_GOAL := help
 SANITIZED := test-asan test-tsan
 TIERS := test test-full test-exhaustive
-.PHONY: help demo $(TIERS) core-tests test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint compare docs wheel wheels test-wheel clean check cross
+.PHONY: help demo $(TIERS) core-tests coverage coverage-core test-all test-sanitized $(SANITIZED) test-arm64 fuzz test-locks lint compare docs wheel wheels test-wheel clean check cross
 
 help:
 	@sed -n '/^#/!q; s/^# *//p' Makefile
@@ -126,6 +126,19 @@ $(TIERS): core-tests
 core-tests: $(STAMPS)/test
 	$(CMAKE) -S core -B build/core -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON
 	$(CMAKE) --build build/core
+
+# Lines and branches that tests reach, by default all tests; processes of tests count, too, unless SIGKILL ends them.
+coverage: $(STAMPS)/test-full core-tests
+	$(PIP) install --quiet 'coverage>=7.10'
+	CORE_TESTS=$(CURDIR)/build/core $(BIN)/coverage run -m pytest $(or $(FILES),tests)
+	$(BIN)/coverage combine && $(BIN)/coverage report
+
+coverage-core: $(STAMPS)/test
+	$(CMAKE) -S core -B build/coverage -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DSIRTAKI_TESTS=ON \
+	  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS='-O0 --coverage -fprofile-update=atomic'
+	$(CMAKE) --build build/coverage
+	CORE_TESTS=$(CURDIR)/build/coverage $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/core
+	cd build/coverage && find . -name '*.gcda' -exec gcov -n -b -r -s $(CURDIR) {} +
 
 test-all: $(TIERS) test-locks test-sanitized fuzz test-arm64
 
