@@ -12,6 +12,21 @@ MODULES = ("torch.ops.collectives", "numpy.collectives")
 FORM = re.compile(r"(?P<asynchronous>asynchronous\()?(COLLECTIVES\.)?(?P<method>\w+)\)?")
 
 
+EXAMPLE = re.compile(r"(?<=^Example:\n)(?:    .*(?:\n|\Z)|\n)+", re.MULTILINE)
+
+
+class Examples(griffe.Extension):
+    """Shows the examples of docstrings as code."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = EXAMPLE.sub(fenced, obj.docstring.value)
+
+
+def fenced(example: re.Match[str]) -> str:
+    return f"    ```python\n{example[0].rstrip()}\n    ```\n"
+
+
 class ExportedMethods(griffe.Extension):
     """Documents the methods of `ArrayCollectives` that a module exports as functions of the module."""
 

@@ -82,6 +82,10 @@ def init(
         DeadlineError: a rank did not arrive in time; the text names it.
         InitializationError: the ranks are inconsistent, or a rank has started this process.
         ForkedError: this process was forked from a rank.
+
+    Example:
+        hvd.init()
+        print(f"rank {hvd.rank()} of {hvd.size()}")
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets is {process_sets!r}; it takes a list of process sets, or "dynamic"')
@@ -127,6 +131,11 @@ def shutdown() -> None:
     """Completes operations in flight and leaves the world. init() may be called again afterwards.
 
     Does nothing in a process that is not initialised.
+
+    Example:
+        if hvd.is_root():
+            print(hvd.stats()["operations"], "operations")
+        hvd.shutdown()  # hvd.init() may follow
     """
     if is_initialized():
         from sirtaki.bindings.bootstrap import lifecycle
@@ -135,7 +144,12 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Returns whether this process is a rank: after init(), before shutdown()."""
+    """Returns whether this process is a rank: after init(), before shutdown().
+
+    Example:
+        if not hvd.is_initialized():
+            hvd.init()
+    """
     return find() is not None
 
 
@@ -144,22 +158,42 @@ def _topology() -> Topology:
 
 
 def rank() -> int:
-    """Returns this rank, from 0 to size() - 1. Raises NotInitializedError (a ValueError) before init()."""
+    """Returns this rank, from 0 to size() - 1. Raises NotInitializedError (a ValueError) before init().
+
+    Example:
+        inputs = inputs[hvd.rank() :: hvd.size()]  # the samples of this rank
+    """
     return _topology().rank
 
 
 def size() -> int:
-    """Returns the number of ranks. Raises NotInitializedError (a ValueError) before init()."""
+    """Returns the number of ranks. Raises NotInitializedError (a ValueError) before init().
+
+    Example:
+        learning_rate = 0.1 * hvd.size()  # scaled with the global batch: 0.2 on 2 ranks
+    """
     return _topology().size
 
 
 def local_rank() -> int:
-    """Returns this rank's number on its host. Raises NotInitializedError (a ValueError) before init()."""
+    """Returns this rank's number on its host. Raises NotInitializedError (a ValueError) before init().
+
+    Example:
+        import os
+        if hvd.local_rank() == 0:
+            os.makedirs("cache", exist_ok=True)  # once per host
+        hvd.barrier()
+    """
     return _topology().local_rank
 
 
 def local_size() -> int:
-    """Returns the number of ranks on this host. Raises NotInitializedError (a ValueError) before init()."""
+    """Returns the number of ranks on this host. Raises NotInitializedError (a ValueError) before init().
+
+    Example:
+        import os
+        workers = (os.cpu_count() or 1) // hvd.local_size()  # processes that load data for this rank
+    """
     return _topology().local_size
 
 
@@ -167,6 +201,11 @@ def cross_rank() -> int:
     """Returns the index of this rank's host among the hosts that have a rank with this local rank.
 
     Raises NotInitializedError (a ValueError) before init().
+
+    Example:
+        from pathlib import Path
+        files = sorted(Path("data").glob("*.npy"))
+        files = files[hvd.cross_rank() :: hvd.cross_size()]  # the files of this host
     """
     return _topology().cross_rank
 
@@ -175,6 +214,10 @@ def cross_size() -> int:
     """Returns the number of hosts that have a rank with this local rank.
 
     Raises NotInitializedError (a ValueError) before init().
+
+    Example:
+        if hvd.is_root():
+            print(f"ranks: {hvd.size()}, hosts: {hvd.cross_size()}")
     """
     return _topology().cross_size
 
@@ -183,6 +226,10 @@ def is_homogeneous() -> bool:
     """Returns whether every host has the same number of ranks.
 
     Raises NotInitializedError (a ValueError) before init().
+
+    Example:
+        if hvd.is_root() and not hvd.is_homogeneous():
+            print("the hosts have different numbers of ranks")
     """
     hosts = [peer.host_index for peer in _topology().peers]
     return len({hosts.count(host) for host in set(hosts)}) == 1
@@ -193,27 +240,47 @@ def mpi_threads_supported() -> bool:
 
     Raises:
         ValueError: always, because sirtaki uses no MPI.
+
+    Example:
+        threads = hvd.mpi_enabled() and hvd.mpi_threads_supported()  # False
     """
     raise ValueError("sirtaki uses no MPI; its own calls may be made from any thread")
 
 
 def mpi_enabled() -> bool:
-    """Returns False: sirtaki uses no MPI."""
+    """Returns False: sirtaki uses no MPI.
+
+    Example:
+        if hvd.mpi_enabled():  # never
+            from mpi4py import MPI
+    """
     return False
 
 
 def mpi_built() -> bool:
-    """Returns False: sirtaki uses no MPI."""
+    """Returns False: sirtaki uses no MPI.
+
+    Example:
+        controllers = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built()}
+    """
     return False
 
 
 def gloo_enabled() -> bool:
-    """Returns False: sirtaki uses no Gloo."""
+    """Returns False: sirtaki uses no Gloo.
+
+    Example:
+        controller = "gloo" if hvd.gloo_enabled() else "mpi" if hvd.mpi_enabled() else "sirtaki"  # "sirtaki"
+    """
     return False
 
 
 def gloo_built() -> bool:
-    """Returns False: sirtaki uses no Gloo."""
+    """Returns False: sirtaki uses no Gloo.
+
+    Example:
+        controllers = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built()}
+    """
     return False
 
 
@@ -223,6 +290,10 @@ def nccl_built() -> int:
 
     Opens NCCL and CUDA's driver, if they are not open yet. `hvdrun --check-build` reports what was searched
     for, and where.
+
+    Example:
+        version = hvd.nccl_built()
+        print(f"NCCL {version // 10000}.{version // 100 % 100}" if version else "no NCCL")
     """
     found = _gpu_libraries()
     return found.nccl.version if found.devices else 0
@@ -235,12 +306,20 @@ def _gpu_libraries() -> GpuLibraries:
 
 
 def ddl_built() -> bool:
-    """Returns False: sirtaki uses no DDL."""
+    """Returns False: sirtaki uses no DDL.
+
+    Example:
+        libraries = {"NCCL": hvd.nccl_built(), "oneCCL": hvd.ccl_built(), "DDL": hvd.ddl_built()}
+    """
     return False
 
 
 def ccl_built() -> bool:
-    """Returns False: sirtaki uses no oneCCL."""
+    """Returns False: sirtaki uses no oneCCL.
+
+    Example:
+        libraries = {"NCCL": hvd.nccl_built(), "oneCCL": hvd.ccl_built(), "DDL": hvd.ddl_built()}
+    """
     return False
 
 
@@ -248,12 +327,19 @@ def cuda_built() -> bool:
     """Returns whether tensors may be on GPUs here: CUDA's driver exists, and it sees a GPU.
 
     Opens the driver, if it is not open yet.
+
+    Example:
+        device = f"cuda:{hvd.local_rank()}" if hvd.cuda_built() else "cpu"
     """
     return _gpu_libraries().devices > 0
 
 
 def rocm_built() -> bool:
-    """Returns False: only NVIDIA's GPUs are supported."""
+    """Returns False: only NVIDIA's GPUs are supported.
+
+    Example:
+        has_gpu = hvd.cuda_built() or hvd.rocm_built()
+    """
     return False
 
 
@@ -339,6 +425,10 @@ def is_root() -> bool:
     """Returns whether this is rank 0, which writes files and prints. Other ranks do not wait for it.
 
     Raises NotInitializedError (a ValueError) before init().
+
+    Example:
+        if hvd.is_root():
+            print(f"loss {float(loss):.3f}")
     """
     return current().rank == 0
 
@@ -356,6 +446,10 @@ def on_root(
     Raises:
         Exception: on rank 0, the exception of the function.
         HorovodInternalError: on the others, if it raised; the text contains its error.
+
+    Example:
+        import os
+        hvd.on_root(os.makedirs, "checkpoints", exist_ok=True)  # the folder exists when any rank goes on
     """
     name = getattr(function, "__name__", "the function")
     if current().rank:
@@ -383,6 +477,10 @@ def stats() -> Statistics:
 
     Raises:
         NotInitializedError: before init() or after shutdown() (a ValueError).
+
+    Example:
+        stats = hvd.stats()
+        print(f"{stats['moving_seconds']:.2f} s of data movement, {stats['busbw']:.2f} GB/s")
     """
     return observe.statistics(current())
 
@@ -405,6 +503,12 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     Raises:
         NotInitializedError: before init() or after shutdown() (a ValueError).
         OSError: the file cannot be written (a HorovodInternalError).
+
+    Example:
+        hvd.start_timeline("timeline.json")
+        for inputs, targets in loader:
+            ...  # a training step
+        hvd.stop_timeline()
     """
     observe.start_timeline(current(), os.fspath(file_path), mark_cycles)
 
@@ -414,5 +518,10 @@ def stop_timeline() -> None:
 
     Raises:
         NotInitializedError: before init() or after shutdown() (a ValueError).
+
+    Example:
+        hvd.start_timeline("first_steps.json")
+        mean = hvd.allreduce(tensor)
+        hvd.stop_timeline()  # the file is complete
     """
     observe.stop_timeline(current())

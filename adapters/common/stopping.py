@@ -39,8 +39,8 @@ def should_stop() -> bool:
         PeerLostError: a rank died.
 
     Example:
-        for batch in loader:
-            train(batch)
+        for inputs, targets in loader:
+            ...  # a training step
             if hvd.should_stop():
                 if hvd.rank() == 0:
                     save()

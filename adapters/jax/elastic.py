@@ -51,6 +51,13 @@ class JaxState(ArraysState):
     another rank, on another host if there is one; if both are lost together, the job ends, and names them.
 
     A restored or received array has the dtype, the weak type, and the device or sharding that it had.
+
+    Example:
+        state = hvd.elastic.JaxState(params=params, optimizer=optimizer.init(params), epoch=0)
+        gradients = jax.grad(loss_of)(state.params, inputs, targets)  # in the training function
+        updates, state.optimizer = optimizer.update(gradients, state.optimizer, state.params)
+        state.params = optax.apply_updates(state.params, updates)
+        state.commit()
     """
 
     _whole_state = "hvd.full_state(optimizer, state, params)"

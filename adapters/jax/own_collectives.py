@@ -74,15 +74,12 @@ def enable_collectives(coordinator_address: str | None = None) -> None:
             devices, or ranks may come and go (`hvdrun --min-np`).
 
     Example:
-        >>> import sirtaki.jax as hvd  # before jax
-        >>> import jax
-        >>> from jax.sharding import NamedSharding, PartitionSpec
-        >>> hvd.init()
-        >>> hvd.enable_collectives()
-        >>> mesh = jax.make_mesh((hvd.size(),), ("ranks",))
-        >>> rows = NamedSharding(mesh, PartitionSpec("ranks"))
-        >>> whole = jax.make_array_from_process_local_data(rows, own_rows)  # a row for each rank
-        >>> jax.jit(lambda x: x.sum(0))(whole)  # the sum over all ranks
+        hvd.enable_collectives()  # after hvd.init(), before the first use of JAX
+        mesh = jax.make_mesh((hvd.size(),), ("ranks",))
+        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("ranks"))
+        own = np.full((1, 4), hvd.rank())  # a row of each rank
+        whole = jax.make_array_from_process_local_data(rows, own)
+        total = jax.jit(lambda x: x.sum(0))(whole)  # on 2 ranks: [1, 1, 1, 1]
     """
     context = current()
     _refuse_what_cannot_work()

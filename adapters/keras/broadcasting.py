@@ -28,6 +28,9 @@ def broadcast_variables(
     Raises:
         ValueError: on all ranks, if their variables do not match.
         PeerLostError: a rank died.
+
+    Example:
+        hvd.broadcast_variables(model.variables, root_rank=0)  # all ranks start alike
     """
     found = list(variables)
     _check_alike(found, process_set)
@@ -58,6 +61,10 @@ def broadcast_model(
         ValueError: on all ranks, if their models do not match, or if with shard="state" their optimizers are
             at different steps.
         PeerLostError: a rank died.
+
+    Example:
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        hvd.broadcast_model(model, root_rank=0)  # its weights, and the optimizer's variables
     """
     kept = {id(variable) for variable in local_variables or ()}
     optimizer = getattr(model, "optimizer", None)
@@ -133,6 +140,11 @@ def load_model(
     Raises:
         ValueError: the file cannot be loaded, or wrong arguments.
         NotInitializedError: init() has not been called.
+
+    Example:
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        hvd.save_model(model, "trained.keras")
+        model = hvd.load_model("trained.keras")  # its optimizer is distributed again
     """
     if legacy_opts:
         raise ValueError("legacy_opts is True, but Keras 3 has no legacy optimizers: leave it out")

@@ -46,6 +46,11 @@ class TerminateOnNaN(keras.callbacks.Callback):
 
     The callback of Keras with this name ends it on that rank only, for which the others would wait. This one
     sends 4 bytes after each batch.
+
+    Example:
+        start, end = hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.TerminateOnNaN()
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        model.fit(hvd.shard_arrays(inputs, targets), callbacks=[start, end])
     """
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -65,6 +70,13 @@ class StopOnSignal(keras.callbacks.Callback):
     """Ends the training on all ranks after the same batch, if any rank was asked to end (`hvd.should_stop`).
 
     After `fit`, `hvd.should_stop()` returns whether that was the reason.
+
+    Example:
+        start, stop = hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.StopOnSignal()
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        model.fit(hvd.shard_arrays(inputs, targets), callbacks=[start, stop])
+        if hvd.should_stop():
+            hvd.save_model(model, "stopped.keras")
     """
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -80,6 +92,14 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     When the epoch ends on any rank, the file is complete, and `best` is the same on all ranks. Place it after
     MetricAverageCallback, or rank 0 judges by its own part of the data.
+
+    Example:
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        average = hvd.callbacks.MetricAverageCallback()  # before the callbacks that read the metrics
+        best = hvd.callbacks.BestModelCheckpoint("best.keras", monitor="val_loss")
+        data = hvd.shard_arrays(inputs, targets)
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        model.fit(data, validation_data=(inputs, targets), callbacks=[start, average, best])
     """
 
     def __init__(
@@ -119,6 +139,13 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     Place it before the callbacks that read the logs (ReduceLROnPlateau, EarlyStopping, BestModelCheckpoint,
     ...): they then act alike on all ranks.
+
+    Example:
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        average = hvd.callbacks.MetricAverageCallback()
+        stop = keras.callbacks.EarlyStopping(monitor="loss", patience=3)  # acts alike on all ranks
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        model.fit(hvd.shard_arrays(inputs, targets), epochs=2, callbacks=[start, average, stop])
     """
 
     def __init__(self, device: str = "") -> None:
@@ -188,7 +215,15 @@ Multiplier = float | Callable[[float], float]
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to `initial_lr` times a multiplier, from `start_epoch` to before `end_epoch`."""
+    """Sets the learning rate to `initial_lr` times a multiplier, from `start_epoch` to before `end_epoch`.
+
+    Example:
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        # 0.1 in epochs 0 and 1, then 0.05, 0.025, ...
+        schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, multiplier=0.5, start_epoch=1)
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        model.fit(hvd.shard_arrays(inputs, targets), epochs=3, callbacks=[start, schedule])
+    """
 
     def __init__(
         self,
@@ -275,6 +310,12 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Many ranks together process a large batch, and a learning rate that suits it is too large for the first
     epochs. In an elastic job the present number of ranks counts, and `fit(initial_epoch=state.epoch, ...)`
     continues the warm-up instead of beginning it again.
+
+    Example:
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        warm_up = hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size(), warmup_epochs=2, verbose=1)
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        model.fit(hvd.shard_arrays(inputs, targets), epochs=3, callbacks=[start, warm_up])
     """
 
     def __init__(
@@ -332,6 +373,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     At the start it checks that all ranks train the same number of epochs and batches, and after each epoch
     that they have the same model.
+
+    Example:
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        model.fit(hvd.shard_arrays(inputs, targets), callbacks=[start])
     """
 
     def __init__(
@@ -502,6 +548,12 @@ class LocalSGDCallback(keras.callbacks.Callback):
     All ranks have to begin with equal variables, as BroadcastGlobalVariablesCallback gives; this is checked
     before the first batch. In an elastic job, the callback is part of the state:
     `hvd.elastic.KerasState(model, local_steps=callback)`.
+
+    Example:
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        average = hvd.callbacks.LocalSGDCallback(every=4)  # batches
+        model.compile(optimizer, loss="mse")  # the plain optimizer
+        model.fit(hvd.shard_arrays(inputs, targets, batch_size=1), callbacks=[start, average])
     """
 
     def __init__(

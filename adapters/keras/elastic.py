@@ -62,6 +62,14 @@ class CommitStateCallback(keras.callbacks.Callback):
     """Commits a state after every `batches_per_commit` batches, and after every epoch.
 
     A state with local steps is committed at the next average after so many batches.
+
+    Example:
+        @hvd.elastic.run
+        def train(state):  # a KerasState(model, data=hvd.shard_arrays(...), epoch=0, batch=0)
+            epoch = hvd.elastic.UpdateEpochStateCallback(state)
+            batch = hvd.elastic.UpdateBatchStateCallback(state)
+            commit = hvd.elastic.CommitStateCallback(state, batches_per_commit=10)  # after the others
+            state.model.fit(state.data, initial_epoch=state.epoch, epochs=3, callbacks=[epoch, batch, commit])
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -111,6 +119,13 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     number of ranks has changed, `state.batch` is converted. Data of `hvd.shard_arrays` or `hvd.shard` (of a
     PyDataset), given as an attribute of the state, are exact in any case: what is left of the epoch is dealt
     to the present ranks.
+
+    Example:
+        @hvd.elastic.run
+        def train(state):  # a KerasState(model, data=hvd.shard_arrays(...), batch=0)
+            batch = hvd.elastic.UpdateBatchStateCallback(state)
+            commit = hvd.elastic.CommitStateCallback(state)
+            state.model.fit(state.data, callbacks=[batch, commit])
     """
 
     def __init__(self, state: Any) -> None:
@@ -166,6 +181,13 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
 
     A training function continues with `fit(initial_epoch=state.epoch, epochs=N)`, or, as with Horovod, with
     `fit(epochs=N - state.epoch)`, which numbers the epochs from 0 again: for schedules and warm-ups, too.
+
+    Example:
+        @hvd.elastic.run
+        def train(state):  # a KerasState(model, data=hvd.shard_arrays(...), epoch=0)
+            epoch = hvd.elastic.UpdateEpochStateCallback(state)
+            commit = hvd.elastic.CommitStateCallback(state)
+            state.model.fit(state.data, initial_epoch=state.epoch, epochs=3, callbacks=[epoch, commit])
     """
 
     def __init__(self, state: Any) -> None:
@@ -235,6 +257,12 @@ class KerasState(ArraysState):
 
     A dataset of `shard_arrays` or `shard` that is given as an attribute continues with the samples that no
     rank has been trained on, in an epoch that the ranks change in.
+
+    Example:
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        data = hvd.shard_arrays(inputs, targets, batch_size=4)
+        state = hvd.elastic.KerasState(model, data=data, epoch=0, batch=0)
+        # then train(state), which hvd.elastic.run decorates and which calls state.model.fit(state.data, ...)
     """
 
     _whole_state = "hvd.full_state_dict(optimizer)"
@@ -352,7 +380,12 @@ class KerasState(ArraysState):
 
 
 class TensorFlowKerasState(KerasState):
-    """`KerasState`, with Horovod's arguments."""
+    """`KerasState`, with Horovod's arguments.
+
+    Example:
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        state = hvd.elastic.TensorFlowKerasState(model, epoch=0, batch=0)
+    """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         """Creates the state. `backend` is accepted and ignored; other arguments are as for `KerasState`."""

@@ -50,6 +50,11 @@ def reduce_metrics(model: Any, process_set: ProcessSet = global_process_set) -> 
     Raises:
         MismatchError: the ranks' metrics differ.
         PeerLostError: a rank died.
+
+    Example:
+        model.compile(loss="mse", metrics=["mae"])
+        model.evaluate(inputs, targets, verbose=0)  # each rank has its own part of the test data
+        metrics = hvd.reduce_metrics(model)  # {"loss": ..., "mae": ...} over the data of all ranks
     """
     return combine(model, process_set).total
 
@@ -154,5 +159,9 @@ def verbose(level: Any = "auto") -> Any:
 
     Raises:
         NotInitializedError: init() has not been called.
+
+    Example:
+        model.compile(loss="mse")
+        model.evaluate(inputs, targets, verbose=hvd.verbose(2))  # only rank 0 prints
     """
     return level if current().rank == 0 else 0

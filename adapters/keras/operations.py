@@ -49,6 +49,10 @@ def allreduce(
         ValueError: wrong arguments.
         MismatchError: ranks disagree about dtype, shape, op or factors.
         PeerLostError: a rank died.
+
+    Example:
+        loss = hvd.allreduce(loss)  # the mean over all ranks
+        samples = hvd.allreduce(len(inputs), op=hvd.Sum)  # 16 samples on each of 2 ranks: 32
     """
     given = _array(value)
 
@@ -68,6 +72,9 @@ def reducescatter(
 
     Dimension 0 is divided in the order of ranks; the first `rows % size` of them get one more row. Otherwise
     it works like `allreduce`.
+
+    Example:
+        rows = hvd.reducescatter(tensor, op=hvd.Sum)  # on 2 ranks: one of the 2 rows of the sum
     """
     return arrays.reducescatter(_array(value), name=name, op=op, process_set=process_set)
 
@@ -87,6 +94,9 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
         ValueError: a value without dimensions.
         MismatchError: ranks disagree about dtype or the other dimensions.
         PeerLostError: a rank died.
+
+    Example:
+        predictions = hvd.allgather(model(inputs))  # 16 rows on each of 2 ranks: 32, rank 0's first
     """
     return arrays.allgather(_array(value), name=name, process_set=process_set)
 
@@ -109,6 +119,10 @@ def broadcast(
         ValueError: rank `root_rank` does not exist, or does not belong to the set.
         MismatchError: ranks disagree about dtype, shape or root.
         PeerLostError: a rank died.
+
+    Example:
+        seed = hvd.broadcast(np.random.randint(1 << 30), root_rank=0)
+        order = np.random.default_rng(seed).permutation(len(inputs))  # the same on all ranks
     """
     return arrays.broadcast(_array(value), root_rank, name=name, process_set=process_set)[()]
 

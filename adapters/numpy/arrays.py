@@ -152,6 +152,11 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> Array:
     Raises:
         OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.
         NotInitializedError: init() has not been called.
+
+    Example:
+        gradients = hvd.empty((1024, 256), np.float32)
+        gradients[...] = hvd.rank()
+        hvd.allreduce_(gradients)  # 0.5 everywhere on 2 ranks
     """
     kind = np.dtype(dtype)
     extents, memory = memory_of(shape, kind.itemsize)

@@ -43,6 +43,13 @@ class TensorFlowState(ArraysState):
 
     Trainable variables are equal on all ranks, and checked after each change of the ranks. The others are
     sent to ranks that need a state, and are otherwise each rank's own.
+
+    Example:
+        optimizer.build(model.trainable_variables)
+        state = hvd.elastic.TensorFlowState([*model.variables, *optimizer.variables], epoch=0)
+        # after each epoch of the function that hvd.elastic.run decorates:
+        state.epoch += 1
+        state.commit()
     """
 
     def __init__(self, variables: Iterable[Any] | None = None, session: None = None, **kwargs: Any) -> None:

@@ -54,6 +54,11 @@ def check_parameters(
         ParametersDifferError: they differ. All ranks raise it, with the same text: which tensors differ, on
             which ranks, and by how much.
         PeerLostError: a rank died.
+
+    Example:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.check_parameters(model)
+        hvd.check_parameters(optimizer)  # parameters, state and hyper-parameters
     """
     scope = CollectiveScope(current(), "check_parameters", process_set)
     if scope.has_no_peers:

@@ -51,7 +51,12 @@ class DistributedSampler(TorchSurvivor, TorchSampler[Any]):
             number of ranks, a rank or a process set that is fixed.
 
     Example:
-        loader = DataLoader(test_set, batch_size=64, sampler=hvd.DistributedSampler(test_set, pad=False))
+        sampler = hvd.DistributedSampler(dataset)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=4, sampler=sampler)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for inputs, targets in loader:
+                ...
     """
 
     def __init__(
@@ -218,12 +223,11 @@ class DataLoader(data.DataLoader[Any]):
             `drop_last`.
 
     Example:
-        loader = hvd.DataLoader(data, batch_size=32, shuffle=True)
-        if os.path.exists("last.pt"):
-            loader.load_state_dict(torch.load("last.pt")["loader"])
-        for epoch in range(loader.epoch, 10):
+        loader = hvd.DataLoader(dataset, batch_size=4, shuffle=True)
+        for epoch in range(loader.epoch, 2):
             for inputs, targets in loader:
                 ...
+            hvd.on_root(torch.save, loader.state_dict(), "loader.pt")  # for loader.load_state_dict()
     """
 
     def __init__(

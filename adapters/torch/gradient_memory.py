@@ -155,6 +155,12 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
     Raises:
         OutOfMemoryError: there is not enough memory, or this rank's share of it is in use.
         NotInitializedError: init() has not been called.
+
+    Example:
+        sums = hvd.empty((256, 64), torch.float64)  # zeros, in memory that the ranks of a host share
+        for inputs, targets in loader:
+            sums[: len(targets), :2] += targets
+        hvd.allreduce_(sums, op=hvd.Sum)  # on one host, without copies
     """
     kind = torch.get_default_dtype() if dtype is None else dtype
     extents, memory = memory_of(shape, kind.itemsize)

@@ -59,6 +59,13 @@ def consistent(
         ValueError: no such argument; in a call, on all ranks: arguments that differ between them or cannot be
             split, results that cannot be combined, or an optimizer that is not distributed.
         UnsupportedError: the derivative of an operation between ranks, while their rows differ in number.
+
+    Example:
+        @hvd.consistent(batch=["inputs", "targets"])
+        def evaluate(inputs, targets):  # gets this rank's rows
+            return loss_of(model, inputs, targets)
+
+        loss = evaluate(inputs, targets)  # the mean over all rows, the same on all ranks
     """
     library: Any = sys.modules[__name__]
     return one_batch.decorator(
@@ -89,6 +96,14 @@ def mirrored(
     Raises:
         ValueError: no such argument; in a call, on all ranks: arguments that differ between them, or no list
             with an element for each rank.
+
+    Example:
+        @hvd.mirrored(batch="batch")
+        def evaluate(batch):  # gets this rank's batch
+            inputs, targets = batch
+            return loss_of(model, inputs, targets).item()
+
+        losses = evaluate(list(loader)[: hvd.size()])  # on 2 ranks: the losses of 2 batches, on both ranks
     """
     library: Any = sys.modules[__name__]
     return one_batch.decorator(

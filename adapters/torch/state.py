@@ -42,6 +42,9 @@ def broadcast_parameters(
         ValueError: anything else, or a tensor that cannot be exchanged.
         MismatchError: ranks disagree about a shape or dtype.
         PeerLostError: a rank died.
+
+    Example:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     named = [(f"parameter.{name}", tensor) for name, tensor in named_tensors("broadcast_parameters", params)]
     broadcast_all(current(), named, root_rank, process_set)
@@ -88,6 +91,11 @@ def broadcast_optimizer_state(
         ValueError: an LBFGS optimizer (its state depends on the rank's own steps), one with shard=, or one
             whose parameter groups do not match the root's.
         PeerLostError: a rank died.
+
+    Example:
+        if hvd.is_root():
+            optimizer.param_groups[0]["lr"] = 0.01  # such as a checkpoint that rank 0 has loaded
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
     if isinstance(optimizer, Sharded):
         raise ValueError(
@@ -161,6 +169,14 @@ def join(
     Raises:
         ValueError: this rank does not belong to the set, or has joined it already.
         PeerLostError: a rank died.
+
+    Example:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        for inputs, targets in loader[hvd.rank() :]:  # rank 1 has fewer batches than rank 0
+            optimizer.zero_grad()
+            loss_of(model, inputs, targets).backward()
+            optimizer.step()
+        hvd.join(model=model, optimizer=optimizer)
     """
     last = joining.join(device, process_set=process_set)
     if model is not None:

@@ -31,6 +31,11 @@ class SyncBatchNorm(BatchNormBase):
         ValueError: an input with fewer than 2 dimensions, or fewer than 2 values per channel on all ranks.
         MismatchError: ranks disagree about the number of channels.
         PeerLostError: a rank died.
+
+    Example:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+        model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)  # or hvd.SyncBatchNorm(16) as a layer
+        loss_of(model, inputs, targets).backward()
     """
 
     def __init__(

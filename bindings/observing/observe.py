@@ -29,6 +29,11 @@ class Lateness(TypedDict):
     Attributes:
         times: the number of such operations.
         mean_seconds, max_seconds: how long all others waited for that rank alone.
+
+    Example:
+        lateness: list[hvd.Lateness] = hvd.stats()["lateness"]
+        latest = max(range(hvd.size()), key=lambda rank: lateness[rank]["times"])
+        print(f"rank {latest} was late {lateness[latest]['times']} times")
     """
 
     times: int
@@ -208,6 +213,10 @@ class Statistics(TypedDict):
         changes: the changes of the ranks since this process has joined; empty in a job that is not elastic.
         compression: the gradients that were compressed with error feedback.
         steps: the training steps.
+
+    Example:
+        stats: hvd.Statistics = hvd.stats()
+        print(f"{stats['tensors_per_plan']['mean']:.1f} tensors per plan, {stats['steps']['count']} steps")
     """
 
     rank: int

@@ -84,6 +84,12 @@ def run(
         RemoteError: that exception cannot be pickled.
         RunError: the job could not start, or a rank ended without a result.
         ValueError, TypeError: an argument is wrong, or cannot be sent.
+
+    Example:
+        def train(epochs):
+            hvd.init()
+            return f"{epochs} epochs on rank {hvd.rank()}"
+        sirtaki.run(train, args=(10,), np=2)  # ["10 epochs on rank 0", "10 epochs on rank 1"]
     """
     options = options_of(locals())
     if use_gloo and use_mpi:

@@ -32,6 +32,14 @@ def run(
         InitializationError: this job was started without `--min-np`, or a second function is run in it.
         NotInitializedError: init() has not been called.
         Exception: that of the function, if no other rank has caused it.
+
+    Example:
+        @hvd.elastic.run
+        def train(state):
+            for state.epoch in range(state.epoch, 3):
+                state.commit()
+                ...  # an epoch
+        train(hvd.elastic.ObjectState(epoch=0))
     """
 
     @functools.wraps(func)

@@ -19,6 +19,13 @@ def fence() -> None:
         HorovodInternalError: this process is no rank any more, or hvdrun does not answer.
         ForkedError: this process was forked from a rank, and cannot ask for it (a HorovodInternalError).
         NotInitializedError: init() has not been called.
+
+    Example:
+        import os, tempfile
+        with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as file:
+            file.write("weights")
+        hvd.elastic.fence()
+        os.replace(file.name, "checkpoint")
     """
     from sirtaki.bindings.bootstrap import lifecycle
     from sirtaki.bindings.bootstrap.elastic import process  # imported late: few programs need it

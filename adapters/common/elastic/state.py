@@ -64,6 +64,13 @@ class State:
     """The state of an elastic training; the base class of all of them.
 
     A class of one's own defines `save`, `restore`, `sync` and `reset`, as with Horovod.
+
+    Example:
+        class Counter(hvd.elastic.State):
+            steps = saved = 0
+            def save(self): self.saved = self.steps
+            def restore(self): self.steps = self.saved
+            def sync(self): self.steps = hvd.broadcast_object(self.steps)
     """
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None) -> None:
@@ -203,6 +210,11 @@ class ObjectState(State):
 
     For example `ObjectState(epoch=0, batch=0)`. Values are deep-copied, and sent to ranks that join with
     cloudpickle.
+
+    Example:
+        state = hvd.elastic.ObjectState(epoch=0, best_loss=float("inf"))
+        state.keep_checkpoints("checkpoints", every=10)
+        state.commit()  # inside of the training function: after each epoch, for example
     """
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any) -> None:

@@ -7,6 +7,7 @@ functions. Torch adds forms that compress, and records collectives of tensors th
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Sequence
+from inspect import cleandoc
 from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -199,6 +200,10 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
                 that this rank does not belong to.
             MismatchError: ranks disagree about dtype, shape, op or factors.
             PeerLostError: a rank died.
+
+        Example:
+            mean_loss = hvd.allreduce(loss, name="loss")
+            samples = hvd.allreduce(len(inputs), op=hvd.Sum)  # of all ranks: 8 on 2 ranks
         """
         options = CollectiveOptions(
             name, process_set, reduction(op, average, prescale_factor, postscale_factor)
@@ -217,7 +222,13 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[Tensor]:
-        """Works like `allreduce`, without waiting."""
+        """Works like `allreduce`, without waiting.
+
+        Example:
+            handle = hvd.allreduce_async(tensor, name="features")
+            ...  # computation in the meantime
+            mean = hvd.synchronize(handle)
+        """
         how = reduction(op, average, prescale_factor, postscale_factor)
         return self.start(ALLREDUCE, tensor, CollectiveOptions(name, process_set, how))
 
@@ -234,6 +245,9 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         """Works like `allreduce`, into the array itself, which is returned.
 
         A call that repeats an earlier one costs less.
+
+        Example:
+            hvd.allreduce_(tensor, op=hvd.Sum, name="histogram")  # tensor holds the sum
         """
         if average is not None:
             op = op_of_average(average, op)
@@ -264,7 +278,11 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> list[Tensor]:
-        """Works like `allreduce`, for a list of arrays that complete together. Returns a list."""
+        """Works like `allreduce`, for a list of arrays that complete together. Returns a list.
+
+        Example:
+            losses, weights = hvd.grouped_allreduce(tensors, name="metrics")
+        """
         how = reduction(op, average, prescale_factor, postscale_factor)
         return self.run_group(ALLREDUCE, tensors, CollectiveOptions(name, process_set, how))
 
@@ -278,7 +296,11 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> list[Tensor]:
-        """Works like `grouped_allreduce`, into the arrays themselves, which are returned."""
+        """Works like `grouped_allreduce`, into the arrays themselves, which are returned.
+
+        Example:
+            hvd.grouped_allreduce_(tensors, name="gradients")  # tensors hold the averages
+        """
         how = reduction(op, average, prescale_factor, postscale_factor)
         return self.run_group(ALLREDUCE_IN_PLACE, tensors, CollectiveOptions(name, process_set, how))
 
@@ -309,6 +331,9 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
             ValueError: an unknown op, a dtype that the op does not support, an array without dimensions.
             MismatchError: ranks disagree about dtype, shape, op or factors.
             PeerLostError: a rank died.
+
+        Example:
+            rows = hvd.reducescatter(tensor, op=hvd.Sum)  # a row of the sum: row 0 on rank 0, row 1 on rank 1
         """
         how = reduction(op, None, prescale_factor, postscale_factor)
         return self.run(REDUCESCATTER, tensor, CollectiveOptions(name, process_set, how))
@@ -322,7 +347,11 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> list[Tensor]:
-        """Works like `reducescatter`, for a list of arrays that complete together. Returns a list."""
+        """Works like `reducescatter`, for a list of arrays that complete together. Returns a list.
+
+        Example:
+            parts = hvd.grouped_reducescatter(tensors, op=hvd.Sum)
+        """
         how = reduction(op, None, prescale_factor, postscale_factor)
         return self.run_group(REDUCESCATTER, tensors, CollectiveOptions(name, process_set, how))
 
@@ -344,6 +373,9 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
             ValueError: no dimensions, or a set that this rank does not belong to.
             MismatchError: ranks disagree about dtype or the other dimensions.
             PeerLostError: a rank died.
+
+        Example:
+            predictions = hvd.allgather(tensor, name="predictions")  # of all ranks: 4 rows on 2 ranks
         """
         return self.run(ALLGATHER, tensor, CollectiveOptions(name, process_set))
 
@@ -353,7 +385,11 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> list[Tensor]:
-        """Works like `allgather`, for a list that completes as a whole. Returns a list."""
+        """Works like `allgather`, for a list that completes as a whole. Returns a list.
+
+        Example:
+            inputs, targets = hvd.grouped_allgather([inputs, targets])  # of all ranks: 8 rows on 2 ranks
+        """
         return self.run_group(ALLGATHER, tensors, CollectiveOptions(name, process_set))
 
     def alltoall(
@@ -382,6 +418,9 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
                 or too few, or whose sum exceeds the rows, or a tensor of splits that is not int32.
             MismatchError: ranks disagree about dtype or the other dimensions.
             PeerLostError: a rank died.
+
+        Example:
+            rows, counts = hvd.alltoall(tensor, splits=[1] * hvd.size())  # a row to and from each rank
         """
         options = CollectiveOptions(name, process_set, splits=self.adapter.split_counts(splits))
         return self.run(ALLTOALL, tensor, options)
@@ -409,6 +448,9 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
             ValueError: rank `root_rank` does not exist, or does not belong to the set.
             MismatchError: ranks disagree about dtype, shape or root.
             PeerLostError: a rank died.
+
+        Example:
+            tensor = hvd.broadcast(tensor, root_rank=0, name="statistics")
         """
         return self.run(BROADCAST, tensor, CollectiveOptions(name, process_set, root=root_rank))
 
@@ -419,7 +461,11 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> Tensor:
-        """Works like `broadcast`, into the array itself, which is returned."""
+        """Works like `broadcast`, into the array itself, which is returned.
+
+        Example:
+            hvd.broadcast_(tensor, root_rank=0, name="weights")  # tensor holds the weights of rank 0
+        """
         return self.run(BROADCAST_IN_PLACE, tensor, CollectiveOptions(name, process_set, root=root_rank))
 
     def send(
@@ -444,6 +490,12 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
             ValueError: the rank is not in the set, or is this one.
             MismatchError: the two disagree about dtype or shape.
             PeerLostError: a rank died.
+
+        Example:
+            if hvd.rank() == 0:
+                hvd.send(tensor, destination=1)
+            elif hvd.rank() == 1:
+                hvd.recv(tensor, source=0)
         """
         self.run(SEND, tensor, CollectiveOptions(name, process_set, peer=destination))
 
@@ -454,7 +506,14 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[TensorLike]:
-        """Works like `send`, without waiting; `synchronize(handle)` returns the array."""
+        """Works like `send`, without waiting; `synchronize(handle)` returns the array.
+
+        Example:
+            following, previous = (hvd.rank() + 1) % hvd.size(), (hvd.rank() - 1) % hvd.size()
+            handle = hvd.send_async(tensor, destination=following)
+            received = hvd.recv(0 * tensor, source=previous)
+            hvd.synchronize(handle)
+        """
         return self.start(SEND, tensor, CollectiveOptions(name, process_set, peer=destination))
 
     def recv(
@@ -475,6 +534,12 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
             ValueError: the rank is not in the set, or is this one; a read-only array.
             MismatchError: the two disagree about dtype or shape.
             PeerLostError: a rank died.
+
+        Example:
+            if hvd.rank() == 0:
+                hvd.send(tensor, destination=1)
+            elif hvd.rank() == 1:
+                tensor = hvd.recv(tensor, source=0)
         """
         return self.run(RECEIVE, tensor, CollectiveOptions(name, process_set, peer=source))
 
@@ -502,8 +567,23 @@ def asynchronous(form: Callable[Arguments, Result]) -> Callable[Arguments, Handl
     starting = FunctionType(waiting.__code__, waiting.__globals__, name, waiting.__defaults__)
     result = waiting.__annotations__["return"]
     starting.__annotations__ = waiting.__annotations__ | {"return": f"Handle[{result}]"}
-    starting.__doc__ = f"Works like `{waiting.__name__}`, without waiting."
+    example = _started(cleandoc(waiting.__doc__ or "").partition("Example:\n")[2], waiting.__name__, name)
+    starting.__doc__ = f"Works like `{waiting.__name__}`, without waiting.\n\nExample:\n{example}"
     return MethodType(starting, AsynchronousCollectives(collectives.adapter, collectives.__module__))
+
+
+def _started(example: str, waiting: str, starting: str) -> str:
+    """Returns the example of a form that does not wait: that of the waiting form, with a handle."""
+    lines = []
+    for line in example.splitlines():
+        result, call, rest = line.partition(f"hvd.{waiting}(")
+        if call:
+            arguments, _, comment = rest.rpartition(")")
+            indent = line[: len(line) - len(line.lstrip())]
+            lines.append(f"{indent}handle = hvd.{starting}({arguments})")
+            line = f"{result}hvd.synchronize(handle){comment}"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def with_absent(operation: Operation[list[Any]], absent: Container[int]) -> Operation[list[Any]]:

@@ -77,6 +77,13 @@ class Compressors(Protocol):
     fp8: Callable[..., StatefulCompression]
 
 
+_DOCUMENT = """The available compressors.
+
+Example:
+    mean = hvd.allreduce(tensor, compression=hvd.Compression.fp16)  # 16 bits of each element are sent
+"""
+
+
 def compressors(
     casting: type[CastingCompressor], fp16: Any, bf16: Any, stateful: StatefulCompressions = REFUSED
 ) -> type[Compressors]:
@@ -92,7 +99,7 @@ def compressors(
 
     members = {
         "__module__": casting.__module__,
-        "__doc__": "The available compressors.",
+        "__doc__": _DOCUMENT,
         "none": NoneCompressor,
         "fp16": derived(
             "FP16Compressor", fp16, "Exchanges floating tensors as float16: exact to 3 digits, up to 65,504."

@@ -129,6 +129,12 @@ class Handle(Generic[T]):
     With tensors on a GPU, `wait()` returns when the operation is queued there: the current CUDA stream waits
     for it, and the host does not. The tensors that it reads and writes stay alive until it has ended, even if
     the handle is dropped. Several threads may wait for it.
+
+    Example:
+        handle = hvd.allreduce_async(tensor, name="features")
+        while not handle.poll():
+            ...  # work of the host in the meantime
+        mean = handle.wait()
     """
 
     __slots__ = ("_context", "_failure", "_lock", "_operation", "_result", "_started_at")
@@ -177,7 +183,14 @@ class Handle(Generic[T]):
 
 
 def poll(handle: Handle[T]) -> bool:
-    """Returns whether an asynchronous operation has ended, so that `synchronize` would return at once."""
+    """Returns whether an asynchronous operation has ended, so that `synchronize` would return at once.
+
+    Example:
+        handle = hvd.allreduce_async(tensor, name="features")
+        while not hvd.poll(handle):
+            ...  # work of the host in the meantime
+        mean = hvd.synchronize(handle)
+    """
     return handle.poll()
 
 
@@ -188,5 +201,9 @@ def synchronize(handle: Handle[T]) -> T:
         MismatchError: the ranks disagree about the operation.
         PeerLostError: a rank died.
         HorovodInternalError: any other failure between ranks.
+
+    Example:
+        handles = [hvd.allreduce_async(tensor) for tensor in tensors]
+        means = [hvd.synchronize(handle) for handle in handles]
     """
     return handle.wait()

@@ -58,6 +58,11 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
     Raises:
         ValueError: this rank does not belong to the set, or has joined it already.
         PeerLostError: a rank died.
+
+    Example:
+        for inputs, targets in loader[hvd.rank() :]:  # rank 1 has fewer batches than rank 0
+            hvd.allreduce(inputs, name="inputs")
+        last = hvd.join()  # the rank with the most batches
     """
     context, batch = current(), pooled_batch()
     number = process_set.number(context)

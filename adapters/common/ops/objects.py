@@ -42,6 +42,10 @@ def broadcast_object(
     Raises:
         Exception: the error that pickling raised, on the root.
         HorovodInternalError: the root could not pickle its object, or a rank was lost.
+
+    Example:
+        import time
+        name = hvd.broadcast_object(time.strftime("run-%Y%m%d-%H%M%S"))  # the text of rank 0, on all ranks
     """
     transport = ByteTransport(current(), name, process_set)
     if transport.context.rank == root_rank:
@@ -85,6 +89,10 @@ def allgather_object(
     Raises:
         Exception: the error that pickling raised, on that rank; the others wait for it.
         HorovodInternalError: a rank was lost.
+
+    Example:
+        counts = hvd.allgather_object({"rank": hvd.rank(), "samples": len(inputs)})
+        samples = sum(count["samples"] for count in counts)  # of all ranks
     """
     return gather_objects(current(), obj, name, process_set)
 

@@ -26,6 +26,13 @@ class ProcessSet:
         ranks: the ranks of the world that belong to it, ascending.
         process_set_id: its number, equal on all ranks; None until it has been added, and after its removal.
         mpi_comm: None: sirtaki uses no MPI.
+
+    Example:
+        even = hvd.ProcessSet(range(0, hvd.size(), 2))
+        hvd.add_process_set(even)
+        if even.included():
+            mean = hvd.allreduce(tensor, process_set=even)
+        hvd.remove_process_set(even)
     """
 
     mpi_comm = None
@@ -192,6 +199,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: it has no ranks, unknown ranks or a rank twice; or a set of these ranks is already in use.
         MismatchError: the ranks named different sets.
         PeerLostError: a rank died.
+
+    Example:
+        first_half = hvd.add_process_set(range(hvd.size() // 2))  # rank 0 of 2 ranks
+        if first_half.included():
+            mean = hvd.allreduce(tensor, process_set=first_half)
+        hvd.remove_process_set(first_half)
     """
     context = current()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -255,6 +268,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Raises:
         MismatchError: the ranks named different sets.
         PeerLostError: a rank died.
+
+    Example:
+        evaluators = hvd.add_process_set([0])
+        ...  # operations with process_set=evaluators
+        hvd.remove_process_set(evaluators)  # True
     """
     context = current()
     if context.is_provisional and _withdraw(context, process_set):

@@ -234,6 +234,12 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     Raises:
         ValueError: this rank does not belong to the set.
         PeerLostError: a rank died.
+
+    Example:
+        if hvd.is_root():
+            with open("vocabulary.txt", "w") as file:
+                file.write("one two three")
+        hvd.barrier()  # from here on, all ranks can read the file
     """
     context, batch = current(), pooled_batch()
     number = process_set.number(context)

@@ -69,6 +69,11 @@ def allreduce(
             rank does not belong to.
         MismatchError: ranks disagree about dtype, shape, op or factors.
         PeerLostError: a rank died.
+
+    Example:
+        loss = hvd.allreduce(loss_of(params, inputs, targets))  # the mean over the ranks
+        gradients = hvd.allreduce(gradients, compression=hvd.Compression.bf16)  # a tree, in one operation
+        total = jax.jit(lambda rows: hvd.allreduce(rows.sum(0), op=hvd.Sum))(inputs)
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
     options = ExchangeOptions(core.ALLREDUCE, (), name, how.op, how.prescale, how.postscale)
@@ -85,7 +90,11 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Works like `allreduce`, for a list of arrays. Returns the list of results."""
+    """Works like `allreduce`, for a list of arrays. Returns the list of results.
+
+    Example:
+        weights, biases = hvd.grouped_allreduce([gradients["w"], gradients["b"]])
+    """
     return allreduce(
         list(tensors), average, name, compression, op, prescale_factor, postscale_factor, process_set
     )
@@ -118,6 +127,9 @@ def reducescatter(
             jit, one with rows that do not divide evenly.
         MismatchError: ranks disagree about dtype, shape, op or factors.
         PeerLostError: a rank died.
+
+    Example:
+        own = hvd.reducescatter(gradients["w"])  # on 2 ranks: 4 of the 8 rows of the mean
     """
     how = reduction(op, None, prescale_factor, postscale_factor)
     options = ExchangeOptions(core.REDUCESCATTER, (), name, how.op, how.prescale, how.postscale)
@@ -140,6 +152,9 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
         ValueError: an array without dimensions, or of a dtype that cannot be exchanged.
         MismatchError: ranks disagree about dtype or shape.
         PeerLostError: a rank died.
+
+    Example:
+        predictions = hvd.allgather(inputs @ params["w"] + params["b"])  # on 2 ranks: 4 rows of each
     """
     return _run(tensor, ExchangeOptions(core.ALLGATHER, (), name), process_set)
 
@@ -160,6 +175,10 @@ def broadcast(
         ValueError: the root does not exist, or a dtype cannot be exchanged.
         MismatchError: ranks disagree about dtype, shape or root.
         PeerLostError: a rank died.
+
+    Example:
+        own = jax.random.permutation(jax.random.key(hvd.rank()), 16)
+        order = hvd.broadcast(own, root_rank=0)  # rank 0's
     """
     return _run(tensor, ExchangeOptions(core.BROADCAST, (), name, root=root_rank), process_set)
 
@@ -186,6 +205,10 @@ def alltoall(
         ValueError: splits that do not fit, or rows that cannot be divided evenly.
         MismatchError: ranks disagree about dtype or the shape of rows.
         PeerLostError: a rank died.
+
+    Example:
+        rows = hvd.alltoall(inputs)  # on 2 ranks: 2 rows from each
+        rows, counts = hvd.alltoall(inputs, splits=[1, 3])  # counts: [1, 1] on rank 0, [3, 3] on rank 1
     """
     if splits is None:
         return _run(tensor, ExchangeOptions(core.ALLTOALL, (), name), process_set)
@@ -201,6 +224,12 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
         ValueError: this rank does not belong to the set, or a program is being traced, in which a call
             without operands would have no position.
         PeerLostError: a rank died.
+
+    Example:
+        if hvd.is_root():
+            jnp.savez("params.npz", **params)
+        hvd.barrier()  # the file is complete
+        params = dict(jnp.load("params.npz"))
     """
     if isinstance(jnp.zeros(()), jax.core.Tracer):
         raise ValueError(

@@ -36,6 +36,11 @@ def check_parameters(params: Any, process_set: ProcessSet = global_process_set) 
         ParametersDifferError: they differ. All ranks raise it, with the same text: which arrays differ, on
             which ranks, and by how much.
         PeerLostError: a rank died.
+
+    Example:
+        params = hvd.broadcast_parameters(params, root_rank=0)
+        state = optimizer.init(params)
+        hvd.check_parameters((params, state))
     """
     consistency.check(Subject(lambda: named(params)), BROADCAST, process_set)
 
@@ -95,6 +100,10 @@ def broadcast_parameters(
         ValueError: the root does not exist, or a dtype cannot be exchanged.
         MismatchError: the ranks' trees have different shapes or dtypes.
         PeerLostError: a rank died.
+
+    Example:
+        params = hvd.broadcast_parameters(params, root_rank=0)
+        state = hvd.broadcast_parameters(optimizer.init(params), root_rank=0)
     """
     leaves, structure = jax.tree_util.tree_flatten(params)
     given = {place: leaf for place, leaf in enumerate(leaves) if is_array(leaf)}
@@ -112,6 +121,10 @@ def rank_key(key: Any) -> Any:
     """Derives this rank's own key from a key that all ranks share: for dropout, augmentation and the like.
 
     Nothing is sent. Raises NotInitializedError (a ValueError) before init().
+
+    Example:
+        key = hvd.rank_key(jax.random.key(0))
+        mask = jax.random.bernoulli(key, 0.9, inputs.shape)  # another one on each rank
     """
     note_size()  # the key itself may be a constant of the program
     return jax.random.fold_in(key, current().rank)

@@ -57,6 +57,14 @@ def consistent(
             split, results that cannot be combined; or a call inside jit or grad.
         UnsupportedError: rows that differ in number, with the derivative of an operation between ranks, or
             before jax.make_user_context.
+
+    Example:
+        @hvd.consistent(batch=["inputs", "targets"], out=("mean", "same"))
+        @jax.jit
+        def step(params, inputs, targets):  # gets this rank's rows
+            return hvd.value_and_grad(loss_of)(params, inputs, targets)
+
+        loss, gradients = step(params, inputs, targets)  # those of the whole batch
     """
     library: Any = sys.modules[__name__]
     return one_batch.decorator(
@@ -86,6 +94,14 @@ def mirrored(
     Raises:
         ValueError: no such argument; in a call, on all ranks: arguments that differ between them, or no list
             with an element for each rank; or a call inside jit or grad.
+
+    Example:
+        @hvd.mirrored(batch="batch")
+        def evaluate(params, batch):  # gets this rank's batch
+            inputs, targets = batch
+            return float(loss_of(params, inputs, targets))
+
+        losses = evaluate(params, list(loader)[: hvd.size()])  # on 2 ranks: of 2 batches, on both ranks
     """
     library: Any = sys.modules[__name__]
     return one_batch.decorator(

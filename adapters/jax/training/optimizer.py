@@ -74,6 +74,14 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     Raises:
         TypeError: `optimizer` is not a transformation of optax.
         ValueError: backward_passes_per_step is less than 1, or a process set in an elastic job.
+
+    Example:
+        optimizer = hvd.DistributedOptimizer(optax.adam(1e-3))
+        params = hvd.broadcast_parameters(params, root_rank=0)
+        state = optimizer.init(params)
+        for inputs, targets in loader:
+            updates, state = optimizer.update(jax.grad(loss_of)(params, inputs, targets), state, params)
+            params = optax.apply_updates(params, updates)
     """
     import optax  # imported late, because only this needs it
 
@@ -179,6 +187,10 @@ def value_and_grad(
 
     Raises:
         ValueError: a process set in an elastic job.
+
+    Example:
+        loss, gradients = jax.jit(hvd.value_and_grad(loss_of))(params, inputs, targets)
+        loss = hvd.allreduce(loss)  # for the log
     """
     require_all_ranks(process_set)
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
@@ -194,7 +206,12 @@ def value_and_grad(
 def grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
 ) -> Callable[..., Any]:
-    """Works like jax.grad, with averaged gradients; the options are as for `value_and_grad`."""
+    """Works like jax.grad, with averaged gradients; the options are as for `value_and_grad`.
+
+    Example:
+        gradients = jax.jit(hvd.grad(loss_of))(params, inputs, targets)
+        updates, state = optimizer.update(gradients, optimizer.init(params), params)
+    """
     both = value_and_grad(fun, argnums, has_aux, **options)
 
     @wraps(fun)

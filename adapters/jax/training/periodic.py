@@ -57,6 +57,14 @@ def local_sgd(optimizer: Any, every: int, name: str = "local_sgd") -> Any:
     Raises:
         TypeError: `optimizer` is not a transformation of optax.
         ValueError: wrong arguments. From `update`: it has not been given the parameters.
+
+    Example:
+        optimizer = hvd.local_sgd(optax.sgd(0.1), every=10)
+        state = optimizer.init(params)
+        for inputs, targets in loader:
+            updates, state = optimizer.update(jax.grad(loss_of)(params, inputs, targets), state, params)
+            params = optax.apply_updates(params, updates)
+        params, state = optimizer.synchronize(params, state)
     """
     return _LocalSteps(optimizer, every, _Averaging(), _Exchange(name)).transformation()
 
@@ -88,6 +96,14 @@ def diloco(
     Raises:
         TypeError: `optimizer` or `outer` is not a transformation of optax.
         ValueError: wrong arguments. From `update`: it has not been given the parameters.
+
+    Example:
+        optimizer = hvd.diloco(optax.adamw(1e-3), every=100)
+        state = optimizer.init(params)
+        for inputs, targets in loader:
+            updates, state = optimizer.update(jax.grad(loss_of)(params, inputs, targets), state, params)
+            params = optax.apply_updates(params, updates)
+        params, state = optimizer.synchronize(params, state)
     """
     import optax  # imported late, because only these need it
 

@@ -81,6 +81,12 @@ def shard(
         TypeError: `optimizer` is not a transformation of optax.
         ValueError: another op. From `init`: a transformation that looks at several elements together.
         UnsupportedError: from `update`: the state was divided among other ranks.
+
+    Example:
+        optimizer = hvd.shard(optax.adamw(1e-3))
+        state = optimizer.init(params)  # state.inner: this rank's slices
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
     """
     import optax  # imported late, because only this needs it
 
@@ -153,6 +159,11 @@ def full_state(optimizer: Any, state: ShardedState, params: Any, name: str = "fu
         state: this rank's state.
         params: the parameters, of which only shapes and dtypes matter.
         name: the prefix of the names of what is gathered.
+
+    Example:
+        optimizer = optax.adamw(1e-3)
+        state = hvd.shard(optimizer).init(params)
+        whole = hvd.full_state(optimizer, state, params)  # on all ranks, for a checkpoint
     """
     _check_place(state)
     leaves, structure = jax.tree.flatten(state.inner)
@@ -166,7 +177,14 @@ def full_state(optimizer: Any, state: ShardedState, params: Any, name: str = "fu
 
 
 def divided_state(optimizer: Any, state: Any, params: Any) -> ShardedState:
-    """Returns this rank's state of `shard(optimizer)`, given the whole state; inverts `full_state`."""
+    """Returns this rank's state of `shard(optimizer)`, given the whole state; inverts `full_state`.
+
+    Example:
+        optimizer = optax.adamw(1e-3)
+        whole = optimizer.init(params)  # or from a checkpoint
+        state = hvd.divided_state(optimizer, whole, params)
+        updates, state = hvd.shard(optimizer).update(gradients, state, params)
+    """
     shapes = _check_shapes(optimizer, params)
     leaves, structure = jax.tree.flatten(state)
     own = [leaf if shape is None else _slices(leaf) for leaf, shape in zip(leaves, shapes, strict=True)]

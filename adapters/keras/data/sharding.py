@@ -39,6 +39,12 @@ def shard(dataset: Any, *, shuffle: bool = True, seed: int = 0, buffer_size: int
         TypeError: another kind of dataset; use `shard_arrays` for arrays.
         ValueError: there is less than one element per rank, or the dataset's order differs between ranks.
         NotInitializedError: init() has not been called.
+
+    Example:
+        import tensorflow as tf
+
+        dataset = tf.data.Dataset.from_tensor_slices((inputs, targets))
+        batches = hvd.shard(dataset).batch(4).prefetch(1)  # on 2 ranks: 8 of the 16 samples on each
     """
     if isinstance(dataset, keras.utils.PyDataset):
         return _ShardOfBatches(dataset, shuffle, seed)
@@ -86,6 +92,11 @@ def shard_arrays(
     Raises:
         ValueError: arrays of different lengths, fewer samples than ranks, or an unknown `uneven`.
         NotInitializedError: init() has not been called.
+
+    Example:
+        batches = hvd.shard_arrays(inputs, targets, batch_size=4)  # on 2 ranks: 8 of the 16 samples on each
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        model.fit(batches, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     """
     return _ShardOfSamples(
         (x, y, sample_weight), lambda count: Deal(count, "samples", batch_size, shuffle, seed, uneven)

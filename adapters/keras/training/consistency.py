@@ -40,6 +40,11 @@ def check_parameters(model: Any, process_set: ProcessSet = global_process_set) -
         ParametersDifferError: they differ. All ranks raise it, with the same text: which variables differ, on
             which ranks, and by how much.
         PeerLostError: a rank died.
+
+    Example:
+        hvd.broadcast_model(model, root_rank=0)
+        # ... the first steps of the training
+        hvd.check_parameters(model)
     """
     optimizer = getattr(model, "optimizer", None)
     consistency.check(_subject(optimizer, model.trainable_variables), _BROADCAST, process_set)

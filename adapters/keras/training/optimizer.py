@@ -84,6 +84,12 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
             it does not go with.
         UnsupportedError: Keras runs on a backend other than TensorFlow, torch or JAX.
         NotInitializedError: init() has not been called.
+
+    Example:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))
+        model.compile(optimizer, loss="mse")
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(hvd.shard_arrays(inputs, targets), callbacks=[start])
     """
     _check_optimizer(optimizer)
     combined = combination(op, gradient_predivide_factor, process_set)
@@ -120,6 +126,13 @@ def PartialDistributedOptimizer(  # noqa: N802  # Horovod's name
 
     Raises:
         ValueError: an object that is not a layer, and as for `DistributedOptimizer`.
+
+    Example:
+        head = keras.layers.Dense(2)  # each rank trains its own
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), head])
+        model.compile(hvd.PartialDistributedOptimizer(optimizer, local_layers=head), loss="mse")
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=head.variables)
+        model.fit(hvd.shard_arrays(inputs, targets), callbacks=[start])
     """
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, list | tuple | set) else [layers]

@@ -39,6 +39,14 @@ class ArraysState(ObjectState):
     A class derived from it tells which arrays there are (`_entries`), reads them (`_read`) and writes them
     (`_write`). Arrays that are divided among the ranks are divided anew when the ranks change. An attribute
     with `state_dict` and `load_state_dict` is not replaced: its state is saved, sent and loaded.
+
+    Example:
+        from sirtaki.numpy.elastic.arrays_state import Entry
+        class Weights(hvd.elastic.ArraysState):
+            def _entries(self): return [Entry("weights", tensor.shape, tensor.dtype)]
+            def _read(self, entries): return [tensor]
+            def _write(self, entries, arrays, details): tensor[...] = next(iter(arrays))
+        state = Weights(epoch=0)
     """
 
     _whole_state = ""  # the call that returns the whole of what is divided, for messages

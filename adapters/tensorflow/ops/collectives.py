@@ -84,6 +84,10 @@ def allreduce(
         NotImplementedError: tf.IndexedSlices with another op, or with factors.
         tf.errors.InvalidArgumentError: ranks disagree about dtype, shape, op or factors.
         tf.errors.AbortedError: a rank died.
+
+    Example:
+        loss = hvd.allreduce(loss)  # the mean over all ranks
+        samples = hvd.allreduce(tf.shape(inputs)[0], op=hvd.Sum)  # 4 samples on each of 2 ranks: 8
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
     return _allreduce([tensor], how, compression, name, process_set)[0]
@@ -106,6 +110,13 @@ def grouped_allreduce(
     """Works like `allreduce`, for a list of tensors of any dtypes, as a single operation.
 
     Dense tensors and tf.IndexedSlices may be mixed. Returns the list of results.
+
+    Example:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(inputs) - targets))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients = hvd.grouped_allreduce(gradients)  # the means over all ranks
+        optimizer.apply(gradients, model.trainable_variables)
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
     return _allreduce(tensors, how, compression, name, process_set)
@@ -138,6 +149,9 @@ def reducescatter(
 
     Raises:
         ValueError, tf.errors.InvalidArgumentError, tf.errors.AbortedError: as for `allreduce`.
+
+    Example:
+        rows = hvd.reducescatter(tensor, op=hvd.Sum)  # on 2 ranks: one of the 2 rows of the sum
     """
     how = reduction(op, None, prescale_factor, postscale_factor)
     called = call("reducescatter", name, set_number(process_set))
@@ -157,7 +171,11 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Works like `reducescatter`, for a list of tensors that complete together. Returns a list."""
+    """Works like `reducescatter`, for a list of tensors that complete together. Returns a list.
+
+    Example:
+        parts = hvd.grouped_reducescatter(tensors, op=hvd.Sum)  # this rank's rows of each sum
+    """
     how = reduction(op, None, prescale_factor, postscale_factor)
     if not tensors:
         return []
@@ -189,6 +207,9 @@ def allgather(
         tf.errors.InvalidArgumentError: a tensor without dimensions, or ranks disagree about dtype or the
             other dimensions.
         tf.errors.AbortedError: a rank died.
+
+    Example:
+        predictions = hvd.allgather(model(inputs))  # 4 rows on each of 2 ranks: 8, rank 0's first
     """
     called = call("allgather", name, set_number(process_set))
     return operations.allgather([tf.convert_to_tensor(tensor)], called)[0]
@@ -201,7 +222,11 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Works like `allgather`, for a list of tensors that complete together. Returns a list."""
+    """Works like `allgather`, for a list of tensors that complete together. Returns a list.
+
+    Example:
+        predictions, labels = hvd.grouped_allgather([model(inputs), targets])
+    """
     if not tensors:
         return []
     called = call("grouped_allgather", name, set_number(process_set))
@@ -231,6 +256,10 @@ def broadcast(
         tf.errors.InvalidArgumentError: the rank is not in the set, or ranks disagree about dtype, shape or
         root.
         tf.errors.AbortedError: a rank died.
+
+    Example:
+        seed = hvd.broadcast(tf.random.uniform([2], maxval=1 << 30, dtype=tf.int32), root_rank=0)
+        noise = tf.random.stateless_normal(inputs.shape, seed)  # the same on all ranks
     """
     return grouped_broadcast([tensor], root_rank, name, process_set)[0]
 
@@ -242,7 +271,12 @@ def grouped_broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Works like `broadcast`, for tensors of any dtypes that complete together. Returns their list."""
+    """Works like `broadcast`, for tensors of any dtypes that complete together. Returns their list.
+
+    Example:
+        mean, variance = tf.nn.moments(inputs, axes=[0])
+        mean, variance = hvd.grouped_broadcast([mean, variance], root_rank=0)  # those of rank 0's data
+    """
     if not tensors:
         return []
     called = call("broadcast" if len(tensors) == 1 else "grouped_broadcast", name, set_number(process_set))
@@ -263,6 +297,10 @@ def broadcast_(
 
     Raises:
         ValueError: an object that is not a variable; else as for `broadcast`.
+
+    Example:
+        table = tf.Variable(tf.random.normal([100, 8]))
+        hvd.broadcast_([table], root_rank=0)  # now it has rank 0's values on all ranks
     """
     wrong = next((variable for variable in variables if not hasattr(variable, "assign")), None)
     if wrong is not None:
@@ -299,6 +337,10 @@ def alltoall(
         tf.errors.InvalidArgumentError: rows that cannot be divided evenly; splits that are negative, too many
         or too few, or whose sum exceeds the rows; ranks disagree about dtype or the other dimensions.
         tf.errors.AbortedError: a rank died.
+
+    Example:
+        splits = [3, 1]  # 3 rows for rank 0, 1 row for rank 1
+        received, counts = hvd.alltoall(inputs, splits)  # 6 rows on rank 0, 2 rows on rank 1
     """
     with tf.device(operations.CPU):
         counts = tf.cast([] if splits is None else splits, tf.int64)

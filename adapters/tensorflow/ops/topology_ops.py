@@ -42,7 +42,15 @@ def members(process_set: int) -> tf.Tensor:
 
 @as_written
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """Returns this rank's number, an int32 scalar. FailedPreconditionError before init()."""
+    """Returns this rank's number, an int32 scalar. FailedPreconditionError before init().
+
+    Example:
+        @tf.function
+        def augmented(inputs, step):  # with other noise on each rank
+            return inputs + tf.random.stateless_normal(inputs.shape, seed=[step, hvd.rank_op()])
+
+        inputs = augmented(inputs, tf.constant(0))
+    """
     return tf.identity(place()[_RANK], name=name)
 
 
@@ -51,19 +59,42 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns the number of ranks of a process set, an int32 scalar.
 
     InvalidArgumentError if the set does not exist, FailedPreconditionError before init().
+
+    Example:
+        @tf.function
+        def average(total):  # over the ranks that there are when it runs
+            return total / tf.cast(hvd.size_op(), total.dtype)
+
+        mean = average(hvd.allreduce(loss, op=hvd.Sum))
     """
     return tf.identity(tf.size(members(process_set_id)), name=name)
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Returns this rank's number on its host, an int32 scalar. FailedPreconditionError before init()."""
+    """Returns this rank's number on its host, an int32 scalar. FailedPreconditionError before init().
+
+    Example:
+        @tf.function
+        def own_rows(rows):  # this rank's share of the rows that its host has read
+            return rows[hvd.local_rank_op() :: hvd.local_size_op()]
+
+        inputs = own_rows(inputs)
+    """
     return tf.identity(place()[_LOCAL_RANK], name=name)
 
 
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Returns the number of ranks on this host, an int32 scalar. FailedPreconditionError before init()."""
+    """Returns the number of ranks on this host, an int32 scalar. FailedPreconditionError before init().
+
+    Example:
+        @tf.function
+        def own_batch_size(batch_size):  # for a batch that the ranks of a host share
+            return batch_size // hvd.local_size_op()
+
+        batch_size = own_batch_size(tf.constant(64))
+    """
     return tf.identity(place()[_LOCAL_SIZE], name=name)
 
 
@@ -72,6 +103,11 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     """Returns whether this rank belongs to a process set: an int32 scalar, 1 or 0.
 
     InvalidArgumentError if the set does not exist, FailedPreconditionError before init().
+
+    Example:
+        readers = hvd.add_process_set([0])
+        is_reader = hvd.process_set_included_op(readers.process_set_id)  # 1 on rank 0, 0 on rank 1
+        hvd.remove_process_set(readers)
     """
     included = tf.reduce_any(tf.equal(members(process_set_id), place()[_RANK]))
     return tf.identity(tf.cast(included, tf.int32), name=name)
@@ -113,6 +149,12 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     Raises:
         ValueError: this rank does not belong to the set.
         PeerLostError, tf.errors.AbortedError: a rank died (eagerly, in a function).
+
+    Example:
+        if hvd.is_root():
+            tf.io.write_file("vocabulary.txt", "one two three")
+        hvd.barrier()  # now the file is complete
+        words = tf.strings.split(tf.io.read_file("vocabulary.txt"))
     """
     if tf.executing_eagerly():
         ops.barrier(process_set, name)
@@ -133,6 +175,11 @@ def join(*, process_set: ProcessSet = global_process_set) -> tf.Tensor:
     Raises:
         ValueError: this rank does not belong to the set, or has joined it already.
         PeerLostError, tf.errors.AbortedError: a rank died (eagerly, in a function).
+
+    Example:
+        for inputs, targets in loader[: hvd.rank() + 1]:  # ranks have different numbers of batches
+            loss = hvd.allreduce(tf.reduce_mean(tf.square(model(inputs) - targets)))
+        last = hvd.join()  # on 2 ranks: 1
     """
     if tf.executing_eagerly():
         return tf.constant(joining.join(process_set=process_set), tf.int32)

@@ -77,6 +77,15 @@ def enable_xla() -> None:
 
     Raises:
         UnsupportedError: this TensorFlow's XLA has another interface; TensorFlow 2.21 has the known one.
+
+    Example:
+        hvd.enable_xla()
+
+        @tf.function(jit_compile=True)
+        def mean_error(outputs, targets):
+            return hvd.allreduce(tf.reduce_mean(tf.square(outputs - targets)))
+
+        error = mean_error(model(inputs), targets)
     """
     if not is_served():
         raise UnsupportedError(

@@ -33,6 +33,11 @@ def check_parameters(variables: Iterable[Any], process_set: ProcessSet = global_
         ParametersDifferError: they differ. All ranks raise it, with the same text: which variables differ, on
             which ranks, and by how much.
         PeerLostError: a rank died.
+
+    Example:
+        hvd.broadcast_variables(model.variables, root_rank=0)
+        # ... the first steps of the training
+        hvd.check_parameters(model.variables)
     """
     given = list(variables)
     consistency.check(Subject(lambda: _named(given)), _BROADCAST, process_set)

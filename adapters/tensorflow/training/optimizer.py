@@ -63,6 +63,11 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     Raises:
         TypeError: another kind of optimizer.
         ValueError: an optimizer that is already distributed, or arguments that do not fit together.
+
+    Example:
+        hvd.broadcast_variables(model.variables, root_rank=0)
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        model.fit(inputs, targets, epochs=2)
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         exchange = GradientCombiner(
@@ -278,6 +283,14 @@ class GradientAccumulator:
 
     Works eagerly and in one tf.function. All ranks must make the same passes. When the ranks of an elastic
     job change, it starts again with the first pass.
+
+    Example:
+        variables = model.trainable_variables
+        accumulator = hvd.GradientAccumulator(2)  # a step for each 2 batches
+        for inputs, targets in loader:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(inputs) - targets))
+            accumulator.add(tape.gradient(loss, variables), lambda sums: optimizer.apply(sums, variables))
     """
 
     def __init__(self, passes: int, average_aggregated_gradients: bool = False, **exchange: Any) -> None:

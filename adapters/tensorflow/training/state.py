@@ -36,6 +36,10 @@ def broadcast_variables(
         ValueError: an object that is not a variable, or a set that is not in use.
         tf.errors.InvalidArgumentError: ranks have variables of different shapes or dtypes.
         tf.errors.AbortedError: a rank died.
+
+    Example:
+        optimizer.build(model.trainable_variables)
+        hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)  # all ranks start alike
     """
     wrong = next((variable for variable in variables if not hasattr(variable, "assign")), None)
     if wrong is not None:
@@ -65,6 +69,10 @@ def broadcast_object(
 
     Raises:
         HorovodInternalError: the root could not pickle its object, or a rank was lost.
+
+    Example:
+        path = tf.train.latest_checkpoint("checkpoints")
+        path = hvd.broadcast_object(path)  # all ranks load the checkpoint that rank 0 has found
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
@@ -75,7 +83,14 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Returns a function of an object that works like `broadcast_object` with these arguments."""
+    """Returns a function of an object that works like `broadcast_object` with these arguments.
+
+    Example:
+        import time
+
+        broadcast = hvd.broadcast_object_fn(root_rank=0)
+        log_folder = broadcast(time.strftime("logs/%Y-%m-%d_%H-%M-%S"))  # the same on all ranks
+    """
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
@@ -85,6 +100,9 @@ def allgather_object(
     """Collects an object of every rank of the set, all of which must call it, outside of functions.
 
     Arguments are as for `broadcast_object`. Returns the objects in the order of ranks, equal on every rank.
+
+    Example:
+        losses = hvd.allgather_object(float(loss))  # a list with a number for each rank
     """
     return objects.allgather_object(obj, name, process_set)
 
@@ -99,6 +117,12 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
     Raises:
         RuntimeError: there is no graph that a session runs.
+
+    Example:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            weights = tf.compat.v1.get_variable("weights", [8, 2])
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(hvd.broadcast_global_variables(root_rank=0))  # all ranks start alike
     """
     if tf.executing_eagerly() or tf.inside_function():
         raise RuntimeError(
@@ -112,6 +136,13 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """A hook of a training session: overwrites all variables with a rank's, each time a session begins.
 
     So all ranks start with the same values, also if only the root has restored a checkpoint.
+
+    Example:
+        with tf.Graph().as_default():
+            weights = tf.compat.v1.get_variable("weights", [8, 2])
+            hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+            with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+                values = session.run(weights)  # rank 0's on all ranks
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:

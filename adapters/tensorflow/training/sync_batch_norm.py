@@ -25,6 +25,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     """A keras.layers.BatchNormalization over the batches of all ranks, which may differ in length.
 
     It exchanges once forward and once backward while training, and otherwise never. All ranks must call it.
+
+    Example:
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), hvd.SyncBatchNormalization()])
+        outputs = model(inputs, training=True)  # normalised with mean and variance of all ranks' batches
     """
 
     def __init__(

@@ -83,6 +83,13 @@ def DistributedGradientTape(  # noqa: N802  # Horovod's name
 
     Raises:
         ValueError: a tape that is already distributed, or arguments that do not fit together.
+
+    Example:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(inputs) - targets))
+        tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, model.trainable_variables)  # the means over all ranks
+        optimizer.apply(gradients, model.trainable_variables)
     """
     if isinstance(gradtape, _Distributed):
         raise ValueError(
@@ -125,6 +132,14 @@ def PartialDistributedGradientTape(  # noqa: N802  # Horovod's name
 
     Raises:
         ValueError: an object that is not a layer; else as for `DistributedGradientTape`.
+
+    Example:
+        head = keras.layers.Dense(2)  # each rank trains its own
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(head(model(inputs)) - targets))
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=head)
+        variables = model.trainable_variables + head.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
     """
     layers = [] if local_layers is None else tf.nest.flatten(local_layers)
     wrong = next((layer for layer in layers if not hasattr(layer, "trainable_weights")), None)

@@ -40,7 +40,16 @@ class Handler:
 
 
 class StateHandler(Handler):
-    """The base class of custom handlers, with Horovod's methods; see `set_handler_registry`."""
+    """The base class of custom handlers, with Horovod's methods; see `set_handler_registry`.
+
+    Example:
+        class BufferHandler(hvd.elastic.StateHandler):  # of an object with a list of samples
+            def save(self): self.saved = list(self.value.samples)
+            def restore(self): self.value.samples = list(self.saved)
+            def sync(self):
+                self.value.samples = hvd.broadcast_object(self.value.samples)
+                self.save()
+    """
 
     def sync(self) -> None:
         """Copies rank 0's object to all ranks, and saves it. All ranks call it."""

@@ -39,7 +39,12 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Returns pairs of a type and its handler class; the first pair with a matching type counts."""
+    """Returns pairs of a type and its handler class; the first pair with a matching type counts.
+
+    Example:
+        registry = hvd.elastic.get_handler_registry()
+        handler = next(handler for kind, handler in registry if isinstance(model, kind))
+    """
     return list(_registry)
 
 
@@ -48,6 +53,11 @@ def set_handler_registry(registry: Registry) -> None:
 
     For example `set_handler_registry([(MyType, MyHandler), *get_handler_registry()])`, where `MyHandler` is a
     subclass of `StateHandler`.
+
+    Example:
+        class Buffer(list): ...
+        class BufferHandler(hvd.elastic.StateHandler): ...  # with save, restore and sync
+        hvd.elastic.set_handler_registry([(Buffer, BufferHandler), *hvd.elastic.get_handler_registry()])
     """
     global _registry
     _registry = list(registry)

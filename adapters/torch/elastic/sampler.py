@@ -98,6 +98,14 @@ class ElasticSampler(TorchSurvivor, Sampler[int]):
     Raises:
         NotInitializedError: init() has not been called; or, when it is used, it was made inside a training
             function of `hvd.elastic.run` by an execution that has ended.
+
+    Example:
+        sampler = hvd.elastic.ElasticSampler(dataset)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=4, sampler=sampler)
+        state = hvd.elastic.TorchState(model, optimizer, sampler=sampler)
+        for batch, (inputs, targets) in enumerate(loader):  # in the training function
+            sampler.record_batch(batch, batch_size=4)  # after the step
+            state.commit()
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:

@@ -83,6 +83,14 @@ class TorchState(ObjectState):
 
     Raises:
         ValueError: another value for `copy`, or a lazy module.
+
+    Example:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        loader = hvd.DataLoader(dataset, batch_size=4, shuffle=True)
+        state = hvd.elastic.TorchState(model, optimizer, loader=loader)
+        for epoch in range(loader.epoch, 2):  # in the training function
+            for inputs, targets in loader:
+                state.commit()  # after the step
     """
 
     def __init__(

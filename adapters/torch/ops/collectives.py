@@ -132,6 +132,10 @@ def allreduce(
             rank does not belong to.
         MismatchError: ranks disagree about dtype, shape, op or factors.
         PeerLostError: a rank died.
+
+    Example:
+        mean_loss = hvd.allreduce(loss.detach(), name="loss")
+        samples = hvd.allreduce(torch.tensor(len(inputs)), op=hvd.Sum)  # of all ranks: 8 on 2 ranks
     """
     how = reduction(op, average, prescale_factor, postscale_factor)
     options = CollectiveOptions(name, process_set, how)
@@ -152,7 +156,12 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Works like `allreduce`, for a list of tensors that complete together. Returns a list."""
+    """Works like `allreduce`, for a list of tensors that complete together. Returns a list.
+
+    Example:
+        loss_of(model, inputs, targets).backward()
+        gradients = hvd.grouped_allreduce([parameter.grad for parameter in model.parameters()])
+    """
     how = reduction(op, average, prescale_factor, postscale_factor)
     return _combined_group(ALLREDUCE, tensors, CollectiveOptions(name, process_set, how), compression)
 
@@ -185,6 +194,9 @@ def reducescatter(
         ValueError: an unknown op, a tensor that cannot be combined or has no dimensions.
         MismatchError: ranks disagree about dtype, shape, op or factors.
         PeerLostError: a rank died.
+
+    Example:
+        rows = hvd.reducescatter(tensor, op=hvd.Sum)  # a row of the sum: row 0 on rank 0, row 1 on rank 1
     """
     how = reduction(op, None, prescale_factor, postscale_factor)
     return _combined(REDUCESCATTER, tensor, CollectiveOptions(name, process_set, how), compression)
@@ -199,7 +211,11 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """Works like `reducescatter`, for a list of tensors that complete together. Returns a list."""
+    """Works like `reducescatter`, for a list of tensors that complete together. Returns a list.
+
+    Example:
+        parts = hvd.grouped_reducescatter(tensors, op=hvd.Sum)
+    """
     how = reduction(op, None, prescale_factor, postscale_factor)
     return _combined_group(REDUCESCATTER, tensors, CollectiveOptions(name, process_set, how), compression)
 

@@ -123,7 +123,15 @@ class SparseReduction:
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> SparseReduction:
-    """Works like `sparse_allreduce`, without waiting: calling the result waits, and returns the tensor."""
+    """Works like `sparse_allreduce`, without waiting: calling the result waits, and returns the tensor.
+
+    Example:
+        embedding = torch.nn.Embedding(1000, 16, sparse=True)
+        embedding(torch.tensor([hvd.rank(), 5])).sum().backward()
+        reduction = hvd.sparse_allreduce_async(embedding.weight.grad)
+        loss = loss_of(model, inputs, targets)  # meanwhile
+        embedding.weight.grad = reduction()
+    """
     if not (isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo and is_reachable(tensor)):
         raise UnsupportedError(
             "sparse_allreduce takes a sparse COO tensor in the memory of the CPU or of a GPU of NVIDIA; use "
@@ -155,6 +163,11 @@ def sparse_allreduce(
         ValueError: another tensor, an unknown op, a set that this rank does not belong to.
         MismatchError: ranks disagree about dtype, the dense dimensions, or op.
         PeerLostError: a rank died.
+
+    Example:
+        embedding = torch.nn.Embedding(1000, 16, sparse=True)
+        embedding(torch.tensor([hvd.rank(), 5])).sum().backward()
+        gradient = hvd.sparse_allreduce(embedding.weight.grad)  # on 2 ranks: the rows 0, 1 and 5
     """
     result = sparse_allreduce_async(tensor, name, op, process_set)()
     assert result is not None  # it is new on this rank

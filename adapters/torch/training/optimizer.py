@@ -147,6 +147,14 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
             distributed; one of a world that has ended may be distributed again. In an elastic job, a process
             set, staleness or a deadline.
         NotInitializedError: init() has not been called.
+
+    Example:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss_of(model, inputs, targets).backward()  # averages the gradients over the ranks
+            optimizer.step()
     """
     make_plain(optimizer)
     how = gradient_reduction(op, gradient_predivide_factor)

@@ -46,12 +46,12 @@ class skip_if_out_of_memory:  # noqa: N801  # used like a function
         BatchSkippedError: in a step outside of this context, if another rank was inside.
 
     Example:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
         for inputs, targets in loader:
-            with hvd.skip_if_out_of_memory(optimizer) as batch:
+            with hvd.skip_if_out_of_memory(optimizer):
                 optimizer.zero_grad()
-                loss_function(model(inputs), targets).backward()
+                loss_of(model, inputs, targets).backward()
                 optimizer.step()
-            skipped += batch.skipped
     """
 
     def __init__(self, optimizer: Any) -> None:

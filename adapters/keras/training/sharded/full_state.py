@@ -31,6 +31,13 @@ def full_state_dict(optimizer: Any, root_rank: int | None = None) -> dict[str, A
 
     Raises:
         PeerLostError: a rank died.
+
+    Example:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(), shard="state")
+        optimizer.build(model.trainable_variables)
+        state = hvd.full_state_dict(optimizer, root_rank=0)
+        if hvd.is_root():
+            np.savez("optimizer.npz", **state)
     """
     is_kept = root_rank in (None, current().rank)
     state: dict[str, Any] = {}
@@ -57,6 +64,12 @@ def save_model(model: Any, filepath: Any, **options: Any) -> None:
     Raises:
         Exception: on rank 0, the error of `model.save`.
         HorovodInternalError: on the others, if rank 0 could not save.
+
+    Example:
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(), shard="state"), loss="mse")
+        hvd.broadcast_model(model)
+        # ... the training
+        hvd.save_model(model, "sharded.keras")  # rank 0 writes the state of all ranks
     """
     with saving_whole(model):
         on_root(model.save, filepath, **options)

@@ -58,6 +58,14 @@ def LocalSGD(  # noqa: N802  # a function like DistributedOptimizer
         ValueError: wrong arguments, an optimizer that is distributed already, parameters that DDP or FSDP
             exchanges, or a process set in an elastic job.
         NotInitializedError: init() has not been called.
+
+    Example:
+        optimizer = hvd.LocalSGD(optimizer, every=10)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss_of(model, inputs, targets).backward()
+            optimizer.step()
+        optimizer.synchronize()
     """
     return _periodic(optimizer, Schedule(every), ParameterAveraging(), _Names(model, {}), process_set)
 
@@ -106,6 +114,14 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
             parameters, another compression with a memory, or a process set in an elastic job.
         UnsupportedError: parameters on a GPU with a compression to 8 bits.
         NotInitializedError: init() has not been called.
+
+    Example:
+        optimizer = hvd.DiLoCo(model, torch.optim.AdamW(model.parameters()), every=100)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss_of(model, inputs, targets).backward()
+            optimizer.step()
+        optimizer.synchronize()
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is {alpha}, but it is a share of a rank's own values: 0 to 1")

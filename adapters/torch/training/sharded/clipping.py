@@ -36,6 +36,12 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: the norm is not finite, with `error_if_nonfinite`.
+
+    Example:
+        optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters()), shard="gradients")
+        loss_of(model, inputs, targets).backward()
+        norm = hvd.clip_grad_norm_(optimizer, max_norm=1.0)
+        optimizer.step()
     """
     gradients = _gradients(parameters)
     if not gradients:
@@ -57,6 +63,12 @@ def clip_grad_value_(parameters: Parameters, clip_value: float) -> None:
     """Limits each element of gradients to the range from -clip_value to clip_value.
 
     Works like torch.nn.utils.clip_grad_value_, also with shard="gradients".
+
+    Example:
+        optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters()), shard="gradients")
+        loss_of(model, inputs, targets).backward()
+        hvd.clip_grad_value_(optimizer, clip_value=0.5)
+        optimizer.step()
     """
     for own in _own(_gradients(parameters)):
         own.clamp_(min=-clip_value, max=clip_value)

@@ -333,6 +333,14 @@ def full_state_dict(optimizer: torch.optim.Optimizer, root_rank: int | None = No
 
     Raises:
         PeerLostError: a rank died.
+
+    Example:
+        optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters()), shard="state")
+        loss_of(model, inputs, targets).backward()
+        optimizer.step()
+        state = hvd.full_state_dict(optimizer, root_rank=0)  # on all ranks
+        if hvd.is_root():
+            torch.save({"model": model.state_dict(), "optimizer": state}, "checkpoint.pt")
     """
     if not isinstance(optimizer, Sharded):
         return optimizer.state_dict()

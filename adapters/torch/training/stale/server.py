@@ -46,6 +46,14 @@ class ParameterServer:
         ParametersDifferError: the ranks have different parameters.
         NotInitializedError: init() has not been called.
         DeadlineError, InitializationError: a rank or a server did not arrive, or failed.
+
+    Example:
+        table = hvd.ParameterServer(model.parameters(), lambda params: torch.optim.Adam(params, lr=0.01))
+        for inputs, targets in loader:
+            table.pull()
+            loss = loss_of(model, inputs, targets)
+            table.push(torch.autograd.grad(loss, tuple(model.parameters())))
+        table.finish()
     """
 
     def __init__(
