@@ -71,7 +71,7 @@ def unpack_payloads(gathered: Frame, count: int) -> list[bytes]:
     """Returns the payloads of `count` ranks. Raises RendezvousError if these bytes are malformed."""
     payload, begin = gathered.payload, 4 * count
     lengths = struct.unpack_from(f"!{count}I", payload) if len(payload) >= begin else ()
-    if begin + sum(lengths) != len(payload):
+    if begin + sum(lengths) != len(payload) or max(lengths, default=0) > PAYLOAD_LIMIT:
         raise gathered.malformed()
     return [payload[start:end] for start, end in pairwise(accumulate(lengths, initial=begin))]
 

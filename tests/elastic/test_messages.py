@@ -64,6 +64,8 @@ def test_a_field_of_another_type_or_a_missing_one_is_refused(message: messages.M
         fewer = {other: value for other, value in values.items() if other != name}
         with pytest.raises(RendezvousError):
             unpack(Frame.of(kind, fewer))
+    with pytest.raises(RendezvousError):
+        unpack(Frame.of(kind, {**values, "unknown": 1}))
 
 
 @given(

@@ -164,6 +164,7 @@ def test_a_rank_that_is_refused_is_closed_alone(
     ("frames", "text"),
     [
         ([replace(FIRST, number=4)], "JOIN_HOST is not expected now"),
+        ([replace(FIRST, payload=TOKEN[1:])], "JOIN_HOST is not expected now"),
         ([Frame(MessageKind.JOIN, number=3)], "JOIN is not expected now"),
         ([pack_arrival(0, Identity(0, 1))], "ARRIVED is not expected now"),  # before it has joined
         ([FIRST, FIRST], "JOIN_HOST is not expected now"),

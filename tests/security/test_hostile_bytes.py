@@ -93,9 +93,11 @@ def test_what_a_rank_offers(payload: bytes) -> None:
 @example(body=b"\xff\xff\xff\xff", count=1)
 @example(body=b"\0\0\0\1", count=1)
 @example(body=b"", count=1)
+@example(body=b"\0\1\0\1" + bytes(PAYLOAD_LIMIT + 1), count=1)
 def test_what_the_rendezvous_answers(body: bytes, count: int) -> None:
     with suppress(RendezvousError):
         payloads = unpack_payloads(Frame(MessageKind.GATHERED, payload=body), count)
+        assert max(map(len, payloads), default=0) <= PAYLOAD_LIMIT
         assert pack_payloads(payloads).payload == body
 
 

@@ -76,12 +76,12 @@ class Frame:
         return values
 
     def fields(self, **types: Any) -> list[Any]:
-        """Returns values of the JSON object in the payload, by their names and types: classes, or lists of a
+        """Returns all values of the JSON object in the payload, by names and types: classes, or lists of a
         class. Raises WireError.
         """
         values = self.values
         found = [values.get(name) for name in types]
-        if not all(map(_is_of, found, types.values())):
+        if values.keys() != types.keys() or not all(map(_is_of, found, types.values())):
             raise self.malformed()
         return found
 

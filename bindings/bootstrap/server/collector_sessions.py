@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.message_kinds import TOKEN_BYTES, MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.bindings.bootstrap.messages import pack_welcome
@@ -66,7 +66,7 @@ class CollectorSessions:
         token = frame.payload
         if frame.kind == MessageKind.RESUME:
             return self._resume(connection, token, frame.number)
-        if frame.number != self._size or token in self._by_token:
+        if frame.number != self._size or len(token) != TOKEN_BYTES or token in self._by_token:
             raise frame.unexpected()
         session = CollectorSession(token, connection)
         self._by_token[token] = self._by_connection[connection] = session
