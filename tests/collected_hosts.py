@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.bindings.bootstrap.connection.address import is_unix, split_address, unix_path
+from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import Identity, Job
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
@@ -20,6 +23,13 @@ from sirtaki.bindings.bootstrap.server.rendezvous_collector import RendezvousCol
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 JOB = Job("job", 6, b"k" * 32, "1.0")
+GARBAGE = st.binary(min_size=1, max_size=300) | st.builds(
+    lambda *fields: Frame(*fields).pack(),
+    st.sampled_from([kind for kind in MessageKind if kind.limit >= 80]),
+    st.integers(-1, 3),
+    st.binary(max_size=80),
+    st.integers(0, 4),
+)
 EACH = 2  # ranks of a host
 _names = itertools.count()
 

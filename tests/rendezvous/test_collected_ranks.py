@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
-from collected_hosts import CollectedHosts, Start
+from collected_hosts import GARBAGE, CollectedHosts, Start
 from handshakes import run_handshake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -258,16 +258,7 @@ def test_a_message_that_is_too_long_is_not_read(
     assert hosts.works()
 
 
-FRAMES = st.builds(
-    lambda *fields: Frame(*fields).pack(),
-    st.sampled_from([kind for kind in MessageKind if kind.limit >= 80]),
-    st.integers(-1, 3),
-    st.binary(max_size=80),
-    st.integers(0, 4),
-)
-
-
-@given(garbage=st.one_of(st.binary(min_size=1, max_size=300), FRAMES))
+@given(garbage=GARBAGE)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_from_a_collector_ends_only_its_ranks(
     collect: Callable[[], Collector], hosts: CollectedHosts, garbage: bytes

@@ -10,10 +10,9 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 import pytest
-from collected_hosts import JOB, Start
+from collected_hosts import GARBAGE, JOB, Start
 from handshakes import run_handshake
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS, deadline
 
 from sirtaki.bindings.bootstrap.connection.address import split_address
@@ -228,16 +227,7 @@ def test_a_rank_that_has_given_its_payload_cannot_give_another(start: Start) -> 
         client._receive({MessageKind.GATHERED}, deadline())
 
 
-FRAMES = st.builds(
-    lambda *fields: Frame(*fields).pack(),
-    st.sampled_from([kind for kind in MessageKind if kind.limit >= 80]),
-    st.integers(-1, 3),
-    st.binary(max_size=80),
-    st.integers(0, 4),
-)
-
-
-@given(garbage=st.one_of(st.binary(min_size=1, max_size=300), FRAMES))
+@given(garbage=GARBAGE)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("host", [0, 1])
 @pytest.mark.parametrize("knows_key", [False, True])
