@@ -186,13 +186,15 @@ def gradients_that_autograd_differentiates() -> None:
 
 
 @case()
-def saving_one_gradient_saves_no_large_one() -> None:
+def saving_one_gradient_saves_no_other() -> None:
+    """On a GPU the small gradients of a dtype are saved together, and no large gradient with them."""
     model = network(width=WIDE)
     optimizer = sharing(model)
     own_loss(model, 0).backward()
     stored = io.BytesIO()
     torch.save(model[4].bias.grad, stored)
-    assert stored.tell() < 12_000  # on a GPU with all small ones
+    on_cpu = device.ordinal(model[4].bias) == CPU
+    assert stored.tell() < (4_000 if on_cpu else 12_000)
     optimizer.step()
 
 
