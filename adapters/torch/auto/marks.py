@@ -50,7 +50,7 @@ _SUMS = {
 _SCALES = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "__truediv__", "div_", "__itruediv__"}
 # Calls that can make small tensors without rows: of sums and means over rows. Some add to a tensor.
 _ADDITIONS = {"index_add_", "index_put_", "scatter_add_"}
-_REDUCTIONS = {"sum", "nansum", "mean", "count_nonzero", "bincount"} | _ADDITIONS
+_REDUCTIONS = {name for name, rule in rules.BY_NAME.items() if rule in ("sum", "mean")}
 _RAGGED = {"nonzero", "masked_select", "unique", "unique_consecutive", "argwhere", "where_1"}
 
 
@@ -302,7 +302,7 @@ class _Base:
 
 
 def _set_root(call: _Call, tensor: Tensor, mark: Mark) -> bool:
-    """Makes a result a root, if its values over the whole batch may follow from those of the ranks."""
+    """Makes a result a root, if the ranks' values may give its values over the whole batch."""
     from sirtaki.torch.auto.arguments import key_of
 
     if tensor.dim() and (call.name not in _REDUCTIONS or tensor.requires_grad):

@@ -26,7 +26,7 @@ _RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "min": lambda values, rows: values.amin(0),
 }
 # The rule of a function, where the values do not tell: counts that were all 0, for example.
-_BY_NAME = {
+BY_NAME = {
     "sum": "sum", "count_nonzero": "sum", "nansum": "sum", "mean": "mean", "bincount": "sum",
     "index_add_": "sum", "index_put_": "sum", "scatter_add_": "sum",
     "max": "max", "amax": "max", "any": "max", "min": "min", "amin": "min", "all": "min",
@@ -89,7 +89,7 @@ def _largest(values: Tensor) -> float:
 def _candidates(root: Root) -> frozenset[str]:
     if root.is_row:
         return frozenset()
-    if root.is_ragged and _BY_NAME.get(root.key[0], "mean") == "mean":
+    if root.is_ragged and BY_NAME.get(root.key[0], "mean") == "mean":
         return frozenset()  # the ranks select other numbers of rows, which their mean does not show
     return frozenset(_RULES if root.key[0] in _EXTREMES else ("mean", "sum"))
 
@@ -131,7 +131,7 @@ def _decided(root: Root, values: Tensor, rows: Tensor) -> Tensor | None:
     first = next(iter(results.values()))
     bound = tolerance(root.value.dtype) * _largest(values)
     if not all(_agree(result, first, bound) for result in results.values()):
-        preferred = "mean" if root.requires_grad else _BY_NAME.get(root.key[0], "")
+        preferred = "mean" if root.requires_grad else BY_NAME.get(root.key[0], "")
         if preferred not in results:
             return None
         first = results[preferred]
