@@ -1,4 +1,4 @@
-"""Extends griffe, which reads signatures and docstrings for the API reference without importing the code."""
+"""Extends griffe, which reads signatures and docstrings for the API reference."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from typing import Any
 
 import griffe
+
+from sirtaki.common.ops.collectives import without_waiting
 
 MODULES = ("torch.ops.collectives", "numpy.collectives")
 # `allgather = COLLECTIVES.allgather`, `allgather_async = asynchronous(allgather)`
@@ -54,6 +56,8 @@ def function_of(attribute: griffe.Attribute, method: Any, is_asynchronous: bool)
         parameters=griffe.Parameters(*list(method.parameters)[1:]),  # without self
         returns=f"Handle[{method.returns}]" if is_asynchronous else method.returns,
     )
-    text = f"Works like `{method.name}`, without waiting." if is_asynchronous else method.docstring.value
+    text = method.docstring.value
+    if is_asynchronous:
+        text = without_waiting(text, method.name, attribute.name)
     function.docstring = griffe.Docstring(text, parent=function)
     return function

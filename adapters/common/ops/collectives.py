@@ -567,15 +567,14 @@ def asynchronous(form: Callable[Arguments, Result]) -> Callable[Arguments, Handl
     starting = FunctionType(waiting.__code__, waiting.__globals__, name, waiting.__defaults__)
     result = waiting.__annotations__["return"]
     starting.__annotations__ = waiting.__annotations__ | {"return": f"Handle[{result}]"}
-    example = _started(cleandoc(waiting.__doc__ or "").partition("Example:\n")[2], waiting.__name__, name)
-    starting.__doc__ = f"Works like `{waiting.__name__}`, without waiting.\n\nExample:\n{example}"
+    starting.__doc__ = without_waiting(cleandoc(waiting.__doc__ or ""), waiting.__name__, name)
     return MethodType(starting, AsynchronousCollectives(collectives.adapter, collectives.__module__))
 
 
-def _started(example: str, waiting: str, starting: str) -> str:
-    """Returns the example of a form that does not wait: that of the waiting form, with a handle."""
-    lines = []
-    for line in example.splitlines():
+def without_waiting(document: str, waiting: str, starting: str) -> str:
+    """Returns the docstring of the form `starting`: the example is that of `waiting`, with a handle."""
+    lines = [f"Works like `{waiting}`, without waiting.", "", "Example:"]
+    for line in document.partition("Example:\n")[2].splitlines():
         result, call, rest = line.partition(f"hvd.{waiting}(")
         if call:
             arguments, _, comment = rest.rpartition(")")
