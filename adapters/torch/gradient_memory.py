@@ -115,7 +115,7 @@ def _places_in_shared_memory(context: Context, named: Sequence[NamedParameter]) 
     for index, offset in offsets.items():
         parameter = named[index].parameter
         if parameter.numel() and parameter.is_contiguous():
-            # Each place has a storage of its own: saving a gradient saves no other one.
+            # Each place has a storage of its own: saving a gradient saves no other gradient.
             flat = torch.frombuffer(memory, dtype=parameter.dtype, count=parameter.numel(), offset=offset)
             places[index] = flat.view(parameter.shape)
     return places

@@ -84,11 +84,10 @@ def example_of(value: Any) -> str | None:
 
 
 def main(name: str, *wanted: str) -> int:
-    hvd = importlib.import_module(f"sirtaki.{name}")
     library = name.partition(".")[0]
-    top = importlib.import_module(f"sirtaki.{library}")
+    hvd = importlib.import_module(f"sirtaki.{library}")
     failed = 0
-    for entry, value in public(hvd):
+    for entry, value in public(importlib.import_module(f"sirtaki.{name}")):
         if wanted and entry not in wanted:
             continue
         example = example_of(value)
@@ -98,8 +97,8 @@ def main(name: str, *wanted: str) -> int:
             continue
         if entry in ALONE and entry not in wanted:
             continue
-        top.init()
-        names: dict[str, Any] = {"hvd": top}
+        hvd.init()
+        names: dict[str, Any] = {"hvd": hvd}
         exec(ALONE.get(entry) or PRELUDES[library] + COMMON, names)
         try:
             exec(compile(example, f"<example of {entry}>", "exec"), names)

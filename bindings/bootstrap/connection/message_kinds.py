@@ -36,8 +36,10 @@ class Sender(enum.Enum):
 
 
 NOTHING, BYTES, TEXT, JSON = Form
-HVDRUN, AGENT, STARTER, STANDBY, NEWCOMER, RANK, CALLER, *_SERVERS = Sender
-NEW_COLLECTOR, COLLECTOR, RENDEZVOUS, ROOT, LAUNCHER = _SERVERS
+(
+    HVDRUN, AGENT, STARTER, STANDBY, NEWCOMER, RANK, CALLER,
+    NEW_COLLECTOR, COLLECTOR, RENDEZVOUS, ROOT, LAUNCHER,
+) = Sender  # fmt: skip
 
 HEADER = struct.Struct("!4sBiQI")  # magic, kind, rank, number, length of the payload
 SHORT = 64 << 10
@@ -125,9 +127,9 @@ class MessageKind(enum.IntEnum):
     CLOSE = 55, NOTHING, 0, ROOT  # the number of a connection to close
     FLUSH = 56, NOTHING, 0, ROOT  # say when all ranks have closed their connections
     FLUSHED = 57, NOTHING, 0, COLLECTOR  # they have
-    # A request to continue on a new connection, with the token of the interrupted one and the count of frames
-    # received there; the answer, with the count of the other side; during a connection, the same count, so
-    # that the other side keeps no longer what has arrived; the end of one that is not to be continued. These
+    # A request to continue on a new connection, with the token of the interrupted connection and the count of
+    # frames received there; the answer, with the count of the other side; during a connection, that count, so
+    # that the other side drops the frames that have arrived; the final end of a connection. These four kinds
     # are not counted.
     RESUME = 58, BYTES, TOKEN_BYTES, NEW_COLLECTOR
     RESUMED = 59, NOTHING, 0, ROOT

@@ -226,7 +226,7 @@ class RendezvousServer(ConnectionServer):
             raise frame.unexpected()
 
     def _handle(self, participant: Participant, frame: Frame) -> None:
-        """Handles a message of a client that is its next one. Raises RendezvousError."""
+        """Handles the next message of a client. Raises RendezvousError."""
         kind = frame.kind
         if kind == MessageKind.JOIN:
             self._join(participant, frame.number)

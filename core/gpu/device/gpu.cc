@@ -11,8 +11,8 @@ namespace {
 // Kept for the small tensors that an operation gathers. A framework's own pool holds nearly all memory later on, of
 // which the driver gives none away. The small tensors of ResNet-50 and BERT-large need 1 to 2 MB.
 constexpr size_t reserved_bytes = 8 << 20;
-// A driver of CUDA 13.0 is reported to crash in batches of tens of thousands of copies, and to hang in repeated ones
-// from and to the host: https://github.com/vllm-project/vllm/issues/49276.
+// A driver of CUDA 13.0 is reported to crash in batches of tens of thousands of copies, and to hang in repeated
+// copies from and to the host: https://github.com/vllm-project/vllm/issues/49276.
 constexpr size_t longest_batch = 512;
 constexpr Nanoseconds longest_look = milliseconds(500);  // an event in an idle stream fires as soon as a core is free
 

@@ -68,7 +68,7 @@ struct CudaCopyAttributes {
   X(fill, cuMemsetD8Async, (CudaMemory, unsigned char value, size_t count, CudaStream))
 
 // The functions that older drivers lack; the member is nullptr then. A batch of copies, which run in any order, came
-// with CUDA 12.8. CUDA 13 added a form without `failed` under another name, and drivers kept this one.
+// with CUDA 12.8. CUDA 13 added a form without `failed` under another name, and drivers kept this form.
 #define SIRTAKI_CUDA_LATER_FUNCTIONS(X)                                                                    \
   X(copy_batch, cuMemcpyBatchAsync,                                                                        \
     (CudaMemory * to, CudaMemory * from, size_t* bytes, size_t copies, CudaCopyAttributes*, size_t* first, \

@@ -132,7 +132,7 @@ class CallListBuilder {
     });
   }
 
-  // Returns all small pieces together as a segment, and each large one as another.
+  // Returns all small pieces together as a segment, and each large piece as another.
   Segments cut(const ScatterList& list, unsigned role) {
     Segments segments, small, large;
     list.visit(0, list.bytes(), [&](const uint8_t* input, uint8_t* output, int64_t, int64_t bytes) {

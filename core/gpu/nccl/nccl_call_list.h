@@ -1,6 +1,6 @@
-// The NCCL calls of a transfer. Large pieces of its tensors are sent directly. Small ones are sent in one call: packed
-// into scratch memory on the GPU and copied back, unless they lie next to each other in this rank's memory. The choice
-// of calls depends on sizes alone, so that all ranks make the same ones; their addresses are each rank's own. Equal
+// The NCCL calls of a transfer. Large pieces of its tensors are sent directly. Small pieces are sent in one call:
+// packed into scratch memory on the GPU and copied back, unless they lie next to each other in this rank's memory. The
+// choice of calls depends on sizes alone, so that all ranks make the same calls; addresses are each rank's own. Equal
 // parts of all members are gathered or scattered by one call.
 #pragma once
 

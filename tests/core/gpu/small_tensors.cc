@@ -113,8 +113,8 @@ std::string sum(FakeGpu& fake, const std::vector<int64_t>& counts,
 
 const std::vector<int64_t> forty(40, 100);  // 16,000 bytes of each rank
 
-// A model's gradients, in the order of a backward pass. Those of 64 KiB and more, which are not copied, may be smaller
-// than the model's, and plans with them: by this divisor.
+// A model's gradients, in the order of a backward pass. Gradients of 64 KiB and more, which are not copied, may be
+// smaller than the model's, and plans with them: by this divisor.
 struct Model {
   std::vector<int64_t> counts;
   int64_t divisor;
@@ -165,7 +165,7 @@ Model bert_large() {
   return {counts, divisor};
 }
 
-// Places the small tensors side by side, and the others behind them.
+// Places the small tensors side by side, and the large tensors behind them.
 Offsets small_first(const std::vector<int64_t>& counts) {
   Offsets offsets(counts.size());
   int64_t next = 0;
