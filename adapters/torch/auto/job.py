@@ -36,7 +36,8 @@ class Root:
     Attributes:
         key: the code that has computed it.
         value: the value of what this process computes: its rows, or in a proof the whole batch.
-        part: in a proof, the key and the value of this rank's rows; None if they have no such root.
+        part: in a proof, the key and the value of this rank's rows, and whether it is computed from all of
+            them; None if they have no such root.
         is_row: whether it is the value of one of the rows.
         is_ragged: whether it is computed from rows that were selected by their values.
         has_one_shape: whether all ranks' values have the shape that the proof has seen.
@@ -46,7 +47,7 @@ class Root:
     key: Key
     value: Tensor
     requires_grad: bool
-    part: tuple[Key, Tensor] | None = None
+    part: tuple[Key, Tensor, bool] | None = None
     is_row: bool = False
     is_ragged: bool = False
     has_one_shape: bool = True

@@ -315,7 +315,7 @@ def _set_root(call: _Call, tensor: Tensor, mark: Mark) -> bool:
     root = mark.root = Root(key, value, tensor.requires_grad)
     if call.twin is not None and part is not None and part.dim() == tensor.dim():
         own = part.detach().clone() if total is None else total.added_in_part(part)
-        root.part = call.twin.key_of(root), own
+        root.part = call.twin.key_of(root), own, _is_of_all_rows(call)
     root.is_ragged = any(operand.is_ragged for operand in call.marks)
     root.is_row = call.name in _PICKS and _has_all_rows(call.args[0], call.batch)
     if total is not None:
@@ -337,6 +337,21 @@ def _has_no_rows(call: _Call, key: Key, tensor: Tensor, mark: Mark) -> bool:
     )
     # A shape that depends on values may be the same on some ranks only.
     return proof.is_true_on_all(has_rows and mark.part is not None and mark.part.shape == tensor.shape)
+
+
+def _is_of_all_rows(call: _Call) -> bool:
+    """Returns whether a call has an operand that has all rows, of the whole batch and of this rank's part."""
+    share = call.batch.share
+    for tensor in tensors_in((call.args, call.kwargs)):
+        mark = mark_of(tensor)
+        if mark is None or mark.part is None:
+            continue
+        sizes = zip(tensor.shape, mark.part.shape, strict=False)  # [..., rows × elements of a row, ...]
+        if mark.is_ragged or any(
+            size * share.count == part * share.total and size % share.total == 0 for size, part in sizes
+        ):
+            return True
+    return False
 
 
 class _Total:

@@ -302,7 +302,7 @@ class Proof:
         counts = [rows for rows in batch.share.counts if rows]
         for root, *parts in zip(batch.roots, *with_rows, strict=True):
             if all(part is not None and part[0] == root.key for part in parts):
-                rules.narrow(root, [part[1] for part in parts], counts)
+                rules.narrow(root, [part[1] for part in parts], counts, all(part[2] for part in parts))
 
 
 def _tensors(result: Any, args: Any) -> list[Tensor]:

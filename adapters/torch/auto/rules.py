@@ -59,8 +59,12 @@ def flat(values: Tensor) -> Tensor:
     return values.detach().double().flatten()
 
 
-def narrow(root: Root, parts: Sequence[Tensor], rows: Sequence[int]) -> None:
-    """Keeps the rules that compute a root's values over the whole batch from its values over the parts."""
+def narrow(root: Root, parts: Sequence[Tensor], rows: Sequence[int], is_of_all_rows: bool) -> None:
+    """Keeps the rules that compute a root's values over the whole batch from its values over the parts.
+
+    If the values do not tell which, a root of some of the rows has no rule: the name of its function, which
+    would choose later, holds for all rows. `logits[:4].sum()`, which is 0 now, is no sum over the ranks.
+    """
     shape = root.value.shape
     if any(part.shape != shape for part in parts) or job.shapes.get(root.key, shape) != shape:
         job.rules[root.key] = frozenset()
@@ -71,9 +75,8 @@ def narrow(root: Root, parts: Sequence[Tensor], rows: Sequence[int]) -> None:
     values, counts = torch.stack([flat(part) for part in parts]), _column(rows)
     bound = tolerance(root.value.dtype) * max(1e-30, _largest(values), _largest(whole))
     known = job.rules.get(root.key, _candidates(root))
-    job.rules[root.key] = frozenset(
-        rule for rule in known if _agree(_RULES[rule](values, counts), whole, bound)
-    )
+    kept = frozenset(rule for rule in known if _agree(_RULES[rule](values, counts), whole, bound))
+    job.rules[root.key] = kept if is_of_all_rows or len(kept) == 1 else frozenset()
     job.shapes[root.key] = shape
 
 
@@ -131,7 +134,7 @@ def _decided(root: Root, values: Tensor, rows: Tensor) -> Tensor | None:
     first = next(iter(results.values()))
     bound = tolerance(root.value.dtype) * _largest(values)
     if not all(_agree(result, first, bound) for result in results.values()):
-        preferred = "mean" if root.requires_grad else BY_NAME.get(root.key[0], "")
+        preferred = BY_NAME.get(root.key[0], "")
         if preferred not in results:
             return None
         first = results[preferred]

@@ -112,6 +112,14 @@ def train():
                 counted.extend(torch.bincount(found).tolist())  # unequal_shapes
             if name == "first_rows":  # of each part as many as of the whole batch
                 counted.extend((y[:4] > 4).reshape(2, 2).sum(0).tolist())  # first_rows
+            least = 4 if number < 4 else 1  # no row has more while the step is proven
+            if name == "sum_of_first_rows":
+                counted.append((y[:4] > least).sum().item())  # sum_of_first_rows
+            if name == "sum_of_half":
+                counted.append((y[: x.size(0) // 2] > least).sum().item())  # sum_of_half
+            if name == "sum_loss":  # which is 0 at first, as a mean would be
+                scale = float(number > 3)
+                counted.append(functional.mse_loss(out * scale, 0 * out, reduction="sum").item())  # sum_loss
             if name == "own_gradients":
                 gradients = torch.autograd.grad(loss, list(model.parameters()))
                 for parameter, gradient in zip(model.parameters(), gradients, strict=True):
