@@ -45,6 +45,21 @@ def uneven_steps(op: str) -> None:
     assert hvd.allreduce(np.ones(()), op=hvd.Sum) == size
 
 
+@case()
+def unnamed_operations_after_a_join() -> None:
+    """Rank r makes r unnamed calls of each form before the join; the calls after it match all the same."""
+    size, rank = hvd.size(), hvd.rank()
+    for _ in range(2):
+        for _ in range(rank):
+            hvd.allreduce(np.ones(2))
+            hvd.grouped_allreduce([np.ones(2), np.ones(3)])
+            hvd.allgather(np.ones(1))
+        hvd.join()
+        assert hvd.allreduce(np.ones(()), op=hvd.Sum) == size
+        assert hvd.grouped_allreduce([np.ones(()), np.ones(2)], op=hvd.Sum)[0] == size
+        assert hvd.allgather(np.array([rank])).tolist() == list(range(size))
+
+
 @case(least=2)
 def every_operation_goes_on_without_rank_0() -> None:
     size, rank = hvd.size(), hvd.rank()

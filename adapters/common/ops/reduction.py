@@ -14,6 +14,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.request import Batch
 from sirtaki.common.ops.handles import pooled_batch, run_without_tensors
+from sirtaki.common.ops.joining import join_count
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.tensor import DTYPE_CODES, TensorView
 from sirtaki.common.semantics import object_to
@@ -153,8 +154,13 @@ def _suggested_op(value: Any) -> str:
     return f": say op=hvd.{suggestion}" if suggestion else ""
 
 
-def numbered_name(context: Context, kind: str, counter: str) -> str:
-    """Returns a name for an unnamed operation: the next number of a counter, which wraps around."""
+def numbered_name(context: Context, kind: str, process_set: int, library: str = "") -> str:
+    """Returns a name for an unnamed operation of a process set, given by its number.
+
+    Operations of a kind are numbered per set and library; the numbers wrap around. They restart after each
+    join, because until then ranks may have made different numbers of calls.
+    """
+    counter = f"{library}.{kind}.{process_set} after join {join_count(context, process_set)}"
     return f"unnamed {kind} {context.next_number(counter) % _NAMES_BEFORE_WRAP}"
 
 
@@ -164,7 +170,7 @@ def group_calls(
     """Returns calls of `count` operations that complete together; the same name and count on all ranks."""
     number = process_set.number(context)
     if name is None:
-        name = numbered_name(context, f"grouped_{kind}", f"{kind}.{number}")
+        name = numbered_name(context, f"grouped_{kind}", number)
     return _group_calls(kind, name, number, count)
 
 

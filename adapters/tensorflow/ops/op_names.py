@@ -50,7 +50,7 @@ def label(kind: str, name: str | None, process_set: int) -> tf.Tensor:
     """
     if tf.executing_eagerly():
         if name is None:
-            name = numbered_name(current(), kind, f"tensorflow.{kind}.{process_set}")
+            name = numbered_name(current(), kind, process_set, "tensorflow")
         return _eager(name)
     graph = _function(tf.compat.v1.get_default_graph())
     if name is not None:

@@ -139,7 +139,7 @@ def sparse_allreduce_async(
         )
     context = current()
     if name is None:
-        name = numbered_name(context, "sparse_allreduce", f"sparse_allreduce.{process_set.number(context)}")
+        name = numbered_name(context, "sparse_allreduce", process_set.number(context))
     return SparseReduction(CollectiveScope(context, name, process_set), reduction(op, None), tensor)
 
 

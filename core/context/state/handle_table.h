@@ -168,6 +168,10 @@ class HandleTable {
   // so that the names of one step recur in the next ones and are found in the response cache.
   using Series = std::array<int32_t, 4>;  // process set, kind, and for a send the two ranks
   int64_t next_number(const Series& series) { return numbers_[series]++ % numbers_before_wrap; }
+  // Called when the rank joins: until then ranks may have submitted different numbers of operations.
+  void restart_numbers(int32_t process_set) {
+    std::erase_if(numbers_, [process_set](const auto& entry) { return entry.first[0] == process_set; });
+  }
 
   // Rounds of operations with a deadline, by their name without the round: they count on each rank.
   uint64_t next_round(const std::string& name) const;

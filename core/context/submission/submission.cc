@@ -321,7 +321,8 @@ Status make_entry(const srt_request& request, const Caller& caller, HandleEntry&
   return Status::ok();
 }
 
-// Marks the set as joined: this rank submits nothing to it until all its members have joined.
+// Marks the set as joined: this rank submits nothing to it until all its members have joined. From then on the unnamed
+// operations of all members have the same numbers again.
 Status begin_join(const Signature& signature, CallerState& state) {
   for (Ticket handle : state.handles.unfinished()) {
     const HandleEntry& entry = *state.handles.open_entry(handle);
@@ -334,6 +335,7 @@ Status begin_join(const Signature& signature, CallerState& state) {
             "join() cannot be combined with operations that have a deadline: ranks count their "
             "rounds, and a rank that has joined would fall behind"};
   state.sets.find(signature.process_set)->is_joined = true;
+  state.handles.restart_numbers(signature.process_set);
   return Status::ok();
 }
 
