@@ -182,7 +182,8 @@ typedef struct srt_request {
   uint32_t flags; /* SRT_REQUEST_*. An absent request contributes its input as it is or, without an input, neutral
                      elements (all-reduce). If it is absent on all ranks, nothing happens (SRT_RESULT_UNTOUCHED) */
   int32_t group_size; /* members of the group; 0 without a group */
-  int64_t group_id; /* members of a group complete together; 0: none. The same on all ranks */
+  int64_t group_id; /* members of a group complete together. The same on all ranks; 0: none, or a group without
+                       names, which is numbered as a whole: requests of one kind that are submitted together */
   const char *name; /* UTF-8, 1 to 1,024 bytes; NULL: numbered per process set and kind */
   int32_t dimensions; /* up to 16 */
   const int64_t *shape;

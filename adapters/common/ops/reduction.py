@@ -168,14 +168,13 @@ def group_calls(
     context: Context, kind: str, name: str | None, process_set: ProcessSet, count: int
 ) -> Sequence[Call]:
     """Returns calls of `count` operations that complete together; the same name and count on all ranks."""
-    number = process_set.number(context)
-    if name is None:
-        name = numbered_name(context, f"grouped_{kind}", number)
-    return _group_calls(kind, name, number, count)
+    return _group_calls(kind, name, process_set.number(context), count)
 
 
 @lru_cache(maxsize=1024)
-def _group_calls(kind: str, name: str, process_set: int, count: int) -> tuple[Call, ...]:
+def _group_calls(kind: str, name: str | None, process_set: int, count: int) -> tuple[Call, ...]:
+    if name is None:  # the core numbers it
+        return (Call(None, process_set, (0, count)),) * count
     digest = hashlib.blake2b(f"{kind}.{name}".encode(), digest_size=8).digest()
     group = (int.from_bytes(digest, "little") >> 1 | 1, count)
     return tuple(Call(f"{name}.{index}", process_set, group) for index in range(count))

@@ -124,6 +124,7 @@ class HandleTable {
  public:
   HandleTable(Observer& observer, HandleSignals& signals) : observer_(observer), signals_(signals) {}
   static constexpr int64_t numbers_before_wrap = 1024;
+  static constexpr int64_t groups_before_wrap = 64;
 
   Ticket open(HandleEntry entry);                       // returns the handle; its memory is in use from now on
   const MemoryRanges& memory() const { return memory_; }
@@ -168,6 +169,11 @@ class HandleTable {
   // so that the names of one step recur in the next ones and are found in the response cache.
   using Series = std::array<int32_t, 4>;  // process set, kind, and for a send the two ranks
   int64_t next_number(const Series& series) { return numbers_[series]++ % numbers_before_wrap; }
+  // Works like next_number(), for a group of unnamed operations. A group has many names, and all are to be found in the
+  // cache, so that fewer numbers recur.
+  int64_t next_group(int32_t process_set, int32_t kind) {
+    return numbers_[{process_set, kind, of_groups, 0}]++ % groups_before_wrap;
+  }
   // Called when the rank joins: until then ranks may have submitted different numbers of operations.
   void restart_numbers(int32_t process_set) {
     std::erase_if(numbers_, [process_set](const auto& entry) { return entry.first[0] == process_set; });
@@ -232,6 +238,7 @@ class HandleTable {
   std::unordered_map<NameKey, Holder, NameHash> names_;
   std::vector<Ticket> turns_;  // operations whose name has become free
   MemoryRanges memory_;
+  static constexpr int32_t of_groups = -1;  // in place of the sending rank
   std::map<Series, int64_t> numbers_;
   std::unordered_map<std::string, uint64_t> rounds_;  // the last round that was begun
   std::vector<Completion> completions_;

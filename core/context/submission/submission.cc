@@ -192,6 +192,46 @@ Status check_added_members(const Caller& caller, const Signature& signature) {
                                        caller.world_size - 1, caller.rank));
 }
 
+// A member of a group without a name, which is numbered by the core.
+struct GroupMember {
+  int64_t group = 0;
+  int32_t index = 0;
+  int32_t left = 0;  // members that follow
+};
+
+bool is_in_unnamed_group(const srt_request& request) {
+  return !request.name && request.group_size > 0 && request.group_id == 0;
+}
+
+// Checks that a group without a name is submitted as a whole: `count` requests follow, the first included.
+Status check_group(const srt_request* requests, int32_t count) {
+  const auto belongs = [&](const srt_request& other) {
+    return is_in_unnamed_group(other) && other.group_size == requests->group_size && other.kind == requests->kind &&
+           other.process_set == requests->process_set;
+  };
+  if (requests->group_size <= count && std::all_of(requests, requests + requests->group_size, belongs))
+    return Status::ok();
+  return {SRT_INVALID_ARGUMENT, "a group without a name consists of requests of one kind and process set, which are "
+                                "submitted together"};
+}
+
+// Makes `member` the next member of its group, or the first of the group that begins with these requests.
+Status enter_group(const srt_request* requests, int32_t count, HandleTable& handles, GroupMember& member) {
+  if (member.left > 0) {
+    ++member.index;
+    --member.left;
+    return Status::ok();
+  }
+  SIRTAKI_TRY(check_group(requests, count));
+  member = {handles.next_group(requests->process_set, requests->kind), 0, requests->group_size - 1};
+  return Status::ok();
+}
+
+// The group's id: even, as those that callers derive from names are odd.
+int64_t id_of(const GroupMember& member, Kind kind) {
+  return 2 * (member.group + 1 + HandleTable::groups_before_wrap * static_cast<int64_t>(kind));
+}
+
 Status check_kind(const srt_request& request, const Caller& caller, Signature& signature) {
   const ProcessSetEntry& set = *caller.state.sets.find(signature.process_set);
   if (reduces(signature.kind)) SIRTAKI_TRY(check_reduction(request, signature));
@@ -208,9 +248,10 @@ Status check_kind(const srt_request& request, const Caller& caller, Signature& s
   }
   SIRTAKI_TRY(check_dimensions(signature));
   if (kind.has_splits) SIRTAKI_TRY(fill_splits(request, set, signature));
-  if ((request.group_id != 0) != (request.group_size > 0) || request.group_id < 0 || request.group_size < 0)
+  const bool has_group = request.group_id || is_in_unnamed_group(request);
+  if (has_group != (request.group_size > 0) || request.group_id < 0 || request.group_size < 0)
     return refuse(signature.name, "group_id and group_size go together, and are positive");
-  if (request.group_id && !kind.is_groupable)
+  if (has_group && !kind.is_groupable)
     return refuse(signature.name, "only what all ranks of a process set call can be grouped");
   return check_memory(request, caller, signature);
 }
@@ -259,7 +300,7 @@ Status add_deadline(const srt_request& request, const Caller& caller, Signature&
   return signature.name.size() <= longest_name ? Status::ok() : check_name(signature.name);
 }
 
-Status make_name(const srt_request& request, const Caller& caller, Signature& signature) {
+Status make_name(const srt_request& request, const Caller& caller, const GroupMember& member, Signature& signature) {
   const bool is_pair = traits(signature.kind).is_of_a_pair;
   if (request.name) {
     SIRTAKI_TRY(check_name(request.name));
@@ -270,6 +311,11 @@ Status make_name(const srt_request& request, const Caller& caller, Signature& si
     signature.name = "unnamed all-reduce with a deadline";
     return Status::ok();
   }
+  if (is_in_unnamed_group(request)) {
+    signature.name = format("unnamed grouped %s %lld.%d", kind_name(signature.kind),
+                            static_cast<long long>(member.group), member.index);
+    return Status::ok();
+  }
   const std::string name = format("unnamed %s", kind_name(signature.kind));
   const HandleTable::Series series{request.process_set, static_cast<int32_t>(signature.kind),
                                    is_pair ? request.root : 0, is_pair ? request.destination : 0};
@@ -278,7 +324,7 @@ Status make_name(const srt_request& request, const Caller& caller, Signature& si
   return Status::ok();
 }
 
-Status make_entry(const srt_request& request, const Caller& caller, HandleEntry& out) {
+Status make_entry(const srt_request& request, const Caller& caller, const GroupMember& member, HandleEntry& out) {
   if (request.struct_size < sizeof(srt_request))
     return {SRT_INVALID_ARGUMENT, "srt_request.struct_size is too small: is another version's header in use?"};
   if (request.kind < 0 || request.kind >= static_cast<int32_t>(kind_count))
@@ -286,7 +332,7 @@ Status make_entry(const srt_request& request, const Caller& caller, HandleEntry&
   auto signature = std::make_shared<Signature>();
   signature->kind = static_cast<Kind>(request.kind);
   signature->process_set = request.process_set;
-  SIRTAKI_TRY(make_name(request, caller, *signature));
+  SIRTAKI_TRY(make_name(request, caller, member, *signature));
   const srt_dtype* dtype = dtype_entry(request.dtype);
   if (!dtype) return refuse(signature->name, format("there is no dtype %d", request.dtype), SRT_UNSUPPORTED);
   signature->dtype = static_cast<DType>(request.dtype);
@@ -309,7 +355,7 @@ Status make_entry(const srt_request& request, const Caller& caller, HandleEntry&
   signature->device = request.device;
   signature->priority = request.priority;
   signature->group_size = request.group_size;
-  signature->group_id = request.group_id;
+  signature->group_id = is_in_unnamed_group(request) ? id_of(member, signature->kind) : request.group_id;
   signature->layout = request.layout;
   SIRTAKI_TRY(add_deadline(request, caller, *signature));
   set_memory(request, caller, *signature, out);
@@ -339,9 +385,10 @@ Status begin_join(const Signature& signature, CallerState& state) {
   return Status::ok();
 }
 
-Status open_one(const srt_request& request, const Caller& caller, GpuEventPtr input, Ticket& out) {
+Status open_one(const srt_request& request, const Caller& caller, const GroupMember& member, GpuEventPtr input,
+                Ticket& out) {
   HandleEntry entry;
-  SIRTAKI_TRY(make_entry(request, caller, entry));
+  SIRTAKI_TRY(make_entry(request, caller, member, entry));
   entry.ready = std::move(input);
   HandleTable& handles = caller.state.handles;
   if (handles.is_name_taken(*entry.signature) && request.name && !(request.flags & SRT_REQUEST_QUEUE_SAME_NAME))
@@ -374,9 +421,13 @@ Status open_all(Submission& submission, const Caller& caller) {
   for (int32_t i = 0; count > 1 && i < count; ++i)
     if (requests[i].flags & SRT_REQUEST_DEADLINE)
       return {SRT_INVALID_ARGUMENT, "a request with a deadline is submitted alone"};
+  GroupMember member;
   for (int32_t i = 0; i < count; ++i) {
     GpuEventPtr input = inputs.empty() ? nullptr : std::move(inputs[static_cast<size_t>(i)]);
-    const Status status = open_one(requests[i], caller, std::move(input), out[i]);
+    Status status = Status::ok();
+    if (is_in_unnamed_group(requests[i]))
+      status = enter_group(requests + i, count - i, caller.state.handles, member);
+    if (status.is_ok()) status = open_one(requests[i], caller, member, std::move(input), out[i]);
     if (status.is_ok()) continue;
     take_back(out, i, caller.state);
     out[0] = 0;
