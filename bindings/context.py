@@ -28,6 +28,7 @@ SHUTDOWN_MS = 30_000
 _OK: int = lib.SRT_OK
 _IN_PROGRESS: int = lib.SRT_IN_PROGRESS
 _UNTOUCHED: int = lib.SRT_RESULT_UNTOUCHED
+_OFFERED: int = lib.SRT_RESULT_OFFERED
 _srt_enqueue, _srt_run, _srt_wait = lib.srt_enqueue, lib.srt_run, lib.srt_wait
 _srt_poll, _srt_release = lib.srt_poll, lib.srt_release
 
@@ -67,6 +68,7 @@ class Context:
         self.refused_batches = 0  # number that could not be queued
         self.compression = CompressionCounters()
         self.member_sets: dict[tuple[int, ...], Any] = {}  # process sets that only their ranks have added
+        self.described_batches: dict[Any, Batch] = {}  # unused, by what distinguishes their requests
         self.joins: dict[int, Any] = {}  # by the number of the process set
         self.is_stopping = False  # whether the ranks have agreed to end their training early
         self.epochs: dict[int, Any] = {}  # by thread: epoch and index of the last batch, number read
@@ -227,7 +229,7 @@ class Context:
 
     def is_in_place(self, batch: Batch, index: int = 0) -> bool:
         """Returns whether the result of request `index` is in the memory that was offered for it."""
-        return bool(self._result(batch, index).data == batch.requests[index].output)
+        return bool(lib.srt_result(self._pointer, batch.handles[index]) & _OFFERED)
 
     def device_output(self, batch: Batch, index: int = 0) -> DeviceOutput:
         """Returns the result of request `index`, which the core allocated on a GPU."""

@@ -44,7 +44,9 @@ class Batch:
         "error",
         "handles",
         "keepalive",
+        "key",
         "requests",
+        "rows",
     )
 
     def __init__(self, count: int) -> None:
@@ -55,6 +57,8 @@ class Batch:
         self.error: Any = ffi.new("srt_error *")
         self.keepalive: list[Any] = [None] * count
         self.devices = [CPU] * count  # per request: CPU, or the number of a GPU
+        self.key: Any = None  # what distinguishes its requests, for a call that repeats them
+        self.rows = [0] * count  # of the results, per request
         self._names: list[Any] = [None] * count
         self._splits: list[Any] = [None] * count
         self._described: list[Any] = [None] * count

@@ -95,15 +95,15 @@ def writable_view(tensor: Array, name: str | None = None, reduces: bool = False)
     return view(tensor)
 
 
-def empty_like(source: TensorView) -> tuple[Array, int]:
+def empty_like(source: Array) -> tuple[Array, int]:
     """Returns a new array of the same shape and order, and its address."""
-    result = np.empty_like(source.owner)
+    result = np.empty_like(source)
     return result, address_of(result)
 
 
-def empty_rows_like(source: TensorView, rows: int) -> tuple[Array, int]:
+def empty_rows_like(source: Array, rows: int) -> tuple[Array, int]:
     """Returns a new array with `rows` rows like the source's, and its address."""
-    result = np.empty((rows, *source.shape[1:]), source.owner.dtype)
+    result = np.empty((rows, *source.shape[1:]), source.dtype)
     return result, address_of(result)
 
 

@@ -78,7 +78,8 @@ enum {
 };
 enum {
   SRT_RESULT_UNTOUCHED = 1, /* absent on all ranks: the output was not written */
-  SRT_RESULT_LATE = 2 /* this rank was late: the result is that of the other ranks */
+  SRT_RESULT_LATE = 2, /* this rank was late: the result is that of the other ranks */
+  SRT_RESULT_OFFERED = 4 /* all-gather, all-to-all: the result is in the request's output */
 };
 
 typedef struct srt_error {

@@ -44,6 +44,49 @@ def allreduce_in_place(op: str) -> None:
             assert_same(mine, combined(all_values(shape, dtype), OPS[op]))
 
 
+@case(least=2)
+def calls_that_repeat_in_another_order() -> None:
+    """The descriptions that calls leave to those that repeat them differ in one argument each."""
+    size, rank = hvd.size(), hvd.rank()
+    alone = hvd.add_process_set([size - 1])
+    for step in range(3):
+        for shape in ((2,), (2, 1), (4,)):
+            for dtype in (np.float32, np.float64, np.int32):
+                mine = np.full(shape, rank + step, dtype)
+                everyone = [np.full(shape, other + step, dtype) for other in range(size)]
+                for op, expected in (
+                    (hvd.Sum, sum(everyone)),
+                    (hvd.Max, everyone[-1]),
+                    (hvd.Min, everyone[0]),
+                ):
+                    assert_same(hvd.allreduce(mine, op=op), expected)
+                    assert_same(hvd.allreduce(mine, op=op, name="named"), expected)
+                    for result in hvd.grouped_allreduce([mine, mine], op=op):
+                        assert_same(result, expected)
+                assert_same(hvd.allreduce(mine, op=hvd.Sum, postscale_factor=2), 2 * sum(everyone))
+                assert_same(hvd.allgather(mine), np.concatenate(everyone))
+                assert_same(
+                    hvd.allgather(mine[: rank + 1]),
+                    np.concatenate([part[: other + 1] for other, part in enumerate(everyone)]),
+                )
+                for root in range(size):
+                    assert_same(hvd.broadcast(mine, root), everyone[root])
+                    assert_same(hvd.broadcast_(mine.copy(), root), everyone[root])
+                if rank == size - 1:
+                    assert_same(hvd.allreduce(mine, op=hvd.Sum, process_set=alone), mine)
+                    assert_same(hvd.allgather(mine, process_set=alone), mine)
+        handles = [hvd.allgather_async(np.array([step, rank, index])) for index in range(5)]
+        for index, handle in enumerate(handles):
+            expected = np.array([[step, other, index] for other in range(size)]).ravel()
+            assert_same(hvd.synchronize(handle), expected)
+    for wrong in ([0], "0", 1.5):
+        with pytest.raises((TypeError, ValueError)):
+            hvd.broadcast(np.ones(2), wrong)
+    with pytest.raises(ValueError, match="has to be text"):
+        hvd.allgather(np.ones(2), name=["named"])
+    hvd.remove_process_set(alone)
+
+
 @case()
 def what_is_repeated_under_one_name() -> None:
     """Each call with the same name may pass another array, shape, dtype or operation."""

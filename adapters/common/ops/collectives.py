@@ -16,9 +16,9 @@ from sirtaki.bindings.default_context import current
 from sirtaki.bindings.request import ABSENT, Batch
 from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.deadlines import Deadline, Decided, with_deadline
-from sirtaki.common.ops.handles import Handle, Operation, pooled_batch, run, start
+from sirtaki.common.ops.handles import LARGEST_DESCRIBED, Handle, Operation, pooled_batch, run, start
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average, Call, op_of_average, reduction
+from sirtaki.common.ops.reduction import Average, Call, reduction
 from sirtaki.common.ops.requests import (
     ALLGATHER,
     ALLREDUCE,
@@ -31,7 +31,7 @@ from sirtaki.common.ops.requests import (
     SEND,
     Collective,
     CollectiveOptions,
-    Preparation,
+    Memory,
 )
 from sirtaki.common.ops.tensor import ArrayAdapter
 
@@ -56,18 +56,41 @@ class Collectives:
         self, context: Context, collective: Collective, tensor: Any, options: CollectiveOptions
     ) -> Operation[Any]:
         """Prepares an operation on a single array."""
-        batch = pooled_batch()
-        prepared = Preparation(self.adapter, context, batch, options)
-        call = Call(options.name, options.process_set.number(context))
-        keepalive, finish = collective.describe(prepared, tensor, call, 0)
-        return Operation(batch, keepalive, finish, self.adapter.streams)
+        adapter, number = self.adapter, options.process_set.number(context)
+        key, batch = self._described(context, collective, number, options, (tensor,))
+        if batch is None:
+            call = Call(options.name, number)
+            batch, (memory,) = self._describe(context, collective, (tensor,), options, (call,))
+            batch.key = key
+        else:
+            address = adapter.address_of(tensor)
+            result, target = collective.memory(adapter, tensor, address, batch.rows[0])
+            batch.set_buffers(0, address, target)
+            memory = Memory(tensor, tensor, result)
+
+        def finish(context: Context, batch: Batch) -> Any:
+            return collective.finish(adapter, context, batch, 0, memory)
+
+        return Operation(batch, memory, finish, adapter.streams)
 
     def group(
         self, context: Context, collective: Collective, tensors: Sequence[Any], options: CollectiveOptions
     ) -> Operation[list[Any]]:
         """Prepares operations that complete together."""
-        calls = ops.group_calls(context, collective.kind, options.name, options.process_set, len(tensors))
-        return self.named(context, collective, tensors, options, calls)
+        adapter, number = self.adapter, options.process_set.number(context)
+        key, batch = self._described(context, collective, number, options, tensors)
+        if batch is None:
+            calls = ops.group_calls(collective.kind, options.name, number, len(tensors))
+            operation = self.named(context, collective, tensors, options, calls)
+            operation.batch.key = key
+            return operation
+        memories = []
+        for index, tensor in enumerate(tensors):
+            address = adapter.address_of(tensor)
+            result, target = collective.memory(adapter, tensor, address, batch.rows[index])
+            batch.set_buffers(index, address, target)
+            memories.append(Memory(tensor, tensor, result))
+        return self._grouped(collective, batch, memories)
 
     def named(
         self,
@@ -78,18 +101,61 @@ class Collectives:
         calls: Sequence[Call],
     ) -> Operation[list[Any]]:
         """Prepares operations that each have a call of their own; the options' name and set are not used."""
-        batch = pooled_batch(len(tensors))
-        prepared, describe = Preparation(self.adapter, context, batch, options), collective.describe
-        parts = [
-            describe(prepared, tensor, call, index)
-            for index, (tensor, call) in enumerate(zip(tensors, calls, strict=True))
-        ]
-        return Operation(
-            batch,
-            [keepalive for keepalive, _ in parts],
-            lambda *ended: [finish(*ended) for _, finish in parts],
-            self.adapter.streams,
-        )
+        return self._grouped(collective, *self._describe(context, collective, tensors, options, calls))
+
+    def _grouped(
+        self, collective: Collective, batch: Batch, memories: Sequence[Memory]
+    ) -> Operation[list[Any]]:
+        adapter = self.adapter
+
+        def finish(context: Context, batch: Batch) -> list[Any]:
+            return [
+                collective.finish(adapter, context, batch, index, memory)
+                for index, memory in enumerate(memories)
+            ]
+
+        return Operation(batch, memories, finish, adapter.streams)
+
+    def _describe(
+        self,
+        context: Context,
+        collective: Collective,
+        tensors: Sequence[Any],
+        options: CollectiveOptions,
+        calls: Sequence[Call],
+    ) -> tuple[Batch, list[Memory]]:
+        """Describes requests in a batch, with their memory."""
+        adapter, batch, memories = self.adapter, pooled_batch(len(tensors)), []
+        for index, (tensor, call) in enumerate(zip(tensors, calls, strict=True)):
+            view = collective.view(adapter, tensor, call.name)
+            rows = collective.describe(context, batch, view, call, index, options)
+            result, target = collective.memory(adapter, view.owner, view.pointer, rows)
+            batch.set_buffers(index, view.pointer, target)
+            batch.rows[index] = rows
+            memories.append(Memory(tensor, view.owner, result))
+        return batch, memories
+
+    def _described(
+        self,
+        context: Context,
+        collective: Collective,
+        process_set: int,
+        options: CollectiveOptions,
+        tensors: Sequence[Any],
+    ) -> tuple[Hashable | None, Batch | None]:
+        """Returns the key of a call that a program repeats, and a batch that an earlier call has described.
+
+        The key is None for arrays whose memory needs a view, and in large groups. A batch from an earlier
+        call lacks only addresses, which takes a third of the time of a description.
+        """
+        if len(tensors) > LARGEST_DESCRIBED or not all(map(self.adapter.is_plain, tensors)):
+            return None, None
+        arrays = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
+        key = (collective, process_set, options.name, options[2:], arrays)
+        try:
+            return key, context.described_batches.pop(key, None)
+        except TypeError:  # an argument that is not hashable is a wrong argument: its description says so
+            return None, None
 
     def run(self, collective: Collective, tensor: Any, options: CollectiveOptions) -> Any:
         """Returns the result for a single array."""
@@ -117,14 +183,9 @@ class Collectives:
 class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
     """The public functions of a library, as methods. `asynchronous` makes the forms that do not wait.
 
-    Attributes:
-        repeats: whether a call that repeats an earlier one may use its description.
-
     `TensorLike` is the type of inputs, `Tensor` that of results, `Splits` that of the rows for each rank. All
     ranks of the process set must call the same functions.
     """
-
-    repeats = True
 
     def __init__(self, adapter: ArrayAdapter, module: str) -> None:
         super().__init__(adapter)
@@ -244,29 +305,11 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
     ) -> Tensor:
         """Works like `allreduce`, into the array itself, which is returned.
 
-        A call that repeats an earlier one costs less.
-
         Example:
             hvd.allreduce_(tensor, op=hvd.Sum, name="histogram")  # tensor holds the sum
         """
-        if average is not None:
-            op = op_of_average(average, op)
-        context, adapter = current(), self.adapter
-        array: Any = tensor
-        key: Any = None
-        if self.repeats and adapter.is_plain(array):
-            number = process_set.number(context)
-            key = (name, op, prescale_factor, postscale_factor, number, array.dtype, array.shape)
-            if _run_repeated(context, key, adapter.address_of(array), array):
-                return adapter.written(array, array)
-        options = CollectiveOptions(name, process_set, reduction(op, None, prescale_factor, postscale_factor))
-        result = self.run(ALLREDUCE_IN_PLACE, array, options)
-        if key is not None:
-            batch = Batch(1)
-            prepared = Preparation(adapter, context, batch, options)
-            ALLREDUCE_IN_PLACE.describe(prepared, array, Call(name, number), 0)
-            _cache_described(key, batch)
-        return result
+        how = reduction(op, average, prescale_factor, postscale_factor)
+        return self.run(ALLREDUCE_IN_PLACE, tensor, CollectiveOptions(name, process_set, how))
 
     def grouped_allreduce(
         self,
@@ -422,7 +465,8 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         Example:
             rows, counts = hvd.alltoall(tensor, splits=[1] * hvd.size())  # a row to and from each rank
         """
-        options = CollectiveOptions(name, process_set, splits=self.adapter.split_counts(splits))
+        counts = self.adapter.split_counts(splits)
+        options = CollectiveOptions(name, process_set, splits=None if counts is None else tuple(counts))
         return self.run(ALLTOALL, tensor, options)
 
     def broadcast(
@@ -547,7 +591,6 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
 class AsynchronousCollectives(ArrayCollectives[TensorLike, Tensor, Splits]):
     """The same methods, which return handles instead of waiting: `asynchronous` exports them."""
 
-    repeats = False
     run = Collectives.start
 
     def run_group(self, collective: Collective, tensors: Sequence[Any], options: CollectiveOptions) -> Any:
@@ -604,43 +647,3 @@ def with_absent(operation: Operation[list[Any]], absent: Container[int]) -> Oper
 
     operation.finish = finish
     return operation
-
-
-# ---- In-place operations on a single tensor that a program repeats, such as once per step --------------
-# Their requests are described once and kept; after that only the tensor's address is written into them. That
-# takes a third of the time that a new description and look-up would take.
-
-
-# Keyed by everything that distinguishes operations, the most recently used at the end. A batch is taken out
-# while it runs, so that no two threads use it; taking it out and putting it back are atomic.
-_cache: dict[Hashable, Batch] = {}
-_MAX_CACHED = 256  # about 1 KiB each
-
-
-def _run_repeated(context: Context, key: Hashable, address: int, tensor: Any) -> bool:
-    """Runs the operation that was kept under this key, on the tensor at this address.
-
-    Returns:
-        False if there is none, or if another thread is running it: then nothing has happened.
-
-    Raises:
-        HorovodInternalError: the operation failed.
-    """
-    batch = _cache.pop(key, None)
-    if batch is None:
-        return False
-    batch.set_buffers(0, address, address)
-    batch.keepalive[0] = tensor
-    context.run(batch)
-    context.release(batch)
-    batch.context = None
-    _cache[key] = batch
-    return True
-
-
-def _cache_described(key: Hashable, batch: Batch) -> None:
-    """Keeps the description of an operation that has just succeeded, for the calls that repeat it."""
-    while len(_cache) >= _MAX_CACHED:
-        for oldest in list(_cache)[:1]:  # an atomic copy: other threads change the cache meanwhile
-            _cache.pop(oldest, None)
-    _cache[key] = batch

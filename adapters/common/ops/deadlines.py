@@ -72,7 +72,7 @@ def with_deadline(
         raise ValueError("a deadline is for all ranks: leave out process_set")
     batch = pooled_batch()
     source = adapter.reducible_view(tensor, options.name)
-    result, target = adapter.empty_like(source)
+    result, target = adapter.empty_like(source.owner)
     describe(batch, core.ALLREDUCE, source, target, Call(options.name), how=options.reduction)
     batch.set_deadline(0, deadline.seconds, deadline.ranks(context.size))
 

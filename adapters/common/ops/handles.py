@@ -46,9 +46,12 @@ class Operation(Generic[T]):
     streams: Streams | None = None
 
 
-# Unused batches, by their number of requests. Taking one and returning it are atomic.
+# Unused batches, by their number of requests. Taking a batch and returning a batch are atomic. The context keeps
+# batches with their description, for calls that a program repeats, such as once per step.
 _pool: defaultdict[int, list[Batch]] = defaultdict(list)
 _MAX_POOLED_REQUESTS = 4096  # of one size; a process rarely has more in flight
+_MOST_DESCRIBED = 256  # batches
+LARGEST_DESCRIBED = 64  # requests of a batch that is kept with its description, of about 1 KiB each
 
 
 def pooled_batch(count: int = 1) -> Batch:
@@ -63,6 +66,14 @@ def _recycle(context: Context, batch: Batch) -> None:
     else:
         context.detach(batch)
     batch.context = None
+    if batch.key is not None:
+        described = context.described_batches
+        if described.setdefault(batch.key, batch) is batch:
+            if len(described) <= _MOST_DESCRIBED:
+                return
+            for oldest in list(described)[:1]:  # an atomic copy: other threads change it meanwhile
+                batch = described.pop(oldest, batch)
+        batch.key = None
     pool = _pool[batch.count]
     if len(pool) * batch.count < _MAX_POOLED_REQUESTS:
         pool.append(batch)

@@ -83,14 +83,14 @@ def reduction(
         ValueError: both are given, the operation does not exist, or `average` is no truth value.
     """
     if average is not None:
-        op = op_of_average(average, op, stacklevel=4)
+        op = _op_of_average(average, op)
     try:
         return _reduction(op, prescale, postscale)
     except TypeError:  # a factor or an operation that cannot be hashed, such as an array
         return _reduction.__wrapped__(op, prescale, postscale)
 
 
-def op_of_average(average: bool, op: int | None, stacklevel: int = 3) -> int:
+def _op_of_average(average: bool, op: int | None) -> int:
     """Returns the operation for Horovod's older argument `average`.
 
     Raises ValueError if `op` is given, too, or `average` is no truth value.
@@ -100,9 +100,7 @@ def op_of_average(average: bool, op: int | None, stacklevel: int = 3) -> int:
         raise ValueError(
             "give either op or average, not both; average is the older way to say op=Average or op=Sum"
         )
-    warnings.warn(
-        "average is deprecated: say op=Average or op=Sum", DeprecationWarning, stacklevel=stacklevel
-    )
+    warnings.warn("average is deprecated: say op=Average or op=Sum", DeprecationWarning, stacklevel=4)
     return Average if average else Sum
 
 
@@ -164,15 +162,9 @@ def numbered_name(context: Context, kind: str, process_set: int, library: str = 
     return f"unnamed {kind} {context.next_number(counter) % _NAMES_BEFORE_WRAP}"
 
 
-def group_calls(
-    context: Context, kind: str, name: str | None, process_set: ProcessSet, count: int
-) -> Sequence[Call]:
-    """Returns calls of `count` operations that complete together; the same name and count on all ranks."""
-    return _group_calls(kind, name, process_set.number(context), count)
-
-
 @lru_cache(maxsize=1024)
-def _group_calls(kind: str, name: str | None, process_set: int, count: int) -> tuple[Call, ...]:
+def group_calls(kind: str, name: str | None, process_set: int, count: int) -> tuple[Call, ...]:
+    """Returns calls of `count` operations that complete together; the same name and count on all ranks."""
     if name is None:  # the core numbers it
         return (Call(None, process_set, (0, count)),) * count
     digest = hashlib.blake2b(f"{kind}.{name}".encode(), digest_size=8).digest()

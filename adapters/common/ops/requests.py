@@ -1,13 +1,7 @@
-"""The collectives, each described once for the arrays of every library.
-
-A collective describes the request of one tensor in a batch, and returns the objects that must stay alive
-until it has ended, and the function that makes its result then.
-"""
+"""The collectives, each described once for the arrays of every library."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,8 +14,7 @@ from sirtaki.common.ops.reduction import NO_REDUCTION, Call, Reduction, describe
 from sirtaki.common.ops.tensor import ArrayAdapter, TensorView
 
 
-@dataclass(slots=True)
-class CollectiveOptions:
+class CollectiveOptions(NamedTuple):
     """The arguments of a collective besides its tensors, the same on all ranks.
 
     Attributes:
@@ -38,149 +31,207 @@ class CollectiveOptions:
     reduction: Reduction = NO_REDUCTION
     root: int = 0
     peer: int = 0
-    splits: Sequence[int] | None = None
+    splits: tuple[int, ...] | None = None
 
 
-@dataclass(slots=True)
-class Preparation:
-    """The batch with the requests of a call, and the call's adapter, context and options."""
+class Memory(NamedTuple):
+    """The memory of a tensor in a collective.
 
-    adapter: ArrayAdapter
-    context: Context
-    batch: Batch
-    options: CollectiveOptions
-
-
-Finish = Callable[[Context, Batch], Any]
-Describe = Callable[[Preparation, Any, Call, int], "tuple[Any, Finish]"]
-
-
-class Collective(NamedTuple):
-    """A collective: its kind, by which groups without a name are numbered, and its description."""
-
-    kind: str
-    describe: Describe
-
-
-def _into_new_array(kind: int) -> Describe:
-    """Returns a function that describes an all-reduce or a broadcast into a new array like its source."""
-    reduces = kind == core.ALLREDUCE
-
-    def describe_one(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-        adapter, options = prep.adapter, prep.options
-        source = adapter.reducible_view(tensor, call.name) if reduces else adapter.view(tensor, call.name)
-        result, target = adapter.empty_like(source)
-        describe(prep.batch, kind, source, target, call, index, how=options.reduction, root=options.root)
-        return (source, result), lambda *_: adapter.wrapped(result)
-
-    return describe_one
-
-
-def _in_place(kind: int) -> Describe:
-    """Describes an all-reduce or a broadcast that overwrites its array."""
-    reduces = kind == core.ALLREDUCE
-
-    def describe_one(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-        adapter, options = prep.adapter, prep.options
-        view = adapter.writable_view(tensor, call.name, reduces)
-        describe(prep.batch, kind, view, view.pointer, call, index, how=options.reduction, root=options.root)
-        return view, lambda *_: adapter.written(tensor, view.owner)
-
-    return describe_one
-
-
-def _reducescatter(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = prep.adapter
-    source = adapter.row_major_view(tensor, call.name)
-    rows = prep.context.own_rows(call.process_set, source.shape[0]) if source.shape else 0
-    result, target = adapter.empty_rows_like(source, rows)
-    describe(prep.batch, core.REDUCESCATTER, source, target, call, index, how=prep.options.reduction)
-    return (source, result), lambda *_: adapter.wrapped(result)
-
-
-def _allgather(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    source = prep.adapter.row_major_view(tensor, call.name)
-    members = len(prep.context.members(call.process_set)) if source.device != core.CPU else 0
-    rows = (source.shape[0] if source.shape else 1) * members
-    return _with_own_result(prep, source, call, index, core.ALLGATHER, rows)
-
-
-def _with_own_result(
-    prep: Preparation, source: TensorView, call: Call, index: int, kind: int, offered_rows: int
-) -> tuple[Any, Finish]:
-    """Describes a request with a result of any number of rows, which the core allocates.
-
-    For a GPU, memory for a number of rows is offered, if not 0: the framework has reserved nearly all of it,
-    and a result of the core has to be copied.
+    Attributes:
+        tensor: the caller's.
+        source: the array that is sent: the tensor itself, or its copy.
+        result: the array of the result; None: it is the source, or the core allocates it.
     """
-    adapter = prep.adapter
-    result, target = adapter.empty_rows_like(source, offered_rows) if offered_rows else (None, 0)
-    describe(prep.batch, kind, source, target, call, index)
-    if offered_rows:
-        row = prod(source.shape[1:]) * dtypes()[source.dtype].size
-        prep.batch.offer_memory(index, offered_rows * row)
 
-    def finish(context: Context, batch: Batch) -> Any:
-        if offered_rows and context.is_in_place(batch, index):
-            return adapter.wrapped(result)
+    tensor: Any
+    source: Any
+    result: Any
+
+
+class Collective:
+    """A collective with a new array like its source as its result; subclasses have other results.
+
+    Attributes:
+        kind: the word by which groups with a name are told apart.
+        code: the core's code.
+        reduces: whether it combines elements.
+    """
+
+    def __init__(self, kind: str, code: int) -> None:
+        self.kind, self.code = kind, code
+        self.reduces = code in (core.ALLREDUCE, core.REDUCESCATTER)
+
+    def view(self, adapter: ArrayAdapter, tensor: Any, name: str | None) -> TensorView:
+        """Returns the memory that is sent. Raises the errors of the adapter's views."""
+        return adapter.reducible_view(tensor, name) if self.reduces else adapter.view(tensor, name)
+
+    def describe(
+        self,
+        context: Context,
+        batch: Batch,
+        view: TensorView,
+        call: Call,
+        index: int,
+        options: CollectiveOptions,
+    ) -> int:
+        """Describes request `index`. Returns the number of rows of the result, if it is an array of rows."""
+        root, destination = self._ends(context, options)
+        describe(
+            batch,
+            self.code,
+            view,
+            0,
+            call,
+            index,
+            how=options.reduction if self.reduces else NO_REDUCTION,
+            root=root,
+            destination=destination,
+            splits=options.splits,
+        )
+        return self._rows(context, view, call)
+
+    def memory(self, adapter: ArrayAdapter, source: Any, address: int, rows: int) -> tuple[Any, int]:
+        """Returns the array of the result, and its address."""
+        return adapter.empty_like(source)
+
+    def finish(
+        self, adapter: ArrayAdapter, context: Context, batch: Batch, index: int, memory: Memory
+    ) -> Any:
+        """Returns the result of request `index`, which has ended successfully."""
+        return adapter.wrapped(memory.result)
+
+    def _ends(self, context: Context, options: CollectiveOptions) -> tuple[int, int]:
+        """Returns the ranks of the world that send and receive, of a request that has them."""
+        return options.root, 0
+
+    def _rows(self, context: Context, view: TensorView, call: Call) -> int:
+        return 0
+
+
+class _InPlace(Collective):
+    """A collective that overwrites its array."""
+
+    def view(self, adapter: ArrayAdapter, tensor: Any, name: str | None) -> TensorView:
+        return adapter.writable_view(tensor, name, self.reduces)
+
+    def memory(self, adapter: ArrayAdapter, source: Any, address: int, rows: int) -> tuple[Any, int]:
+        return None, address
+
+    def finish(
+        self, adapter: ArrayAdapter, context: Context, batch: Batch, index: int, memory: Memory
+    ) -> Any:
+        return adapter.written(memory.tensor, memory.source)
+
+
+class _ReduceScatter(Collective):
+    """A reduce-scatter: its result is this rank's rows."""
+
+    def view(self, adapter: ArrayAdapter, tensor: Any, name: str | None) -> TensorView:
+        return adapter.row_major_view(tensor, name)
+
+    def memory(self, adapter: ArrayAdapter, source: Any, address: int, rows: int) -> tuple[Any, int]:
+        return adapter.empty_rows_like(source, rows)
+
+    def _rows(self, context: Context, view: TensorView, call: Call) -> int:
+        return context.own_rows(call.process_set, view.shape[0]) if view.shape else 0
+
+
+class _Gathering(Collective):
+    """A collective with a result of any number of rows.
+
+    The rows that it has if all ranks pass equally many are offered as memory; otherwise the core allocates
+    the result, which costs more, and on a GPU has to be copied.
+    """
+
+    def view(self, adapter: ArrayAdapter, tensor: Any, name: str | None) -> TensorView:
+        return adapter.row_major_view(tensor, name)
+
+    def describe(
+        self,
+        context: Context,
+        batch: Batch,
+        view: TensorView,
+        call: Call,
+        index: int,
+        options: CollectiveOptions,
+    ) -> int:
+        rows = super().describe(context, batch, view, call, index, options)
+        row_bytes = prod(view.shape[1:]) * dtypes()[view.dtype].size
+        if options.splits is not None or not row_bytes:
+            rows = 0
+        batch.offer_memory(index, rows * row_bytes)
+        return rows
+
+    def memory(self, adapter: ArrayAdapter, source: Any, address: int, rows: int) -> tuple[Any, int]:
+        return adapter.empty_rows_like(source, rows) if rows else (None, 0)
+
+    def finish(
+        self, adapter: ArrayAdapter, context: Context, batch: Batch, index: int, memory: Memory
+    ) -> Any:
+        if memory.result is not None and context.is_in_place(batch, index):
+            return adapter.wrapped(memory.result)
         return adapter.from_output(context, batch, index)
 
-    return (source, result), finish
+    def _rows(self, context: Context, view: TensorView, call: Call) -> int:
+        if not view.shape:
+            return 0
+        return view.shape[0] * (len(context.members(call.process_set)) if self.code == core.ALLGATHER else 1)
 
 
-def _alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    """Describes an all-to-all; with splits, its result is a pair: the rows, and their counts as an array."""
-    if prep.options.splits is not None:
-        source, finish_both = _counted_alltoall(prep, tensor, call, index)
+class _CountedAllToAll(_Gathering):
+    """An all-to-all with a pair as its result: the rows, and a list of the rows from each rank."""
 
-        def finish(context: Context, batch: Batch) -> tuple[Any, Any]:
-            result, received = finish_both(context, batch)
-            return result, prep.adapter.from_counts(received)
-
-        return source, finish
-    source = prep.adapter.row_major_view(tensor, call.name)
-    rows = source.shape[0] if source.shape and source.device != core.CPU else 0
-    return _with_own_result(prep, source, call, index, core.ALLTOALL, rows)
-
-
-def _counted_alltoall(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    """Describes an all-to-all with a pair as its result: the rows, and the number of rows from each rank."""
-    adapter = prep.adapter
-    source = adapter.row_major_view(tensor, call.name)
-    describe(prep.batch, core.ALLTOALL, source, 0, call, index, splits=prep.options.splits)
-
-    def finish(context: Context, batch: Batch) -> tuple[Any, list[int]]:
+    def finish(
+        self, adapter: ArrayAdapter, context: Context, batch: Batch, index: int, memory: Memory
+    ) -> Any:
         received = context.received_splits(batch, index)
-        return adapter.from_output(context, batch, index), received
-
-    return source, finish
+        return super().finish(adapter, context, batch, index, memory), received
 
 
-def _send(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    source = prep.adapter.view(tensor, call.name)
-    own, peer = prep.context.rank, prep.options.peer
-    describe(prep.batch, core.SEND, source, source.pointer, call, index, root=own, destination=peer)
-    return source, lambda *_: tensor
+class _AllToAll(_CountedAllToAll):
+    """An all-to-all; with splits, its result is a pair: the rows, and their counts as an array."""
+
+    def finish(
+        self, adapter: ArrayAdapter, context: Context, batch: Batch, index: int, memory: Memory
+    ) -> Any:
+        if batch.requests[index].split_count == 0:
+            return _Gathering.finish(self, adapter, context, batch, index, memory)
+        result, received = super().finish(adapter, context, batch, index, memory)
+        return result, adapter.from_counts(received)
 
 
-def _receive(prep: Preparation, tensor: Any, call: Call, index: int) -> tuple[Any, Finish]:
-    adapter = prep.adapter
-    target = adapter.writable_view(tensor, call.name)
-    own, peer = prep.context.rank, prep.options.peer
-    describe(prep.batch, core.SEND, target, target.pointer, call, index, root=peer, destination=own)
-    return target, lambda *_: adapter.written(tensor, target.owner)
+class _Send(Collective):
+    """A message to a peer; the result is the tensor."""
+
+    def memory(self, adapter: ArrayAdapter, source: Any, address: int, rows: int) -> tuple[Any, int]:
+        return None, address
+
+    def finish(
+        self, adapter: ArrayAdapter, context: Context, batch: Batch, index: int, memory: Memory
+    ) -> Any:
+        return memory.tensor
+
+    def _ends(self, context: Context, options: CollectiveOptions) -> tuple[int, int]:
+        return context.rank, options.peer
 
 
-ALLREDUCE = Collective("allreduce", _into_new_array(core.ALLREDUCE))
-ALLREDUCE_IN_PLACE = Collective("allreduce", _in_place(core.ALLREDUCE))
-REDUCESCATTER = Collective("reducescatter", _reducescatter)
-ALLGATHER = Collective("allgather", _allgather)
-ALLTOALL = Collective("alltoall", _alltoall)
-COUNTED_ALLTOALL = Collective("alltoall", _counted_alltoall)
-BROADCAST = Collective("broadcast", _into_new_array(core.BROADCAST))
-BROADCAST_IN_PLACE = Collective("broadcast", _in_place(core.BROADCAST))
-SEND = Collective("send", _send)
-RECEIVE = Collective("recv", _receive)
+class _Receive(_InPlace):
+    """A message from a peer, which overwrites the array."""
+
+    def _ends(self, context: Context, options: CollectiveOptions) -> tuple[int, int]:
+        return options.peer, context.rank
+
+
+ALLREDUCE = Collective("allreduce", core.ALLREDUCE)
+ALLREDUCE_IN_PLACE = _InPlace("allreduce", core.ALLREDUCE)
+REDUCESCATTER = _ReduceScatter("reducescatter", core.REDUCESCATTER)
+ALLGATHER = _Gathering("allgather", core.ALLGATHER)
+ALLTOALL = _AllToAll("alltoall", core.ALLTOALL)
+COUNTED_ALLTOALL = _CountedAllToAll("alltoall", core.ALLTOALL)
+BROADCAST = Collective("broadcast", core.BROADCAST)
+BROADCAST_IN_PLACE = _InPlace("broadcast", core.BROADCAST)
+SEND = _Send("send", core.SEND)
+RECEIVE = _Receive("recv", core.SEND)
 
 # The collectives that return new arrays, by the core's codes.
 BY_KIND = {

@@ -90,11 +90,11 @@ class ArrayAdapter(Protocol):
         """
         ...
 
-    def empty_like(self, source: TensorView, /) -> tuple[Any, int]:
+    def empty_like(self, source: Any, /) -> tuple[Any, int]:
         """Returns memory for an array of the same shape, order and dtype, and its address."""
         ...
 
-    def empty_rows_like(self, source: TensorView, rows: int, /) -> tuple[Any, int]:
+    def empty_rows_like(self, source: Any, rows: int, /) -> tuple[Any, int]:
         """Returns memory for an array with `rows` rows like the source's, and its address."""
         ...
 

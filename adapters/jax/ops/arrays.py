@@ -39,14 +39,14 @@ def writable_view(tensor: Any, name: str | None = None, reduces: bool = False) -
     raise TypeError("arrays of JAX cannot be overwritten; use the result of the operation")
 
 
-def empty_like(source: TensorView) -> tuple[Any, int]:
+def empty_like(source: Any) -> tuple[Any, int]:
     """Returns memory for an array of the same shape, and its address."""
-    return _empty(source.shape, source.owner.dtype)
+    return _empty(source.shape, source.dtype)
 
 
-def empty_rows_like(source: TensorView, rows: int) -> tuple[Any, int]:
+def empty_rows_like(source: Any, rows: int) -> tuple[Any, int]:
     """Returns memory for an array with `rows` rows like the source's, and its address."""
-    return _empty((rows, *source.shape[1:]), source.owner.dtype)
+    return _empty((rows, *source.shape[1:]), source.dtype)
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> tuple[Any, int]:

@@ -346,7 +346,9 @@ def _is_of_all_rows(call: _Call) -> bool:
         mark = mark_of(tensor)
         if mark is None or mark.part is None:
             continue
-        sizes = zip(tensor.shape, mark.part.shape, strict=False)  # [..., rows × elements of a row, ...]
+        sizes = zip(
+            tensor.shape, mark.part.shape, strict=False
+        )  # of which one counts rows, or elements of rows
         if mark.is_ragged or any(
             size * share.count == part * share.total and size % share.total == 0 for size, part in sizes
         ):

@@ -298,7 +298,8 @@ def alltoall(
     if _is_recorded(tensor):
         refuse_derivative()
         return _AllToAll.apply(scope, splits, tensor)
-    options = CollectiveOptions(scope.name, scope.process_set, splits=splits)
+    counts = None if splits is None else tuple(splits)
+    options = CollectiveOptions(scope.name, scope.process_set, splits=counts)
     return run(scope.context, COLLECTIVES.single(scope.context, COUNTED_ALLTOALL, tensor, options))
 
 

@@ -171,16 +171,15 @@ def refuse_shared_gradients(gradients: Iterable[tuple[str, Tensor]]) -> None:
         ends, last = tensor.data_ptr() + tensor.numel() * tensor.element_size(), name
 
 
-def empty_like(source: TensorView) -> tuple[Tensor, int]:
+def empty_like(source: Tensor) -> tuple[Tensor, int]:
     """Returns a new tensor of the same shape and order, and its address."""
-    result = torch.empty_like(source.owner, requires_grad=False)
+    result = torch.empty_like(source, requires_grad=False)
     return result, result.data_ptr()
 
 
-def empty_rows_like(source: TensorView, rows: int) -> tuple[Tensor, int]:
+def empty_rows_like(source: Tensor, rows: int) -> tuple[Tensor, int]:
     """Returns a new tensor with `rows` rows like the source's, and its address."""
-    owner = source.owner
-    result = torch.empty((rows, *source.shape[1:]), dtype=owner.dtype, device=owner.device)
+    result = torch.empty((rows, *source.shape[1:]), dtype=source.dtype, device=source.device)
     return result, result.data_ptr()
 
 

@@ -271,6 +271,7 @@ void Execution::finish(const Record& record, const Way& way, uint32_t result, Na
     for (Ticket ticket : record.tickets) {
       if (HandleEntry* entry = state->handles.open_entry(ticket)) {
         entry->result = record.is_late ? uint32_t{SRT_RESULT_LATE} : result;
+        if (entry->offered && entry->output == entry->offered) entry->result |= SRT_RESULT_OFFERED;
         entry->contributors = record.contributors;
         entry->backend = way.backend;
         observer.transferred(entry->record, record.times);
