@@ -639,6 +639,7 @@ def with_absent(operation: Operation[list[Any]], absent: Container[int]) -> Oper
     for index in indices:
         batch.set_buffers(index, 0, batch.requests[index].output)
         batch.set_flags(index, ABSENT)
+    batch.key = None  # flags are no part of a key
 
     def finish(context: Context, batch: Batch) -> list[Any]:
         untouched = {index for index in indices if context.untouched(batch, index)}
