@@ -21,7 +21,7 @@ from sirtaki.torch import device
 from sirtaki.torch.consistency import note_gradients, round_checks
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import reducible_view
-from sirtaki.torch.training.parameters import exchanged
+from sirtaki.torch.training.parameters import NamedParameter, all_named
 from sirtaki.torch.training.stage import ExchangeOptions
 from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer, wrap
 
@@ -41,7 +41,7 @@ class AdasumOptimizer(SeparateOptimizer):
 
     def _begin(self, exchange_options: ExchangeOptions) -> None:
         self._exchange_options, self._previous_values = exchange_options, []
-        found = exchanged(self, self._names, None, "")
+        found = [NamedParameter(name, parameter) for name, parameter in all_named(self, self._names)]
         self._checks = round_checks(exchange_options.scope, found, self, has_same_state=False)
 
     def move_to(self, context: Context) -> None:
@@ -54,10 +54,10 @@ class AdasumOptimizer(SeparateOptimizer):
         if self._scope.has_no_peers:
             return
         if self._checks.wants_gradients:
-            gradients = [entry.parameter.grad for entry in exchanged(self, {}, None, "")]
+            gradients = [parameter.grad for parameter in self._parameters()]
             note_gradients(self._checks, range(len(gradients)), gradients)
         self._checks.start()
-        self._previous_values = [parameter.clone() for parameter in self._parameters()]
+        self._previous_values = [parameter.detach().clone() for parameter in self._parameters()]
 
     @torch.no_grad()
     def _after_own_step(self, args: Any, kwargs: Any) -> None:
@@ -86,7 +86,7 @@ class AdasumOptimizer(SeparateOptimizer):
         raise ValueError("with op=Adasum the ranks meet in step(), so there is nothing to skip")
 
     def _parameters(self) -> list[Tensor]:
-        return [entry.parameter.detach() for entry in exchanged(self, {}, None, "")]
+        return [parameter for _, parameter in all_named(self, {})]
 
 
 def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: dict[Tensor, str]) -> Any:
@@ -95,7 +95,7 @@ def with_adasum(optimizer: Optimizer, exchange_options: ExchangeOptions, names: 
     Raises:
         ValueError: a parameter cannot be exchanged.
     """
-    for name, parameter, _ in exchanged(optimizer, names, None, ""):
+    for name, parameter in all_named(optimizer, names):
         reducible_view(parameter, name)
     wrapped = wrap(optimizer, AdasumOptimizer)
     wrapped._names = names

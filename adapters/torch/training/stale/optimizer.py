@@ -13,7 +13,7 @@ from sirtaki.common.training import checksums
 from sirtaki.torch.consistency import check_parameters, plain_options_of
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import reducible_view
-from sirtaki.torch.training.parameters import exchanged, kept_gradients
+from sirtaki.torch.training.parameters import all_named, kept_gradients
 from sirtaki.torch.training.stage import ExchangeOptions
 from sirtaki.torch.training.stale.arguments import refuse_model
 from sirtaki.torch.training.stale.clock import GlobalBatchClock
@@ -168,7 +168,7 @@ def with_staleness(
     Raises:
         ValueError: an optimizer or a parameter that cannot train this way.
     """
-    found = {name: parameter for name, parameter, _ in exchanged(optimizer, names, None, "")}
+    found = dict(all_named(optimizer, names))
     for name, parameter in found.items():
         reducible_view(parameter, name)
     refuse_model(optimizer, found.items())
