@@ -84,6 +84,7 @@ def round_checks(
     *,
     has_same_state: bool = True,
     checks_data: bool = True,
+    is_repeated: bool = True,
     first_check: int = 2,
     loss_scale: LossScale | None = None,
     marks: int = 0,
@@ -91,6 +92,7 @@ def round_checks(
     """Comparisons beside each exchange of this optimizer's gradients, its state included.
 
     With `checks_data`, also of the gradients that each rank has computed, which should not be equal.
+    Unless `is_repeated`, only in the first round, which then is the only one that waits for all ranks.
     With `loss_scale`, also of the scaler, where it is known.
     Parameters are compared for the first time in the round `first_check`, counted from 1.
     The operation carries `marks`: see `RoundChecks`.
@@ -99,6 +101,8 @@ def round_checks(
     prefix = f"{scope.name}."
     parameters = [(entry.name.removeprefix(prefix), entry.parameter) for entry in named]
     kind = RoundChecks if checks_data else _ChecksOfParameters
+    if not is_repeated:
+        kind = _ChecksOfFirstRound
     compared = TorchOptimizer(here, parameters, optimizer, has_same_state)
     return kind(_scope(here, _BROADCAST_BOTH), compared, first_check, loss_scale, marks)
 
@@ -109,6 +113,14 @@ class _ChecksOfParameters(RoundChecks):
     @property
     def wants_gradients(self) -> bool:
         return False
+
+
+class _ChecksOfFirstRound(_ChecksOfParameters):
+    """Round checks that end with the first round."""
+
+    def start(self) -> None:
+        if self._round == 0 and self._interval != 0:
+            super().start()
 
 
 def note_gradients(checks: RoundChecks, indices: Iterable[int], gradients: Iterable[Tensor | None]) -> None:

@@ -213,7 +213,7 @@ def _check_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
             "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
         )
     exchange = getattr(optimizer, "_exchange_options", None)
-    if exchange is None:  # of averages of parameters, or with a deadline
+    if exchange is None or exchange.deadline is not None:  # None: of averages of parameters
         raise ValueError(
             f"this {type(optimizer).__name__} does not combine the gradients of each step of all ranks, so "
             "inside @hvd.consistent its steps are not those of one device: use hvd.DistributedOptimizer "

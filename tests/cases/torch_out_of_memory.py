@@ -148,6 +148,7 @@ def what_cannot_be_skipped() -> None:
         sgd(network()),
         distributed(network(), compression=hvd.Compression.powersgd()),
         distributed(network(), overlap_forward=True),
+        distributed(network(), deadline=60.0),
         distributed(network(), shard="state"),
         distributed(network(), op=hvd.Adasum),
     ):

@@ -19,6 +19,7 @@ import sirtaki.torch as hvd
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
+from sirtaki.common.ops.handles import Handle
 from sirtaki.common.training.shares import Share, using
 
 PATIENCE = 60.0
@@ -196,6 +197,76 @@ def test_parameters_that_no_pass_touches_keep_no_gradient() -> None:
     assert touched.tolist() == [-2.5, -2.5]
 
 
+@in_world(2)
+def test_all_passes_before_a_step_add_up() -> None:
+    models = [network(), network()]
+    plain = hvd.DistributedOptimizer(sgd(models[0]), backward_passes_per_step=3)
+    timely = hvd.DistributedOptimizer(sgd(models[1]), backward_passes_per_step=2, **ALL)
+    for step in range(2):
+        for model, optimizer in zip(models, (plain, timely), strict=True):
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                backward(model, hvd.rank(), 3 * step)
+            backward(model, hvd.rank(), 3 * step + 1)
+            backward(model, hvd.rank(), 3 * step + 2)
+            optimizer.step()
+        torch.testing.assert_close(parameters_of(models[0]), parameters_of(models[1]), **CLOSE)
+        timely.set_backward_passes_per_step(1)
+
+
+@in_world(2)
+def test_a_round_follows_new_passes_only() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Sum, **ALL)
+    weight.sum().backward()
+    optimizer.synchronize()
+    optimizer.synchronize()
+    optimizer.step()
+    assert weight.item() == -2
+    weight.sum().backward()
+    with pytest.raises(ValueError, match="already been combined"):
+        optimizer.step()
+
+
+@in_world(2)
+def test_a_pass_after_synchronize_is_exchanged() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), **ALL)
+    weight.sum().backward()
+    optimizer.synchronize()
+    (weight.sum() * 2 * hvd.rank()).backward()
+    optimizer.step()
+    assert weight.item() == -2
+
+
+def test_an_interrupted_step_goes_on_with_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, interrupted = Handle.wait, []
+
+    def wait_or_interrupt(handle: Handle[Any]) -> Any:
+        if hvd.rank() == 1 and not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        return wait(handle)
+
+    def body() -> Tensor:
+        model = network()
+        optimizer = hvd.DistributedOptimizer(sgd(model), **ALL)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model, hvd.rank(), step)
+            try:
+                optimizer.step()
+            except KeyboardInterrupt:
+                optimizer.step()
+        return parameters_of(model)
+
+    with world(2) as ranks:
+        expected, _ = ranks.run(body)
+        monkeypatch.setattr(Handle, "wait", wait_or_interrupt)
+        assert all(torch.equal(found, expected) for found in ranks.run(body))
+    assert interrupted
+
+
 def _double_and_single() -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.float64))]
 
@@ -262,6 +333,15 @@ def test_ranks_that_begin_with_other_parameters_are_told() -> None:
     optimizer = hvd.DistributedOptimizer(sgd(model), **ALL)
     backward(model, hvd.rank(), 0)
     with pytest.raises(ParametersDifferError):
+        optimizer.step()
+
+
+@in_world(2)
+def test_ranks_that_begin_with_other_learning_rates_are_told() -> None:
+    model = network()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1 + hvd.rank()), **ALL)
+    backward(model, hvd.rank(), 0)
+    with pytest.raises(ParametersDifferError, match="lr"):
         optimizer.step()
 
 

@@ -35,6 +35,7 @@ from sirtaki.torch.training.overlapped.flight import Flight
 from sirtaki.torch.training.parameters import NamedParameter, store_gradient
 from sirtaki.torch.training.sharded.exchange import ScatteredGradients
 from sirtaki.torch.training.stage import ExchangeOptions, Gradients, Stage
+from sirtaki.torch.training.timely.exchange import TimelyGradients
 
 _LEAST_PRIORITY = -(1 << 30)  # the core negotiates requests with a priority above 0 in parts
 
@@ -281,6 +282,8 @@ class GradientExchange(Gradients):
 
 def _stages_of(options: ExchangeOptions, named: Sequence[NamedParameter]) -> list[Stage]:
     """Returns the stage of gradients that are not simply all-reduced, if there is any."""
+    if options.deadline is not None:
+        return [TimelyGradients(options.deadline, options, named)]
     if not named:
         return []
     if options.partition is not None:

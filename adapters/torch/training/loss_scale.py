@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sirtaki.common.training.checksums import checksum_of_text
 from sirtaki.torch._private import loaded_state, unscale_gradients
@@ -109,16 +110,21 @@ class ResidualScale(_ScalerReference):
         self.attach(scaler)
         self.value = None if scaler is None else scaler.get_scale()
 
-    def follow(self) -> None:
-        """Notes that other gradients are kept, which have the scaler's present scale."""
-        if self._reference is not None:
-            self.note(self.scaler)
-
-    def to_present(self) -> float:
-        """Returns the factor that brings kept gradients to the present scale of losses."""
+    def follow(self, kept: Iterable[Tensor]) -> None:
+        """Brings kept gradients to the present scale of losses. A power of two, as usual, loses no bit."""
         scaler = self.scaler
-        return 1.0 if scaler is None or self.value is None else float(scaler.get_scale() / self.value)
+        if scaler is not None and self.value is not None:
+            present = scaler.get_scale()
+            _multiply(kept, present / self.value)
+            self.value = present
 
-    def to_unscaled(self) -> float:
-        """Returns the factor that takes the scale away from kept gradients."""
-        return 1.0 if self.value is None else 1.0 / self.value
+    def remove(self, kept: Iterable[Tensor]) -> None:
+        """Removes the scale from kept gradients: losses are not scaled any more."""
+        if self.value is not None:
+            _multiply(kept, 1.0 / self.value)
+        self.note(None)
+
+
+def _multiply(tensors: Iterable[Tensor], factor: float) -> None:
+    for tensor in tensors if factor != 1.0 else ():
+        tensor.mul_(factor)

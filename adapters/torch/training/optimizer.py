@@ -15,7 +15,6 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
 from sirtaki.bindings.observing.step_counters import Stepper
-from sirtaki.common.ops.deadlines import Deadline
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Adasum, Average, Reduction, Sum, gradient_reduction
 from sirtaki.common.ops.requests import ALLREDUCE
@@ -33,7 +32,6 @@ from sirtaki.torch.plain_optimizers import IdleSteps
 from sirtaki.torch.replay import Replay, refuse_replay, replay_of
 from sirtaki.torch.training.adasum import with_adasum
 from sirtaki.torch.training.compressed.state import CompressionState, plain_and_memory
-from sirtaki.torch.training.deadlines import LateRule, with_deadline
 from sirtaki.torch.training.loss_scale import LossScale, calling_scaler
 from sirtaki.torch.training.optimizer_state import parameters_of
 from sirtaki.torch.training.other_reducers import refuse_other_reducers
@@ -43,9 +41,10 @@ from sirtaki.torch.training.reducer import GradientReducer, Nesting, least_early
 from sirtaki.torch.training.sharded.kinds import GRADIENTS, check_shard
 from sirtaki.torch.training.sharded.optimizer import Sharded, partition_for
 from sirtaki.torch.training.sharded.slices import Partition
-from sirtaki.torch.training.stage import ExchangeOptions
+from sirtaki.torch.training.stage import ExchangeOptions, StepDeadline
 from sirtaki.torch.training.stale.arguments import check_staleness
 from sirtaki.torch.training.stale.optimizer import with_staleness
+from sirtaki.torch.training.timely.optimizer import Timely, refuse_parameters_with_deadline
 from sirtaki.torch.training.wrapping import (
     ListedParameters,
     Optimizer,
@@ -184,11 +183,10 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     options.refuse_model(optimizer, named)
     partition = partition_for(optimizer, scope) if shard is not None else None
     slices = partition if shard == GRADIENTS else None
+    limit = None if deadline is None else StepDeadline(deadline, quorum, late)
     exchange_options = ExchangeOptions(
-        scope, how, plain, sparse_as_dense, memory, slices, overlap_forward, gradients_in_shared_memory
+        scope, how, plain, sparse_as_dense, memory, slices, overlap_forward, gradients_in_shared_memory, limit
     )
-    if deadline is not None:
-        return with_deadline(optimizer, names, context, LateRule(Deadline(deadline, quorum), late), op)
     if staleness:
         return with_staleness(optimizer, exchange_options, names, staleness)
     if op == Adasum:
@@ -381,6 +379,10 @@ class _OverlappedDistributed(Overlapped, _Distributed):
     """A distributed optimizer that updates each parameter when it is next used."""
 
 
+class _TimelyDistributed(Timely, _Distributed):
+    """A distributed optimizer that does not wait for ranks that are late."""
+
+
 class _ShardedDistributed(Sharded, _Distributed):
     """A distributed optimizer that updates only this rank's slices."""
 
@@ -401,15 +403,19 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
     """Makes an optimizer exchange its gradients before it steps; returns it."""
     scope = settings.exchange_options.scope
     reducer = settings.reducer(optimizer)
-    kind = _ShardedDistributed if partition is not None else _Distributed
     overlaps = settings.exchange_options.overlaps_forward
+    is_timely = settings.exchange_options.deadline is not None
+    kind = _ShardedDistributed if partition is not None else _Distributed
+    if is_timely:
+        kind = _TimelyDistributed
+        settings.no_sync.depth += 1  # for good: gradients are exchanged in `step()`
     distributed = wrap(optimizer, _OverlappedDistributed if overlaps else kind)
     distributed._adopt(settings, reducer)
     if partition is None and not overlaps:
         distributed._idle_steps = IdleSteps()
     if partition is not None:
         distributed._adopt_slices(partition, settings.names)
-    if scope.process_set is global_process_set:
+    if scope.process_set is global_process_set and not is_timely:
         distributed._stepper = settings.stepper(distributed)
     distributed._register(scope.context)
     return distributed
@@ -461,12 +467,14 @@ class ReducerSettings:
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
         if any(view.device >= 0 for view in views):
             warn_if_crowded(scope.context.topology)
-        first = 2 if self.shard is None else 1  # the first step makes different parameters equal
+        waits = self.exchange_options.deadline is None  # for all ranks, in each round
+        first = 2 if self.shard is None and waits else 1  # the first step makes different parameters equal
         checks = round_checks(
             scope,
             found,
             optimizer,
             checks_data=self.checks_data,
+            is_repeated=waits,
             first_check=first,
             loss_scale=self.loss_scale,
             marks=len(found) + 2,  # dimensions of sparse gradients, a rank that skips, one that continues
@@ -488,11 +496,10 @@ class ReducerSettings:
 
         News are the numbers and marks of `RoundChecks`.
         """
-        scope = self.exchange_options.scope
-        found = [entry.parameter for entry in exchanged(optimizer, self.names, self.groups, f"{scope.name}.")]
-        size = sum(tensor.numel() * tensor.element_size() for tensor in found)
+        found = [parameter for _, parameter in all_named(optimizer, self.names)]
+        size = sum(parameter.nbytes for parameter in found)
         return Stepper(
-            str(scope.name),
+            str(self.exchange_options.scope.name),
             hands_over=True,
             operations=len(found) + 1 if self.shard is None else 0,
             bytes=size + _NEWS_BYTES * (len(found) + 1),
@@ -557,6 +564,8 @@ class TrainingOptions:
         """Raises ValueError for an optimizer, or parameters, that an argument is not for."""
         if self.overlap_forward:
             refuse_model_with_overlap(optimizer, named)
+        if self.deadline is not None:
+            refuse_parameters_with_deadline(named)
 
     def refuse_combinations(self, context: Context) -> None:
         """Raises ValueError for arguments that exclude each other, or that the job has no place for."""

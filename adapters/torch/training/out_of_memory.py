@@ -14,6 +14,7 @@ from sirtaki.common.hints import hint
 from sirtaki.torch.training.optimizer import _Distributed
 from sirtaki.torch.training.overlapped.optimizer import Overlapped
 from sirtaki.torch.training.sharded.optimizer import Sharded
+from sirtaki.torch.training.timely.optimizer import Timely
 
 _OF_THE_CPU = ("can't allocate memory", "not enough memory")  # in torch's RuntimeError
 _LATE = (
@@ -93,7 +94,7 @@ def _can_skip(optimizer: Any) -> bool:
     """Returns whether nothing of a batch is used, or kept, before its round has ended."""
     return (
         isinstance(optimizer, _Distributed)
-        and not isinstance(optimizer, Sharded | Overlapped)
+        and not isinstance(optimizer, Sharded | Overlapped | Timely)
         and optimizer._exchange_options.memory is None
     )
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator, suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,9 +34,10 @@ from sirtaki.torch.training.other_reducers import Claim
 from sirtaki.torch.training.overlapped.flight import Flight
 from sirtaki.torch.training.parameters import GrowthHook, NamedParameter, can_have_gradient, trainable
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
-from sirtaki.torch.training.stage import ExchangeOptions
+from sirtaki.torch.training.stage import ExchangeOptions, Stage
 from sirtaki.torch.training.wrapping import Wrapped
 
+S = TypeVar("S", bound=Stage)
 _NEVER = 1 << 62
 _NESTED_LATER = (
     "on another rank, a nested backward pass (re-entrant checkpointing) has begun after gradients of the "
@@ -72,8 +73,7 @@ class GradientReducer:
     ) -> None:
         self.passes_per_round = passes_per_round
         self._exchange = GradientExchange(exchange_options, named, checks)
-        flights = (stage for stage in self._exchange.stages if isinstance(stage, Flight))
-        self.flight = next(flights, None)  # rounds stay open when passes end
+        self.flight = self.stage(Flight)  # rounds stay open when passes end
         self._is_left_open = False
         self._has_stepped = False  # since the last pass, where rounds stay open
         self._checks = checks
@@ -113,6 +113,10 @@ class GradientReducer:
     def of_world(cls, context: Context) -> list[GradientReducer]:
         """Returns the reducers of a world that are in use."""
         return list(cls._by_world.get(context, ()))
+
+    def stage(self, kind: type[S]) -> S | None:
+        """Returns the stage of this kind; None if there is none."""
+        return next((stage for stage in self._exchange.stages if isinstance(stage, kind)), None)
 
     @property
     def is_idle(self) -> bool:
@@ -238,6 +242,11 @@ class GradientReducer:
         self._checks.report()
 
     @property
+    def is_reduced(self) -> bool:
+        """Returns whether the gradients of the next step have been reduced, and none has grown since."""
+        return self._is_reduced and not self._fired
+
+    @property
     def progress(self) -> tuple[int, bool]:
         """Returns the number of steps, and whether the gradients of the next step have been reduced."""
         return self._position.steps, self._is_reduced
@@ -324,8 +333,10 @@ class GradientReducer:
             queue_callback(PassEnd(self._pass_ended, self._guard))
         self._pass = this_pass
         self._stream = _NONE
-        self._overlap.begin()
-        leaves_early = self._may_submit_early and not self._skips_exchange()
+        stays_here = self._skips_exchange()
+        if not stays_here:
+            self._overlap.begin()
+        leaves_early = self._may_submit_early and not stays_here
         self._bytes_until_submit = self._overlap.early_bytes if leaves_early else _NEVER
         if not leaves_early and self._has_nested is False:  # nothing to do before the pass ends
             self._fired.collect()

@@ -11,12 +11,29 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from sirtaki.bindings.context import Context
+from sirtaki.common.ops.deadlines import Deadline
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.compression import Compressor
 from sirtaki.torch.training.compressed.state import CompressionState
 from sirtaki.torch.training.parameters import NamedParameter
 from sirtaki.torch.training.sharded.slices import Partition
+
+
+@dataclass(frozen=True)
+class StepDeadline(Deadline):
+    """When a step is taken without ranks that are late, and what becomes of their gradients.
+
+    Attributes:
+        late: "accumulate" adds them to the rank's next contribution, "drop" discards them.
+    """
+
+    late: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.late not in ("accumulate", "drop"):
+            raise ValueError(f"late is {self.late!r}, but it has to be 'accumulate' or 'drop'")
 
 
 @dataclass(frozen=True)
@@ -31,6 +48,7 @@ class ExchangeOptions:
         partition: the slices of gradients that are divided among the ranks; None otherwise.
         overlaps_forward: whether gradients may still be in flight in the next forward pass.
         in_shared_memory: whether gradients live where the exchange copies nothing: `GradientMemory`.
+        deadline: of steps that do not wait for ranks that are late; None: steps wait for all ranks.
     """
 
     scope: CollectiveScope
@@ -41,6 +59,7 @@ class ExchangeOptions:
     partition: Partition | None = None
     overlaps_forward: bool = False
     in_shared_memory: bool = False
+    deadline: StepDeadline | None = None
 
     def in_world(self, context: Context) -> ExchangeOptions:
         """Returns the options for another world of an elastic job."""

@@ -54,22 +54,15 @@ class CompressionState:
     def note_step(self, scaler: Any) -> None:
         """Records the GradScaler that calls `optimizer.step()`; None: no GradScaler calls it."""
         if scaler is None:
-            self._rescale(self._scale.to_unscaled())
-        if scaler is None or self._scale.value is None:
+            self._scale.remove(self.residuals.values())
+        elif self._scale.value is None:
             self._scale.note(scaler)  # until now it has not changed since residuals are not zero
         else:
             self._scale.attach(scaler)
 
     def follow_scale(self) -> None:
-        """Brings the residuals to the present scale of losses. A power of two, as usual, loses no bit."""
-        factor = self._scale.to_present()
-        if factor != 1.0:
-            self._rescale(factor)
-            self._scale.follow()
-
-    def _rescale(self, factor: float) -> None:
-        for residual in self.residuals.values() if factor != 1.0 else ():
-            residual.mul_(factor)
+        """Brings the residuals to the present scale of losses."""
+        self._scale.follow(self.residuals.values())
 
     # ---- Checkpoints -----------------------------------------------------------------------------------
 

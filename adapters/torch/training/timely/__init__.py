@@ -1,0 +1,1 @@
+"""Steps that do not wait for ranks that are late."""
