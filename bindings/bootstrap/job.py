@@ -8,14 +8,8 @@ from dataclasses import dataclass, field
 
 RENDEZVOUS_RANK = -1  # the rank number that the rendezvous uses for itself
 COLLECTOR_RANK = -2  # that of a host's collector, towards the rendezvous
-FIRST_SERVER = 1 << 20  # hvdrun's number of the first server of tables: those of ranks are smaller
 DEBUGGED = "SIRTAKI_DEBUGGED"  # "rank:port": that rank waits in init() for a debugger at this port
 CALLS = 1  # the channel of the connection over which a rank asks the launcher
-
-
-def name_of(number: int) -> str:
-    """Formats "rank 3", "server 0": the name of a process with this number in hvdrun."""
-    return f"rank {number}" if number < FIRST_SERVER else f"server {number - FIRST_SERVER}"
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

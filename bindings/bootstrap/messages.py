@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
 from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
-from sirtaki.bindings.bootstrap.job import Identity, name_of
+from sirtaki.bindings.bootstrap.job import Identity
 
 _IDENTITY = struct.Struct("!iH")  # generation, channel
 SESSION_BYTES = 16
@@ -45,8 +45,8 @@ class Route:
     addresses: Sequence[str]
 
 
-def describe(event: RankEvent) -> str:
-    """Formats an event as part of a sentence."""
+def describe(event: RankEvent, name: Callable[[int], str] = "rank {}".format) -> str:
+    """Formats an event as part of a sentence; `name` returns the name of the process with a number."""
     if event.kind in ("overdue", "departed"):
         return event.text
     if event.kind == "refused":
@@ -58,7 +58,7 @@ def describe(event: RankEvent) -> str:
         "can_stop": "called hvd.should_stop()",
     }
     what = known.get(event.kind, event.kind)
-    return f"{name_of(event.rank)} has {what}" + (f": {event.text}" if event.text else "")
+    return f"{name(event.rank)} has {what}" + (f": {event.text}" if event.text else "")
 
 
 def pack_payloads(payloads: Sequence[bytes]) -> Frame:

@@ -19,7 +19,7 @@ from sirtaki.bindings.bootstrap.connection.address import unix_address
 from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.elastic.messages import Message, pack, unpack
 from sirtaki.bindings.bootstrap.elastic.process import WORKERS
-from sirtaki.bindings.bootstrap.job import Job, RendezvousError, name_of
+from sirtaki.bindings.bootstrap.job import Job, RendezvousError
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.elastic.arbiter.model import Open, Slot
@@ -195,6 +195,6 @@ class Post:
     def _note(self, event: RankEvent) -> None:
         self.has_initialised |= event.kind == "initialised"
         if event.kind == "thread_failed":
-            self.failed_threads.setdefault(name_of(event.rank), first_line(event.text))
+            self.failed_threads.setdefault(f"rank {event.rank}", first_line(event.text))
         if event.kind == "refused":
             self._on_refusal(event.text)

@@ -198,7 +198,7 @@ class Processes:
             is_new = process is None
             process = process or RankProcess(lane, command, environment, self.reaper)
         except OSError as error:
-            raise CannotStart(describe_start_failure(lane, command, error)) from None
+            raise CannotStart(describe_start_failure(f"rank {lane}", command, error)) from None
         if is_new:
             self.display.read_rank(lane, process.stdout, process.stderr)
         self._all[worker] = process

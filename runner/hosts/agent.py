@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,11 +41,12 @@ from sirtaki.runner.launch.job_folder import JobFolder
 from sirtaki.runner.launch.process import RankProcess
 from sirtaki.runner.launch.rank_start import (
     REPORTS,
-    SERVER_COMMAND,
     TIMELINE,
+    ProcessStart,
     describe_start_failure,
     remove_reports,
     report_file,
+    starts_of,
 )
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.launch.torch_variables import ReservedPort, offer_of_agent
@@ -475,12 +476,11 @@ class AgentJob:
 
         Afterwards starts the collector's thread; signals are blocked meanwhile.
         """
-        for placement in self._placements:
+        command, placements = self._command, self._placements
+        for start in starts_of(command, self._environment, self._base, placements, self._servers):
             if shortage := self._capacity.shortage(len(self.running)):
                 raise LaunchError(shortage)
-            self._start(placement.rank, self._environment.of(placement, self._base), send)
-        for number in self._servers:
-            self._start(number, self._environment.of_server(number, self._base), send, SERVER_COMMAND)
+            self._start(start, send)
         if self._collector is not None:
             self._collector.start()
 
@@ -500,7 +500,7 @@ class AgentJob:
             if spare is not None:
                 self._note_start(spare, send)
                 return None
-        return self._start(rank, environment, send)
+        return self._start(ProcessStart(rank, f"rank {rank}", self._command, environment), send)
 
     def spare_start(self, values: Mapping[str, Any]) -> Callable[[], SpareProcess]:
         """Returns a function that starts a spare with the job's environment and the additions in `values`.
@@ -524,19 +524,12 @@ class AgentJob:
         additions = {str(k): str(v) for k, v in values["additions"].items()}
         return {**self._environment.of(placement, self._base), **additions}
 
-    def _start(
-        self,
-        rank: int,
-        environment: Mapping[str, str],
-        send: Callable[[Frame], None],
-        command: Sequence[str] = (),
-    ) -> RankProcess | None:
-        command = command or self._command
+    def _start(self, start: ProcessStart, send: Callable[[Frame], None]) -> RankProcess | None:
         try:
             self._job_folder.restore_key()
-            process = RankProcess(rank, command, environment, self._reaper)
+            process = RankProcess(start.number, start.command, start.environment, self._reaper)
         except OSError as error:
-            text = describe_start_failure(rank, command, error)
+            text = describe_start_failure(start.name, start.command, error)
         except LaunchError:
             if not self.comes_and_goes:
                 raise
@@ -544,7 +537,7 @@ class AgentJob:
         else:
             self._note_start(process, send)
             return process
-        send(Frame.of(MessageKind.REFUSED, text, rank))
+        send(Frame.of(MessageKind.REFUSED, text, start.number))
         return None
 
     def _note_start(self, process: RankProcess, send: Callable[[Frame], None]) -> None:

@@ -349,7 +349,7 @@ class RemoteHost:
         self._display.take(frame.rank, number, frame.payload)
 
     def _note_exit(self, rank: RemoteRank, code: int, killed_by: int, lost: str = "") -> bool:
-        is_new = rank.note(ExitStatus(rank.rank, rank.pid, code, killed_by, self.name, lost))
+        is_new = rank.note(ExitStatus(rank.rank, code, killed_by, self.name, lost))
         if self._job is not None:
             self._job.on_exit()
         return is_new

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sirtaki.bindings.bootstrap.job import FIRST_SERVER
 from sirtaki.bindings.bootstrap.table_variables import SERVER
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.launch.torch_variables import variables_of_rank, without_torchruns
@@ -49,9 +48,9 @@ class RankEnvironment:
             environment = without_torchruns(environment) | {**self.torch, **variables_of_rank(placement)}
         return environment
 
-    def of_server(self, number: int, base: Mapping[str, str]) -> dict[str, str]:
+    def of_server(self, index: int, base: Mapping[str, str]) -> dict[str, str]:
         """Returns the whole environment of a table server, based on `base`."""
-        return {**self._of_job(base), SERVER: str(number - FIRST_SERVER)}
+        return {**self._of_job(base), SERVER: str(index)}
 
     def _of_job(self, base: Mapping[str, str]) -> dict[str, str]:
         environment = {"PYTHONUNBUFFERED": "1", **base, **self.additions}

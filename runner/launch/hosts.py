@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sirtaki.bindings.bootstrap.job import FIRST_SERVER
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.launch.errors import LaunchError
 
@@ -127,9 +126,9 @@ def allocate(hosts: Sequence[Host], size: int | None) -> list[HostAllocation]:
     return allocations
 
 
-def servers_of(host: HostAllocation, hosts: Sequence[HostAllocation], count: int) -> list[int]:
-    """Returns the numbers of a host's servers of tables: hosts take turns, whatever their slots."""
-    return list(range(FIRST_SERVER, FIRST_SERVER + count))[hosts.index(host) :: len(hosts)]
+def servers_of(host: HostAllocation, hosts: Sequence[HostAllocation], servers: range) -> list[int]:
+    """Returns a host's servers of tables: hosts take turns, whatever their slots."""
+    return list(servers[hosts.index(host) :: len(hosts)])
 
 
 def placements_of(allocations: Sequence[HostAllocation]) -> list[RankPlacement]:

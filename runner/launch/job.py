@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.address import unix_address
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
-from sirtaki.bindings.bootstrap.job import FIRST_SERVER, Job, RendezvousError, join_names, name_of
+from sirtaki.bindings.bootstrap.job import Job, RendezvousError, join_names
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
@@ -45,7 +45,7 @@ from sirtaki.runner.launch.hosts import (
 )
 from sirtaki.runner.launch.job_folder import JobFolder
 from sirtaki.runner.launch.process import Rank
-from sirtaki.runner.launch.rank_start import REPORTS, SERVER_COMMAND, start_ranks, start_servers
+from sirtaki.runner.launch.rank_start import REPORTS, SERVER_COMMAND, start_processes, starts_of
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.launch.torch_variables import ReservedPort, offer_of_own_host, variables_of_hosts
 from sirtaki.runner.observe.endpoints import Endpoints, metrics_question, start_endpoints
@@ -121,8 +121,6 @@ class _Launch:
         self._wakeup = wakeup
         self._reaper = reaper
         self._mailbox = Mailbox(wakeup)
-        is_python = runs_python(settings.command)
-        self._analyzer = FailureAnalyzer(settings.start_timeout, is_python, settings.torch_env)
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._display = Display(self._selector, settings.verbose)
         self._capacity: Capacity | None = None  # for the ranks of this host
@@ -137,6 +135,9 @@ class _Launch:
         placements = self._placements(allocations)
         allow_descriptors((_PER_RANK + OUTPUT_FILES * bool(settings.output_folder)) * len(placements))
         display.expect(len(placements), settings.output_folder)
+        self._analyzer = FailureAnalyzer(
+            len(placements), settings.start_timeout, runs_python(settings.command), settings.torch_env
+        )
         job_folder = JobFolder(self._reaper)
         folder, key_file = job_folder.path, job_folder.key_file
         endpoints = self._start_endpoints(folder, allocations)
@@ -149,24 +150,22 @@ class _Launch:
         if settings.service is not None:
             settings.service.note_size(len(placements))
         post_mortem = self._make_post_mortem(len(placements), folder, bool(remotes))
-        ranks: dict[int, Rank] = {}
+        started: dict[int, Rank] = {}
         torch = self._torch_variables(remotes, allocations)
         for allocation in allocations:  # forks, so it must precede the first thread
             if is_own_host(allocation.host.name):
                 environment = self._environment_of(job, server.address, key_file, post_mortem, allocation)
                 environment = replace(environment, torch=torch[allocation.host.name])
-                ranks |= self._start_local(environment, [placements[rank] for rank in allocation.ranks])
-        for remote in remotes:
-            for allocation in (
-                allocation for allocation in allocations if allocation.host.name == remote.name
-            ):
+                started |= self._start_local(environment, [placements[rank] for rank in allocation.ranks])
+        for allocation in allocations:
+            for remote in (remote for remote in remotes if remote.name == allocation.host.name):
                 values = start_values(settings, job, server.address)
                 values["placements"] = [astuple(placements[rank]) for rank in allocation.ranks]
                 values |= {"torch": torch[remote.name], "lease": settings.launcher.lease_seconds}
-                ranks |= self._start_remote(remote, values, allocation.ranks, post_mortem, folder / STATES)
+                started |= self._start_remote(remote, values, allocation.ranks, post_mortem, folder / STATES)
         server.start()
         if self._servers is not None:
-            self._servers.start([ranks.pop(number) for number in self._servers.numbers])
+            self._servers.start()
         if settings.terminal_rank is None and _loses_input():
             display.say("standard input is not passed on: every rank reads /dev/null")
         supervisor = Supervisor(
@@ -175,7 +174,7 @@ class _Launch:
             endpoints,
             self._wakeup,
             self._reaper,
-            [ranks[rank] for rank in sorted(ranks)],
+            [started[number] for number in sorted(started)],
             remotes,
             self._analyzer,
             server,
@@ -223,7 +222,7 @@ class _Launch:
         callbacks = {"on_event": servers.on_event, "on_message": servers.on_message}
         servers.serve(self._make_server(servers.job, folder, several_hosts, **callbacks))
         for number in servers.numbers:
-            self._display.add(number, name_of(number), None, self._settings.servers)
+            self._display.add(number, self._analyzer.name(number), None, self._settings.servers)
         return servers
 
     def _servers_on(self, host: str) -> Sequence[int]:
@@ -296,23 +295,16 @@ class _Launch:
     def _start_local(
         self, environment: RankEnvironment, placements: Sequence[RankPlacement]
     ) -> dict[int, Rank]:
-        servers = self._servers_on(OWN_HOST)
+        settings, servers = self._settings, self._servers_on(OWN_HOST)
         capacity = self._capacity = Capacity(len(placements), usable_cores(), servers=len(servers))
-        if not self._settings.oversubscribe:
+        if not settings.oversubscribe:
             capacity.check()
-        started = start_ranks(
-            self._settings.command,
-            environment,
-            placements,
-            self._reaper,
-            capacity,
-            self._settings.terminal_rank,
-        )
-        started += start_servers(environment, servers, self._reaper)
-        for rank in started:
-            self._display.read_rank(rank.rank, rank.stdout, rank.stderr)
-            self._note_start("", rank.rank, rank.pid)
-        return {rank.rank: rank for rank in started}
+        starts = starts_of(settings.command, environment, os.environ, placements, servers)
+        started = start_processes(starts, self._reaper, capacity, settings.terminal_rank)
+        for process in started:
+            self._display.read_rank(process.rank, process.stdout, process.stderr)
+            self._note_start("", process.rank, process.pid)
+        return {process.rank: process for process in started}
 
     def _start_remote(
         self,
@@ -337,11 +329,11 @@ class _Launch:
         remote.start(values, job)
         return dict(ranks)
 
-    def _note_start(self, host: str, rank: int, pid: int) -> None:
-        self._analyzer.note_start(rank, pid, host)
+    def _note_start(self, host: str, number: int, pid: int) -> None:
+        self._analyzer.note_start(number, pid, host)
         where = f" on {host}" if host else ""
-        command = self._settings.command if rank < FIRST_SERVER else SERVER_COMMAND
-        self._display.detail(f"{name_of(rank)} is pid {pid}{where}: {' '.join(command)}")
+        command = self._settings.command if number < self._analyzer.size else SERVER_COMMAND
+        self._display.detail(f"{self._analyzer.name(number)} is pid {pid}{where}: {' '.join(command)}")
 
     def _make_post_mortem(self, size: int, job_folder: Path, several_hosts: bool) -> PostMortem:
         """Creates the post-mortem. Failure reports go to the folder that the user chose, else the job's."""
@@ -466,7 +458,7 @@ def _describe_layout(settings: Settings) -> Iterator[str]:
         yield f"{name}: {name_range(share.ranks)}" + (
             " (if it has no GPUs; otherwise one rank per GPU)" if name in unknown else ""
         )
-        if servers := servers_of(share, shares, settings.servers):
-            yield f"{name}: {join_names(map(name_of, servers))}"
+        if servers := servers_of(share, shares, range(settings.servers)):
+            yield f"{name}: {join_names(f'server {index}' for index in servers)}"
         if not is_own_host(name):
             yield f"  {shlex.join(settings.launcher.command(settings.launcher.program, name))}"

@@ -153,7 +153,7 @@ class RankProcess(Process):
     def check(self) -> ExitStatus | None:
         """Returns how the rank ended, if it has ended since the last call."""
         if self.exit_status is None and (result := self.poll()):
-            self.exit_status = ExitStatus(self.rank, self.pid, *result)
+            self.exit_status = ExitStatus(self.rank, *result)
             if self._has_terminal:
                 _take_terminal(os.getpgrp())
             return self.exit_status

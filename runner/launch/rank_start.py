@@ -1,14 +1,13 @@
-"""Starts ranks on the host where this runs."""
+"""Starts ranks and servers of tables on the host where this runs."""
 
 from __future__ import annotations
 
 import errno
-import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from sirtaki.bindings.bootstrap.job import name_of
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cli.command import NOT_EXECUTABLE, module_words
 from sirtaki.runner.launch.capacity import Capacity
@@ -46,44 +45,50 @@ def remove_reports(folder: Path, ranks: Iterable[int]) -> None:
             ) from None
 
 
-def start_ranks(
+class ProcessStart(NamedTuple):
+    """The start of a process; `name` is its name in messages."""
+
+    number: int
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
+def starts_of(
     command: Sequence[str],
     environment: RankEnvironment,
+    base: Mapping[str, str],
     placements: Sequence[RankPlacement],
-    reaper: Reaper,
-    capacity: Capacity,
-    terminal_rank: int | None = None,
+    servers: Sequence[int],
+) -> Iterator[ProcessStart]:
+    """Yields the starts of a host's ranks, and of its servers of tables, by their numbers."""
+    for placement in placements:
+        yield ProcessStart(placement.rank, f"rank {placement.rank}", command, environment.of(placement, base))
+    for number in servers:
+        index = number - placements[0].size
+        yield ProcessStart(number, f"server {index}", SERVER_COMMAND, environment.of_server(index, base))
+
+
+def start_processes(
+    starts: Iterable[ProcessStart], reaper: Reaper, capacity: Capacity, terminal_rank: int | None = None
 ) -> list[RankProcess]:
-    """Starts a process for each placement; the rank `terminal_rank` has the terminal of this process.
+    """Starts processes; the rank `terminal_rank` has the terminal of this process.
 
     Raises LaunchError if one cannot be started, if memory runs out, or at a signal that asks hvdrun to end.
     """
-    ranks: list[RankProcess] = []
-    for placement in placements:
-        if shortage := capacity.shortage(len(ranks)):
+    processes: list[RankProcess] = []
+    for number, name, command, environment in starts:
+        if shortage := capacity.shortage(len(processes)):
             raise LaunchError(shortage, 1)
         try:
-            variables, has_terminal = environment.of(placement, os.environ), placement.rank == terminal_rank
-            ranks.append(RankProcess(placement.rank, command, variables, reaper, has_terminal))
+            processes.append(RankProcess(number, command, environment, reaper, number == terminal_rank))
         except OSError as error:
-            text = describe_start_failure(placement.rank, command, error)
+            text = describe_start_failure(name, command, error)
             raise LaunchError(text, NOT_EXECUTABLE) from None
-    return ranks
+    return processes
 
 
-def start_servers(environment: RankEnvironment, numbers: Sequence[int], reaper: Reaper) -> list[RankProcess]:
-    """Starts the servers of tables with these numbers. Raises LaunchError as `start_ranks` does."""
-    try:
-        return [
-            RankProcess(number, SERVER_COMMAND, environment.of_server(number, os.environ), reaper)
-            for number in numbers
-        ]
-    except OSError as error:
-        text = describe_start_failure(numbers[0], SERVER_COMMAND, error)
-        raise LaunchError(text, NOT_EXECUTABLE) from None
-
-
-def describe_start_failure(rank: int, command: Sequence[str], error: OSError) -> str:
+def describe_start_failure(name: str, command: Sequence[str], error: OSError) -> str:
     if error.errno == errno.ENOEXEC:
         return f"{command[0]} is neither a program nor a script that begins with '#!'"
-    return f"cannot start {name_of(rank)}: {command[0]}: {error.strerror}"
+    return f"cannot start {name}: {command[0]}: {error.strerror}"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame
-from sirtaki.bindings.bootstrap.job import FIRST_SERVER, Job, join_names, name_of
+from sirtaki.bindings.bootstrap.job import Job, join_names
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.bootstrap.table_variables import END, SERVERS, SIZE, TABLES, job_of_tables
 from sirtaki.runner.launch.hosts import HostAllocation, servers_of
-from sirtaki.runner.launch.process import Rank
 
 _END_SECONDS = 60.0  # for a server to end when the ranks have: it may still import its modules
 
@@ -23,7 +21,7 @@ class Servers:
 
     They begin a table when a rank arrives at the rendezvous for it, and end when all ranks have. The thread
     of the rendezvous calls `on_event` and `on_message`, hvdrun's main loop everything else. `report` receives
-    the failures of servers, under the numbers by which hvdrun knows them.
+    the failures of servers. hvdrun knows a server by its number in the worlds of tables, after the ranks.
     """
 
     def __init__(
@@ -34,9 +32,8 @@ class Servers:
         report: Callable[[RankEvent], None],
     ) -> None:
         self.job = job_of_tables(job, count)
-        self.numbers = range(FIRST_SERVER, FIRST_SERVER + count)
-        self.on_host = {host.host.name: servers_of(host, hosts, count) for host in hosts}
-        self.processes: Sequence[Rank] = []
+        self.numbers = range(job.size, self.job.size)
+        self.on_host = {host.host.name: servers_of(host, hosts, self.numbers) for host in hosts}
         self.end_due: float | None = None  # when they have to have ended (time.monotonic())
         self._ranks = job.size
         self._report = report
@@ -49,9 +46,8 @@ class Servers:
         """Sets the rendezvous of the tables, which calls this object's methods; this object closes it."""
         self._rendezvous = rendezvous
 
-    def start(self, processes: Sequence[Rank]) -> None:
+    def start(self) -> None:
         """Starts the thread of the rendezvous: all processes of this host have been forked."""
-        self.processes = processes
         self._server.start()
 
     def variables(self, reachable: Callable[[str], str] = str) -> dict[str, str]:
@@ -64,9 +60,7 @@ class Servers:
         if event.kind == "arrived" and event.rank < self._ranks and event.generation not in self._tables:
             self._tables.append(event.generation)
             self._announce(self._present, [event.generation])
-        elif event.kind == "aborted":
-            self._report(replace(event, rank=FIRST_SERVER + event.rank - self._ranks))
-        elif event.kind == "refused":
+        elif event.kind in ("aborted", "refused"):
             self._report(event)
 
     def on_message(self, member: int, _: Frame) -> None:
@@ -75,7 +69,7 @@ class Servers:
         self._announce([member], [*self._tables, *([END] if self._is_over else [])])
 
     def rank_ended(self, rank: int, reason: str) -> None:
-        """Records that a rank takes part in nothing any more."""
+        """Records that a rank, or a server, takes part in nothing any more."""
         self._server.rank_ended(rank, reason)
 
     def end(self) -> None:
@@ -88,9 +82,12 @@ class Servers:
             self.end_due = time.monotonic() + _END_SECONDS
             self._announce(list(self._present), [END])
 
-    def overdue(self, now: float) -> str:
-        """Returns a sentence about the servers that have not ended in time; "" if it is not yet time."""
-        late = [name_of(process.rank) for process in self.processes if not process.exit_status]
+    def overdue(self, now: float, running: Iterable[str]) -> str:
+        """Returns a sentence about the servers that have not ended in time; "" if it is not yet time.
+
+        `running` are the names of the processes that still run.
+        """
+        late = list(running)
         if self.end_due is None or now < self.end_due or not late:
             return ""
         return f"all ranks have ended, but not {join_names(late)} within {_END_SECONDS:g} s"

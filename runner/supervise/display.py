@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from sirtaki.bindings.bootstrap.connection.wire import printable
-from sirtaki.bindings.bootstrap.job import name_of
 from sirtaki.runner.launch.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -120,19 +119,18 @@ class Display:
         if self._verbose:
             self.say(text)
 
-    def show_error_of(self, rank: int, name: str = "", died: bool = False) -> str:
+    def show_error_of(self, rank: int, name: str, died: bool) -> str:
         """Returns a line with the exception of the traceback at the end of a rank's standard error.
 
-        Without a traceback, shows the last lines again and returns "". `name`: the process's name, if it is
-        not the rank's. `died`: a signal ended the process, so an exception among the last lines has been
-        handled.
+        Without a traceback, shows the last lines again and returns "". `name`: the process's name. `died`: a
+        signal ended the process, so an exception among the last lines has been handled.
         """
         stream = self._streams[rank, STDERR]
         lines = without_log_lines(stream.tail)
         if not died and (exception := exception_in(lines)):
             return exception
         if lines:
-            self.say(f"the last lines that {name or name_of(rank)} wrote to its standard error:")
+            self.say(f"the last lines that {name} wrote to its standard error:")
         for line in lines:
             self._stderr.write_line(stream.prefix, line)
         return ""

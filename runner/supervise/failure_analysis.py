@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sirtaki.bindings.bootstrap.job import FIRST_SERVER, name_of, name_ranks
+from sirtaki.bindings.bootstrap.job import name_ranks
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.runner.supervise.finished_peers import finished_peers
 
@@ -19,13 +19,13 @@ _CONNECTIONS_CLOSED = (
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """The end of a rank's process: its exit code, or the number of the signal that killed it (else 0).
+    """The end of a process: its exit code, or the number of the signal that killed it (else 0).
 
-    `host` is its host, if that is not hvdrun's; `lost` is the reason why its end is unknown.
+    `rank` is its number: of a server of tables, that in their worlds, after the ranks. `host` is its host, if
+    that is not hvdrun's; `lost` is the reason why its end is unknown.
     """
 
     rank: int
-    pid: int
     code: int
     killed_by: int
     host: str = ""
@@ -47,18 +47,6 @@ class ExitStatus:
             return 1
         return 128 + self.killed_by if self.killed_by else self.code
 
-    def describe(self, reason: str = "") -> str:
-        """Describes the end in a sentence; `reason` is the exception that the rank raised, if known."""
-        subject = name_rank(self.rank, self.pid, self.host)
-        if self.lost:
-            return f"{subject} was lost with its host: {self.lost}"
-        if not self.killed_by:
-            return f"{subject} failed with exit code {self.code}{reason and ': '}{reason}"
-        text = f"{subject} was killed by signal {self.killed_by} ({signal_name(self.killed_by)})"
-        if self.killed_by == signal.SIGKILL:
-            return f"{text}: often the machine ran out of memory"
-        return text
-
 
 @dataclass(frozen=True)
 class JobFailure:
@@ -77,15 +65,19 @@ class JobFailure:
 
 
 class FailureAnalyzer:
-    """Collects how ranks end and their reports to the rendezvous, and names the culprit of a failure."""
+    """Collects how ranks end and their reports to the rendezvous, and names the culprit of a failure.
+
+    A job of `size` ranks may have servers of tables, whose numbers follow those of the ranks.
+    """
 
     def __init__(
-        self, start_timeout: float, runs_python: bool = True, uses_torch_variables: bool = False
+        self, size: int, start_timeout: float, runs_python: bool = True, uses_torch_variables: bool = False
     ) -> None:
+        self.size = size
         self._start_timeout = start_timeout
         self._runs_python = runs_python
         self._uses_torch_variables = uses_torch_variables
-        self._names: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # with the processes
         self._statuses: dict[int, ExitStatus] = {}  # in the order of the exits
         self._arrived: set[int] = set()  # ranks that have called init
         self._members: set[int] = set()  # ranks that have completed init, and have not reached shutdown
@@ -99,9 +91,13 @@ class FailureAnalyzer:
         self._threads: dict[int, str] = {}  # by rank: the first exception that ended a thread of its program
         self._signals_sent: set[int] = set()
 
-    def note_start(self, rank: int, pid: int, host: str = "") -> None:
-        """Records the start of a rank; `pid` is 0 until known, `host` is set if it is not hvdrun's."""
-        self._names[rank] = name_rank(rank, pid, host)
+    def name(self, number: int) -> str:
+        """Formats "rank 3", "server 0"."""
+        return f"rank {number}" if number < self.size else f"server {number - self.size}"
+
+    def note_start(self, number: int, pid: int, host: str = "") -> None:
+        """Records the start of a process; `pid` is 0 until known, `host` is set if it is not hvdrun's."""
+        self._names[number] = name_process(self.name(number), pid, host)
 
     def note_exit(self, status: ExitStatus) -> None:
         self._statuses[status.rank] = status
@@ -155,15 +151,14 @@ class FailureAnalyzer:
         """Returns a notice after a successful job: "", that threads failed, or that no ranks communicated."""
         if threads := describe_threads({self._name(rank): text for rank, text in self._threads.items()}):
             return threads
-        ranks = sum(rank < FIRST_SERVER for rank in self._names)
-        if ranks == 1 or self._arrived:
+        if self.size == 1 or self._arrived:
             return ""
         if self._uses_torch_variables:
             return (
-                f"no rank used sirtaki: these were {ranks} separate runs, or torch.distributed exchanged "
+                f"no rank used sirtaki: these were {self.size} separate runs, or torch.distributed exchanged "
                 "tensors by another backend (with hvdrun --as-gloo, sirtaki stands for gloo)"
             )
-        text = f"no rank called hvd.init(): these were {ranks} separate runs, which exchanged nothing"
+        text = f"no rank called hvd.init(): these were {self.size} separate runs, which exchanged nothing"
         advice = ". To train one model on all of them, call it at the start of the script"
         return text + advice * self._runs_python
 
@@ -195,7 +190,7 @@ class FailureAnalyzer:
         if culprit and culprit.lost:
             return self._failure_of_host(culprit)
         if culprit and culprit.died:
-            return JobFailure(culprit.exit_code, culprit.describe(), culprit.rank)
+            return JobFailure(culprit.exit_code, self._describe(culprit), culprit.rank)
         if self._abort is not None and self._abort.rank not in self._statuses:
             reason = self._reasons[self._abort.rank] or "it named no reason"
             text = f"{self._name(self._abort.rank)} gave up: {reason}"
@@ -218,7 +213,7 @@ class FailureAnalyzer:
     def _failure_of(self, status: ExitStatus) -> JobFailure:
         reason = self._reasons.get(status.rank, "")
         explained = None if reason else status.rank
-        return JobFailure(status.exit_code, status.describe(reason), explained, culprit=status.rank)
+        return JobFailure(status.exit_code, self._describe(status, reason), explained, culprit=status.rank)
 
     def _failure_by_lateness(self, culprit: int, reason: str) -> JobFailure:
         codes = [status.exit_code for status in self._statuses.values() if status.failed]
@@ -226,10 +221,12 @@ class FailureAnalyzer:
         return JobFailure(next(iter(codes), 1), text)
 
     def _failure_of_host(self, culprit: ExitStatus) -> JobFailure:
-        lost_ranks = [
+        lost = sorted(
             status.rank for status in self._statuses.values() if status.lost and status.host == culprit.host
-        ]
-        subject = _name_all(sorted(lost_ranks))
+        )
+        ranks = [number for number in lost if number < self.size]
+        servers = [self.name(number) for number in lost if number >= self.size]
+        subject = " and ".join([*([name_ranks(ranks)] if ranks else []), *servers])
         return JobFailure(1, f"the host {culprit.host} was lost, and {subject} with it: {culprit.lost}")
 
     def _failure_by_loss(self) -> JobFailure:
@@ -248,14 +245,14 @@ class FailureAnalyzer:
             if blamed is None:  # the blamed rank may need longer to end than the others
                 return JobFailure(failures[0].exit_code, self._blamed[rank])
             if rank in self._disconnected and blamed.failed and blamed.killed_by not in self._signals_sent:
-                return JobFailure(blamed.exit_code, blamed.describe(_CONNECTIONS_CLOSED))
+                return JobFailure(blamed.exit_code, self._describe(blamed, _CONNECTIONS_CLOSED))
         for status in failures:
             if status.killed_by not in self._signals_sent:
                 reason = self._reasons.get(status.rank, "")
                 explained = self._explain_finished_peers(status, reason)
-                text = explained or status.describe(reason or "it had lost another rank")
+                text = explained or self._describe(status, reason or "it had lost another rank")
                 return JobFailure(status.exit_code, text)
-        return JobFailure(failures[0].exit_code, failures[0].describe())
+        return JobFailure(failures[0].exit_code, self._describe(failures[0]))
 
     def _explain_finished_peers(self, status: ExitStatus, reason: str) -> str:
         """Returns the failure's text if this rank failed because peers had ended normally, else ""."""
@@ -265,7 +262,7 @@ class FailureAnalyzer:
         have_ended = all(rank in self._statuses for rank in peers.ranks)
         event = "ended with exit code 0" if have_ended else "had finished"
         cause = next((self._threads[rank] for rank in peers.ranks if rank in self._threads), "")
-        return peers.explain(event, name_rank(status.rank, status.pid, status.host), cause)
+        return peers.explain(event, self._name(status.rank), cause)
 
     def _culprit(self) -> ExitStatus | None:
         candidates = [
@@ -293,21 +290,26 @@ class FailureAnalyzer:
         waited = f"another rank has waited for {self._start_timeout:g} s (--start-timeout)"
         return f"{subject} {have} not {action} hvd.init(); {waited}"
 
-    def _name(self, rank: int) -> str:
-        return self._names[rank]
+    def _describe(self, status: ExitStatus, reason: str = "") -> str:
+        """Describes an end in a sentence; `reason` is the exception that the process raised, if known."""
+        subject = self._name(status.rank)
+        if status.lost:
+            return f"{subject} was lost with its host: {status.lost}"
+        if not status.killed_by:
+            return f"{subject} failed with exit code {status.code}{reason and ': '}{reason}"
+        text = f"{subject} was killed by signal {status.killed_by} ({signal_name(status.killed_by)})"
+        if status.killed_by == signal.SIGKILL:
+            return f"{text}: often the machine ran out of memory"
+        return text
+
+    def _name(self, number: int) -> str:
+        return self._names[number]
 
 
-def name_rank(rank: int, pid: int, host: str = "") -> str:
-    """Formats "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)", "server 0 (pid 71)"."""
+def name_process(name: str, pid: int, host: str = "") -> str:
+    """Formats "rank 3 (pid 70)", "rank 3 (pid 70 on hostB)"."""
     where = f"pid {pid}" * bool(pid) + " " * bool(pid and host) + f"on {host}" * bool(host)
-    return f"{name_of(rank)} ({where})" if where else name_of(rank)
-
-
-def _name_all(lost: Sequence[int]) -> str:
-    """Formats "ranks 2 and 3", "ranks 2 and 3 and server 1"."""
-    ranks = [number for number in lost if number < FIRST_SERVER]
-    servers = [name_of(number) for number in lost if number >= FIRST_SERVER]
-    return " and ".join([*([name_ranks(ranks)] if ranks else []), *servers])
+    return f"{name} ({where})" if where else name
 
 
 def describe_threads(failures: Mapping[str, str]) -> str:

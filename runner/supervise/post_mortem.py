@@ -14,7 +14,7 @@ from typing import Any
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.runner.launch.rank_start import remove_reports, report_file
 from sirtaki.runner.observe.job_timeline import JobTimeline
-from sirtaki.runner.supervise.failure_analysis import name_rank
+from sirtaki.runner.supervise.failure_analysis import name_process
 
 _MAX_LINES = 8
 _STARTERS = (
@@ -112,7 +112,7 @@ def describe(report: Mapping[str, Any], names_host: bool = False) -> str:
         what = f"waited for other ranks to submit {_name(waiting)}"
     else:
         what = "had nothing in flight"
-    who = name_rank(report["rank"], report["pid"], report["host"] if names_host else "")
+    who = name_process(f"rank {report['rank']}", report["pid"], report["host"] if names_host else "")
     place = place_of(report["stack"])
     return f"  {who} {what}{place and f', {place}'}"
 

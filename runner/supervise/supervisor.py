@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sirtaki.bindings.bootstrap.job import FIRST_SERVER, name_of, name_ranks
+from sirtaki.bindings.bootstrap.job import name_ranks
 from sirtaki.bindings.bootstrap.messages import RankEvent, describe
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.bootstrap.termination import ASK_TO_STOP, STOPPED
@@ -52,7 +52,7 @@ class Mailbox:
 class Supervisor(MainLoop):
     """Supervises a static job from the start of its ranks to its end."""
 
-    ranks: Sequence[Rank]
+    processes: Sequence[Rank]  # the ranks, then the servers of tables, in the order of their numbers
     hosts: Sequence[RemoteHost]  # the hosts other than this one
     analyzer: FailureAnalyzer
     server: RendezvousServer
@@ -60,10 +60,10 @@ class Supervisor(MainLoop):
     progress: Progress
     mailbox: Mailbox
     service: FunctionService | None  # receives the failure instead of the user
-    servers: Servers | None = None  # beside the ranks
+    servers: Servers | None = None
 
     def __post_init__(self) -> None:
-        self._processes = [*self.ranks, *(self.servers.processes if self.servers is not None else [])]
+        self._ranks = self.processes[: self.analyzer.size]
         self._stragglers = Stragglers(self.display.say)
         self._failure: JobFailure | None = None  # set once it is certain that the job has failed
         self._can_stop: set[int] = set()  # ranks that call hvd.should_stop()
@@ -81,14 +81,14 @@ class Supervisor(MainLoop):
         """Runs the loop; returns hvdrun's exit code when all descendants have ended and all is shown."""
         self.begin()
         self._handle_wakeup()
-        self.run_until(lambda: all(process.exit_status for process in self._processes))
+        self.run_until(lambda: all(process.exit_status for process in self.processes))
         self._drain()
         self.server.close()
         if self.servers is not None:
             self.servers.close()
         self._decide()
         self._finish_hosts()
-        for process in self._processes:
+        for process in self.processes:
             process.reap()
         failed = self._failure is not None and self.analyzer.failed
         summary = self.post_mortem.lines(self._failure.event if self._failure and failed else "")
@@ -106,7 +106,7 @@ class Supervisor(MainLoop):
             found.append(ranks)
             self.wakeup.wake()
 
-        lost = [rank.rank for rank in self.ranks if rank.exit_status and rank.exit_status.lost]
+        lost = [rank.rank for rank in self._ranks if rank.exit_status and rank.exit_status.lost]
         self.server.drain(DRAIN_SECONDS, note, lost)
         deadline = self._drained_at = time.monotonic() + 2 * DRAIN_SECONDS  # even if its thread has ended
         self.run_until(lambda: bool(found) or self.patience.has_ended or time.monotonic() >= deadline)
@@ -173,16 +173,20 @@ class Supervisor(MainLoop):
         if self._capacity is not None and self._failure is None and (shortage := self._capacity.poll(now)):
             self._end(JobFailure(1, shortage), signal.SIGTERM)
             self._kill()
-        if self.servers is not None and self._failure is None and (overdue := self.servers.overdue(now)):
+        if (
+            self.servers is not None
+            and self._failure is None
+            and (overdue := self.servers.overdue(now, map(self.analyzer.name, self.running())))
+        ):
             self._end(JobFailure(1, overdue), signal.SIGTERM)
 
     def note_changes(self) -> None:
         for event in self.mailbox.drain():
             show = self.display.say if event.kind == "refused" else self.display.detail
-            show(f"the rendezvous reports that {describe(event)}")
+            show(f"the rendezvous reports that {describe(event, self.analyzer.name)}")
             self.analyzer.note_event(event)
             self._note_arrival(event)
-        for process in self._processes:
+        for process in self.processes:
             if status := process.check():
                 self._note_exit(status)
         if self.servers is not None and not self._running_ranks():
@@ -199,8 +203,8 @@ class Supervisor(MainLoop):
             self._stopped.append(status.rank)
             status = replace(status, code=0)  # no failure, on which the ranks that still save would be ended
         self.analyzer.note_exit(status)
-        self.display.detail(f"{name_of(status.rank)} has ended with exit code {status.exit_code}")
-        if status.failed or status.rank >= FIRST_SERVER:
+        self.display.detail(f"{self.analyzer.name(status.rank)} has ended with exit code {status.exit_code}")
+        if status.failed:
             return
         reason = self.analyzer.describe_end(status.rank)
         self._stragglers.note_exit()
@@ -218,14 +222,14 @@ class Supervisor(MainLoop):
             self.progress.note(event.rank)
 
     def _running_ranks(self) -> list[int]:
-        return [rank.rank for rank in self.ranks if not rank.exit_status]
+        return [rank.rank for rank in self._ranks if not rank.exit_status]
 
     def running(self) -> list[int]:
-        return [process.rank for process in self._processes if not process.exit_status]
+        return [process.rank for process in self.processes if not process.exit_status]
 
     def count(self) -> str:
         running = self.running()
-        single, several = ("process", "processes") if max(running) >= FIRST_SERVER else ("rank", "ranks")
+        single, several = ("rank", "ranks") if self.servers is None else ("process", "processes")
         return f"1 {single}" if len(running) == 1 else f"{len(running)} {several}"
 
     def remotes(self) -> Sequence[RemoteHost]:
@@ -256,7 +260,7 @@ class Supervisor(MainLoop):
 
     def signal(self, number: int) -> None:
         self.analyzer.note_signal(number)
-        for process in self._processes:
+        for process in self.processes:
             process.signal(number)
 
     def _show_result(self, summary: Sequence[str]) -> None:
@@ -264,8 +268,9 @@ class Supervisor(MainLoop):
         reason, rank = "", None if failure is None else failure.rank
         explains = service is not None and service.has_outcome(rank)
         if rank is not None and not explains:
-            status = next((process.exit_status for process in self._processes if process.rank == rank), None)
-            reason = self.display.show_error_of(rank, died=status is not None and status.died)
+            status = self.processes[rank].exit_status
+            died = status is not None and status.died
+            reason = self.display.show_error_of(rank, self.analyzer.name(rank), died)
         for line in summary:
             self.display.say(line)
         notices = [self.analyzer.notice, self.servers.notice if self.servers is not None else ""]

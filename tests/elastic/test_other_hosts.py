@@ -147,7 +147,7 @@ def test_what_a_rank_has_left_behind_is_killed_there_also_if_it_has_not_failed(
     frames: list[Frame] = []
     host: Any = SimpleNamespace(send=frames.append)
     rank = RemoteRank(5, host)
-    rank.note(ExitStatus(5, 1, code, 0, "hostB"))
+    rank.note(ExitStatus(5, code, 0, "hostB"))
     rank.clear()
     assert [(frame.kind, frame.rank, frame.number) for frame in frames] == sent
 

@@ -27,7 +27,7 @@ class Ended:
     """A process that has ended with exit code 0."""
 
     def check(self) -> ExitStatus:
-        return ExitStatus(0, 1, 0, 0)
+        return ExitStatus(0, 0, 0)
 
 
 def test_the_end_of_a_worker_follows_its_last_message_even_if_that_was_not_read_before(

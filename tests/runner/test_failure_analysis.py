@@ -12,7 +12,7 @@ SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11
 
 def inquire(*happenings: ExitStatus | RankEvent | int, size: int = 3) -> FailureAnalyzer:
     """Returns an analyzer after these endings, events, and signals that hvdrun sent, in this order."""
-    analyzer = FailureAnalyzer(start_timeout=120.0)
+    analyzer = FailureAnalyzer(size, start_timeout=120.0)
     for rank in range(size):
         analyzer.note_start(rank, 70 + rank)
     for happening in happenings:
@@ -26,7 +26,7 @@ def inquire(*happenings: ExitStatus | RankEvent | int, size: int = 3) -> Failure
 
 
 def ended(rank: int, code: int = 0, killed_by: int = 0) -> ExitStatus:
-    return ExitStatus(rank, 70 + rank, code, killed_by)
+    return ExitStatus(rank, code, killed_by)
 
 
 def told(rank: int, kind: str, text: str = "", generation: int = 1) -> RankEvent:

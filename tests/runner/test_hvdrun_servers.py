@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame
-from sirtaki.bindings.bootstrap.job import FIRST_SERVER, Job
+from sirtaki.bindings.bootstrap.job import Job
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.runner.launch.hosts import Host, allocate, servers_of
 from sirtaki.runner.launch.servers import Servers
@@ -116,8 +116,8 @@ def test_a_dry_run_shows_the_places_of_servers(hvdrun: Run) -> None:
 
 def test_hosts_of_ranks_take_turns() -> None:
     allocations = allocate([Host("a", 4), Host("b", 1), Host("c", 1)], 5)
-    found = [servers_of(one, allocations, 3) for one in allocations]
-    assert found == [[FIRST_SERVER, FIRST_SERVER + 2], [FIRST_SERVER + 1]]
+    found = [servers_of(allocation, allocations, range(5, 8)) for allocation in allocations]
+    assert found == [[5, 7], [6]]
 
 
 class Sent:
@@ -142,28 +142,25 @@ def test_each_server_hears_of_each_table_and_of_the_end_whenever_it_arrives() ->
     servers.on_message(4, Frame(MessageKind.SERVES))
     assert sent.messages[2:] == [(3, 0), (4, 1), (4, 2), (4, 0)]
     servers.on_event(RankEvent("aborted", 4, 0, "why"))
-    assert [(event.rank, event.text) for event in reported] == [(FIRST_SERVER + 1, "why")]
+    assert [(event.rank, event.text) for event in reported] == [(4, "why")]
 
 
 def test_servers_that_do_not_end_are_named() -> None:
     servers = Servers(1, Job("j", 1, b"", "0"), [], lambda event: None)
     servers.serve(Sent())  # type: ignore[arg-type]
-
-    class Running:
-        rank, exit_status = FIRST_SERVER, None
-
-    servers.processes = [Running()]  # type: ignore[list-item]
-    assert servers.overdue(1e12) == ""
+    assert servers.overdue(1e12, ["server 0"]) == ""
     servers.end()
     assert servers.end_due is not None
-    assert servers.overdue(servers.end_due - 1) == ""
-    assert servers.overdue(servers.end_due).startswith("all ranks have ended, but not server 0 within 60 s")
+    assert servers.overdue(servers.end_due - 1, ["server 0"]) == ""
+    assert servers.overdue(servers.end_due, []) == ""
+    text = servers.overdue(servers.end_due, ["server 0"])
+    assert text == "all ranks have ended, but not server 0 within 60 s"
 
 
 def test_ranks_and_servers_that_are_lost_with_their_host_are_named() -> None:
-    analyzer = FailureAnalyzer(120)
-    for number in (2, 3, FIRST_SERVER + 1):
+    analyzer = FailureAnalyzer(4, 120)
+    for number in (2, 3, 5):
         analyzer.note_start(number, 0, "hostB")
-        analyzer.note_exit(ExitStatus(number, 0, 0, 0, "hostB", "why"))
+        analyzer.note_exit(ExitStatus(number, 0, 0, "hostB", "why"))
     text = "the host hostB was lost, and ranks 2 and 3 and server 1 with it: why"
     assert analyzer.failure().text == text
