@@ -9,7 +9,7 @@ import pytest
 
 import sirtaki.numpy as hvd
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.observing import traffic
+from sirtaki.bindings.observing import observe
 
 PAUSE = 0.5  # seconds
 
@@ -20,7 +20,7 @@ def exposed_seconds() -> float | None:
 
 def assert_exposed(prefix: str, count: int) -> None:
     """Checks that the program has waited for operations of `count` such names for as long as they took."""
-    rows = [row for row in traffic.slowest_tensors(current(), 100) if row["name"].startswith(prefix)]
+    rows = [row for row in observe.slowest_tensors(current(), 100) if row["name"].startswith(prefix)]
     assert len(rows) == count, rows
     for row in rows:
         in_flight = row["wait_seconds"] + row["transfer_seconds"]

@@ -18,8 +18,7 @@ from sirtaki.bindings.errors import (
     PeerLostError,
 )
 from sirtaki.bindings.observing import observe
-from sirtaki.bindings.observing.observe import Lateness, Statistics
-from sirtaki.bindings.observing.traffic import operation_counts
+from sirtaki.bindings.observing.observe import Lateness, Statistics, operation_counts
 from sirtaki.common.autotune import tuner_of
 from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.common.ops.process_sets import (

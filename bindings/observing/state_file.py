@@ -25,9 +25,8 @@ from sirtaki.bindings import default_context
 from sirtaki.bindings.config import call
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import lib
-from sirtaki.bindings.observing.observe import activity, statistics
+from sirtaki.bindings.observing.observe import activity, slowest_tensors, statistics
 from sirtaki.bindings.observing.ownership import held_folder, others_can_write
-from sirtaki.bindings.observing.traffic import slowest_tensors
 from sirtaki.bindings.observing.user_code import frame_of_main_thread, line_of, stack_of
 from sirtaki.bindings.observing.watch_marks import (
     ANSWER,

@@ -27,7 +27,7 @@ class RankSample:
         activity: its operations that have not ended (`bindings.observe.Activity`).
         line: of the user's program, the innermost in its main thread; "" without one.
         stack: all frames there, the innermost first.
-        sent: the bytes that it has sent over links, by host and transport (`bindings.traffic.SentBytes`); of
+        sent: the bytes that it has sent over links, by host and transport (`bindings.observe.SentBytes`); of
             a rank on another host the largest ones.
         tensors: those that have cost it the most time lately: name, operations, and seconds in all that were
             exposed (None: not measured), of waiting for other ranks, and of the transfer.

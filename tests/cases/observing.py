@@ -13,7 +13,7 @@ from timelines import read_trace, slices_named
 import sirtaki.numpy as hvd
 from cases import case
 from sirtaki.bindings import default_context
-from sirtaki.bindings.observing import observe, traffic
+from sirtaki.bindings.observing import observe
 
 
 @case()
@@ -81,16 +81,16 @@ def the_slowest_tensors_are_those_for_which_the_program_waited() -> None:
     context = default_context.current()
     hvd.allreduce(np.ones(10, np.float32), name="before")
     hvd.barrier()
-    (before,) = traffic.slowest_tensors(context, 10)
+    (before,) = observe.slowest_tensors(context, 10)
     assert (before["name"], before["operations"], before["exposed_seconds"]) == ("before", 1, None)
     for _ in range(3):
         with context.steps.exposed:
             hvd.allreduce(np.ones(10, np.float32), name="waited for")
-    (found,) = traffic.slowest_tensors(context, 10)  # what came before the first wait is left out
+    (found,) = observe.slowest_tensors(context, 10)  # what came before the first wait is left out
     assert (found["name"], found["operations"]) == ("waited for", 3)
     total = found["wait_seconds"] + found["transfer_seconds"]
     assert found["exposed_seconds"] == pytest.approx(total, abs=1e-6)
-    assert traffic.slowest_tensors(context, 0) == []
+    assert observe.slowest_tensors(context, 0) == []
 
 
 @case()

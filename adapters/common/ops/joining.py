@@ -9,7 +9,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
 from sirtaki.bindings.observing import observe
-from sirtaki.bindings.observing.traffic import operation_counts
+from sirtaki.bindings.observing.observe import operation_counts
 from sirtaki.bindings.observing.user_code import CallSite, program_sites
 from sirtaki.common.ops.handles import pooled_batch, run_without_tensors
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
