@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.library import ffi, lib, text
-from sirtaki.bindings.variables import values
+from sirtaki.bindings.variables import values, with_packages
 
 
 class GpuLibrary(NamedTuple):
@@ -44,18 +41,3 @@ def find_libraries() -> GpuLibraries:
     lib.srt_gpu_libraries(config.pointer, found, found + 1, devices)
     cuda, nccl = (GpuLibrary(library.version, text(library.path), text(library.text)) for library in found)
     return GpuLibraries(cuda, nccl, devices[0])
-
-
-def with_packages(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns settings for the core that also search for NCCL where PyPI's packages install it.
-
-    Those are nvidia-nccl-cu12 and nvidia-nccl-cu13. The user's own choice comes first.
-    """
-    folders = [settings.get("gpu_libraries", ""), *_package_folders()]
-    return {**settings, "gpu_libraries": ":".join(filter(None, folders))}
-
-
-def _package_folders() -> list[str]:
-    """Returns the folders of these packages, found without importing anything."""
-    folders = (Path(entry, "nvidia", "nccl", "lib") for entry in sys.path)
-    return [str(folder) for folder in folders if folder.is_dir() and ":" not in str(folder)]

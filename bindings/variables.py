@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from sirtaki.bindings.library import knobs
@@ -58,6 +60,21 @@ def settings(environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:
 def values(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the same settings without the variables."""
     return {knob: setting.value for knob, setting in settings(environment).items()}
+
+
+def with_packages(settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns settings for the core that also search for NCCL where PyPI's packages install it.
+
+    Those are nvidia-nccl-cu12 and nvidia-nccl-cu13. The user's own choice comes first.
+    """
+    folders = [settings.get("gpu_libraries", ""), *_package_folders()]
+    return {**settings, "gpu_libraries": ":".join(filter(None, folders))}
+
+
+def _package_folders() -> list[str]:
+    """Returns the folders of these packages, found without importing anything."""
+    folders = (Path(entry, "nvidia", "nccl", "lib") for entry in sys.path)
+    return [str(folder) for folder in folders if folder.is_dir() and ":" not in str(folder)]
 
 
 def name_in(error: ValueError, given: Mapping[str, str]) -> ValueError:

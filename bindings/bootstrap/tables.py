@@ -23,8 +23,7 @@ from sirtaki.bindings.bootstrap.table_variables import SERVER, SERVERS, SIZE, TA
 from sirtaki.bindings.bootstrap.world_builder import WorldBuilder
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.gpu import with_packages
-from sirtaki.bindings.variables import values
+from sirtaki.bindings.variables import values, with_packages
 
 # Files that describe a rank, of which its own world writes one.
 _NO_FILES = {"dump_directory": "", "stall_report_file": ""}

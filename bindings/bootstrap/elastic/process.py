@@ -32,7 +32,6 @@ from sirtaki.bindings.bootstrap.termination import end_children_on_sigterm
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import SHUTDOWN_MS, Context
 from sirtaki.bindings.errors import InitializationError
-from sirtaki.bindings.gpu import with_packages
 from sirtaki.bindings.observing import observe
 from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.bindings.topology import RankPlacement
@@ -182,7 +181,7 @@ def attach() -> None:
         )
     wait_for_place()
     variables.check()
-    config = Config(with_packages(variables.values()))
+    config = Config(variables.with_packages(variables.values()))
     try:
         mine = _state.assignment or Assignment.of_environment()
         job = mine.job
