@@ -13,7 +13,6 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.library import ffi
 from sirtaki.bindings.request import Batch
-from sirtaki.bindings.shared_memory import memory_of
 from sirtaki.common.ops.handles import Streams
 from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView, dense_layout
 
@@ -158,6 +157,8 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> Array:
         gradients[...] = hvd.rank()
         hvd.allreduce_(gradients)  # 0.5 everywhere on 2 ranks
     """
+    from sirtaki.bindings.shared_memory import memory_of  # imported late: few programs need it
+
     kind = np.dtype(dtype)
     extents, memory = memory_of(shape, kind.itemsize)
     return np.zeros(extents, kind) if memory is None else np.frombuffer(memory, kind).reshape(extents)
