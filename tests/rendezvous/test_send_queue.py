@@ -8,7 +8,7 @@ import tracemalloc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sirtaki.bindings.bootstrap.connection.send_queue import SHARED_BYTES, SendQueue
+from sirtaki.bindings.bootstrap.connection.wire import SHARED_BYTES, SendQueue
 
 Parts = st.lists(
     st.integers(0, 3 * SHARED_BYTES) | st.sampled_from([0, 1, SHARED_BYTES - 1, SHARED_BYTES, 500_000]),

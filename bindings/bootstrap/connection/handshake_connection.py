@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from sirtaki.bindings.bootstrap.connection.handshake import CHOSEN, HandshakeSteps
 from sirtaki.bindings.bootstrap.connection.interfaces import unmapped_address
-from sirtaki.bindings.bootstrap.connection.send_queue import SendQueue
+from sirtaki.bindings.bootstrap.connection.wire import SendQueue
 from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Role
 
 if TYPE_CHECKING:
