@@ -311,7 +311,10 @@ class Stragglers:
 
     def poll(self, now: float, running: Sequence[int]) -> None:
         """Reports the running ranks if a report is due."""
-        if self.due is None or now < self.due or not running:
+        if self.due is None or now < self.due:
+            return
+        if not running:  # servers of tables have not ended yet
+            self.end()
             return
         runs = "runs" if len(running) == 1 else "run"
         self._say(f"{name_ranks(running)} still {runs}; the others ended {now - self._since:.0f} s ago")

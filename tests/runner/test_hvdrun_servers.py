@@ -18,6 +18,7 @@ from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.runner.launch.hosts import Host, allocate, servers_of
 from sirtaki.runner.launch.servers import Servers
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer
+from sirtaki.runner.supervise.supervisor import Stragglers
 
 TRAIN = """
 import os, signal, sys
@@ -155,6 +156,15 @@ def test_servers_that_do_not_end_are_named() -> None:
     assert servers.overdue(servers.end_due, []) == ""
     text = servers.overdue(servers.end_due, ["server 0"])
     assert text == "all ranks have ended, but not server 0 within 60 s"
+
+
+def test_hvdrun_waits_for_servers_without_a_report_of_ranks_that_is_due() -> None:
+    said: list[str] = []
+    stragglers = Stragglers(said.append)
+    stragglers.note_exit()
+    assert stragglers.due is not None
+    stragglers.poll(stragglers.due, [])
+    assert (stragglers.due, said) == (None, [])
 
 
 def test_ranks_and_servers_that_are_lost_with_their_host_are_named() -> None:
