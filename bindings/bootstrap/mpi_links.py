@@ -40,9 +40,7 @@ class _Own:
 
 
 def check(config: Config, world: World) -> None:
-    """Raises RendezvousError if MPI is to move the data of this world, and cannot."""
-    if config.get("transport") != "mpi":
-        return
+    """Raises RendezvousError if MPI cannot move the data of this world."""
     if world.communicator is None:
         raise RendezvousError(
             "transport is mpi, but this job's ranks have no communicator of MPI: start them with "
@@ -65,10 +63,8 @@ def check(config: Config, world: World) -> None:
     _functions()
 
 
-def state(config: Config, world: World) -> bytes:
+def state(world: World) -> bytes:
     """Returns what other ranks have to know of this rank's duplicate before all call link()."""
-    if config.get("transport") != "mpi" or world.communicator is None:
-        return b""
     own: _Own | None = world.communicator.Get_attr(_keyval())
     return str(-1 if own is None else own.worlds).encode()
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sirtaki.bindings.bootstrap import mpi_links
 from sirtaki.bindings.bootstrap.connection.address import is_unix
 from sirtaki.bindings.bootstrap.connection.connect import Meanwhile, connect
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
@@ -87,9 +86,8 @@ class WorldBuilder:
             members = self._exchange_descriptions(listener.name)
             try:
                 context, late_links = self._link(members, listener, cleanup)
-                # No rank starts before all have their links.
-                states = self.client.all_gather(mpi_links.state(self.config, self.world))
-                self._link_over_mpi(context, members, states)
+                self.client.all_gather(b"")  # no rank starts before all have their links
+                self._link_over_mpi(context, members)
             except Exception as error:
                 shown = RendezvousError(_describe_os_error(error)) if isinstance(error, OSError) else error
                 first = self._first_failure(shown)
@@ -122,7 +120,6 @@ class WorldBuilder:
         context = Context(topology_of(world.rank, members), self.config)
         if len(members) == 1:
             return context, None
-        mpi_links.check(self.config, world)
         local_ranks = ranks_of_host(world.rank, members)
         memory, no_memory = self._memory(local_ranks)
         cleanup.callback(_close, memory)
@@ -161,13 +158,16 @@ class WorldBuilder:
         neighbourhood = Neighbourhood(endpoints, needed, patience)
         return context, LateLinks(context, neighbourhood, replace(handshakes, rendezvous=None))
 
-    def _link_over_mpi(
-        self, context: Context, members: Sequence[RankDescription], states: Sequence[bytes]
-    ) -> None:
+    def _link_over_mpi(self, context: Context, members: Sequence[RankDescription]) -> None:
         """Has MPI move the data between hosts, if it is to. It waits for all ranks: none may have failed."""
+        if self.config.get("transport") != "mpi" or len(members) == 1:
+            return
+        from sirtaki.bindings.bootstrap import mpi_links  # imported late: few jobs need it
+
+        mpi_links.check(self.config, self.world)
         here = members[self.world.rank].host
-        others = [rank for rank, member in enumerate(members) if member.host != here]
-        if others and self.config.get("transport") == "mpi":
+        if others := [rank for rank, member in enumerate(members) if member.host != here]:
+            states = self.client.all_gather(mpi_links.state(self.world))
             mpi_links.link(context, self.world, states, others)
             self.client.all_gather(b"")
 
