@@ -54,7 +54,7 @@ from sirtaki.runner.bench.sizes import ITEMSIZES, check_range, parse_factor, par
 from sirtaki.runner.cli.command import module_words
 from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
 from sirtaki.runner.launch.allocation import find_allocation
-from sirtaki.runner.launch.cores import usable_cores
+from sirtaki.runner.launch.capacity import usable_cores
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.supervise.terminal_status import terminal_status
 

@@ -49,8 +49,7 @@ from sirtaki.runner.doctor.trials import (
     try_framework,
     try_memory,
 )
-from sirtaki.runner.launch.capacity import read_memory
-from sirtaki.runner.launch.cores import count_gpus, usable_cores
+from sirtaki.runner.launch.capacity import count_gpus, read_memory, usable_cores
 
 # ---- Gatherers of facts about this host's names, addresses, interfaces and ssh -------------------------
 

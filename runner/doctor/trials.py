@@ -21,7 +21,7 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.runner.cli.command import code_words, module_words
 from sirtaki.runner.doctor.decoding import line
 from sirtaki.runner.doctor.facts import FRAMEWORKS, FrameworkFacts
-from sirtaki.runner.launch.cores import count_gpus, usable_cores
+from sirtaki.runner.launch.capacity import count_gpus, usable_cores
 
 TRIAL_SECONDS = 120.0
 _MAX_OUTPUT = 64 * 1024

@@ -31,8 +31,7 @@ from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.elastic.summary import describe_separate_runs
 from sirtaki.runner.hosts.host_connection import Connection
 from sirtaki.runner.hosts.remote import RemoteHost
-from sirtaki.runner.launch.capacity import Capacity
-from sirtaki.runner.launch.cores import usable_cores
+from sirtaki.runner.launch.capacity import Capacity, usable_cores
 from sirtaki.runner.launch.environment import encrypts
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import is_own_host

@@ -25,7 +25,7 @@ from sirtaki.runner.hosts.host_connection import Connection, with_slot_counts
 from sirtaki.runner.hosts.lease import HostLease, lease_clock
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
 from sirtaki.runner.hosts.remote_rank import RemoteRank
-from sirtaki.runner.launch.cores import usable_cores
+from sirtaki.runner.launch.capacity import count_gpus, usable_cores
 from sirtaki.runner.launch.environment import RankEnvironment, thread_counts
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host, is_own_host
@@ -246,8 +246,6 @@ class HostStart:
         remotes = self.connection.connect(hosts, program, self.wakeup, self.reaper)
         if all(host.slots for host in hosts):
             return remotes, list(hosts)
-        from sirtaki.runner.launch.cores import count_gpus
-
         return remotes, with_slot_counts(hosts, remotes, count_gpus())
 
     def begin(self, name: str) -> RemoteHost:

@@ -33,8 +33,7 @@ from sirtaki.runner.hosts.channel import FINAL_CREDIT, INITIAL_CREDIT, Channel
 from sirtaki.runner.hosts.coding import LINES, START_MARK
 from sirtaki.runner.hosts.lease import AgentLease, lease_clock
 from sirtaki.runner.hosts.relays import ORDERS, Relays
-from sirtaki.runner.launch.capacity import Capacity
-from sirtaki.runner.launch.cores import count_gpus, usable_cores
+from sirtaki.runner.launch.capacity import Capacity, count_gpus, usable_cores
 from sirtaki.runner.launch.environment import RankEnvironment, encrypts, merge_login, thread_counts
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.job_folder import JobFolder

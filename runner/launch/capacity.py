@@ -1,4 +1,4 @@
-"""Checks that this host has room for its ranks: cores, and memory before and during the start.
+"""The cores, GPUs and memory of this host; whether its ranks have room, before and during the start.
 
 A machine without swap that runs out of memory freezes for minutes before the kernel kills a process, because
 every program's code is read from disk again and again. A start that uses up the memory is therefore aborted
@@ -8,6 +8,7 @@ early.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,18 @@ _BYTES_PER_RANK = 32 * _MEBIBYTE  # private memory of Python with only numpy and
 _RESERVE_SHARE, _MIN_RESERVE = 50, 192 * _MEBIBYTE  # a 50th of the memory: for code that is in use
 _POLL_SECONDS = 0.2
 _ADVICE = "start fewer ranks with -np"
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that affinity and control groups leave to this process, at least 1."""
+    from sirtaki.bindings import library  # imported late, because the host has to report its version first
+
+    return library.usable_cores()
+
+
+def count_gpus(root: Path = Path("/")) -> int:
+    """Returns the number of NVIDIA GPUs on this host."""
+    return sum(1 for device in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", device.name))
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cli.command import runs_python
 from sirtaki.runner.hosts.agent_launcher import AgentLauncher
 from sirtaki.runner.hosts.ssh import SshOptions
-from sirtaki.runner.launch.capacity import Capacity
-from sirtaki.runner.launch.cores import count_gpus, usable_cores
+from sirtaki.runner.launch.capacity import Capacity, count_gpus, usable_cores
 from sirtaki.runner.launch.environment import RankEnvironment, encrypts, exported, thread_counts
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import (
@@ -196,7 +195,6 @@ class _Launch:
         if allocations and all(is_own_host(allocation.host.name) for allocation in allocations):
             return [], allocations
         from sirtaki.runner.hosts.host_connection import Connection, with_slot_counts
-        from sirtaki.runner.launch.cores import count_gpus
 
         question: dict[str, Any] = metrics_question(settings)
         if settings.torch_env:

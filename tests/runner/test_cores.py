@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sirtaki.runner.launch.cores import count_gpus, usable_cores
+from sirtaki.runner.launch.capacity import count_gpus, usable_cores
 from sirtaki.runner.launch.environment import thread_counts
 
 
