@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.library import ffi, lib, text
-from sirtaki.bindings.variables import values, with_packages
+from sirtaki.bindings.variables import values
 
 
 class GpuLibrary(NamedTuple):
@@ -36,7 +36,7 @@ def find_libraries() -> GpuLibraries:
     Raises:
         ValueError: a setting in the environment has a wrong value.
     """
-    config = Config(with_packages(values()))
+    config = Config(values())
     found, devices = ffi.new("srt_gpu_library[2]"), ffi.new("int32_t *")
     lib.srt_gpu_libraries(config.pointer, found, found + 1, devices)
     cuda, nccl = (GpuLibrary(library.version, text(library.path), text(library.text)) for library in found)

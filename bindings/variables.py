@@ -58,17 +58,14 @@ def settings(environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:
 
 
 def values(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the same settings without the variables."""
-    return {knob: setting.value for knob, setting in settings(environment).items()}
+    """Returns the same settings without the variables, for the core.
 
-
-def with_packages(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns settings for the core that also search for NCCL where PyPI's packages install it.
-
-    Those are nvidia-nccl-cu12 and nvidia-nccl-cu13. The user's own choice comes first.
+    It also searches for NCCL where PyPI's packages nvidia-nccl-cu12 and nvidia-nccl-cu13 install it. The
+    user's own choice comes first.
     """
-    folders = [settings.get("gpu_libraries", ""), *_package_folders()]
-    return {**settings, "gpu_libraries": ":".join(filter(None, folders))}
+    found = {knob: setting.value for knob, setting in settings(environment).items()}
+    folders = [found.get("gpu_libraries", ""), *_package_folders()]
+    return {**found, "gpu_libraries": ":".join(filter(None, folders))}
 
 
 def _package_folders() -> list[str]:

@@ -254,7 +254,7 @@ def _join(world: World, counts: bool) -> Context:
         is_told = os.environ.get("SIRTAKI_LAUNCHER") == "hvdrun"
         for sentence in variables.unknown(variables.set_since_start() if is_told else os.environ):
             sys.stderr.write(f"sirtaki: {sentence}\n")
-    config = Config(variables.with_packages(variables.values()))
+    config = Config(variables.values())
     if not world.address:
         return single_rank_context(config)
     if config.get("encrypt") == "1":

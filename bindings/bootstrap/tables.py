@@ -23,7 +23,7 @@ from sirtaki.bindings.bootstrap.table_variables import SERVER, SERVERS, SIZE, TA
 from sirtaki.bindings.bootstrap.world_builder import WorldBuilder
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.variables import values, with_packages
+from sirtaki.bindings.variables import values
 
 # Files that describe a rank, of which its own world writes one.
 _NO_FILES = {"dump_directory": "", "stall_report_file": ""}
@@ -44,7 +44,7 @@ def enter_table(member: int, table: int) -> Context:
         RendezvousTimeout: a member did not arrive in time.
         RendezvousError: another one failed.
     """
-    config = Config({**with_packages(values()), **_NO_FILES})
+    config = Config({**values(), **_NO_FILES})
     world, mine = _world(member, config), Identity(member, table)
     client = RendezvousClient.connect(world.address, world.job, mine, world.start_timeout)
     with contextlib.closing(client):

@@ -181,7 +181,7 @@ def attach() -> None:
         )
     wait_for_place()
     variables.check()
-    config = Config(variables.with_packages(variables.values()))
+    config = Config(variables.values())
     try:
         mine = _state.assignment or Assignment.of_environment()
         job = mine.job
