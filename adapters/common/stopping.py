@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.default_context import current, process
 from sirtaki.common.ops.handles import Operation, pooled_batch, run
 from sirtaki.common.ops.objects import view_of_bytes
 from sirtaki.common.ops.reduction import Call, Reduction, describe
@@ -65,7 +65,12 @@ def _requests() -> StopRequests:
     """Returns the requests to stop that this process has received as signals."""
     from sirtaki.bindings.bootstrap.termination import StopRequests  # imported late, as by hvd.init()
 
-    return StopRequests()
+    return StopRequests(_has_failed)
+
+
+def _has_failed() -> bool:
+    """Returns whether the world of this process has failed."""
+    return process.context is not None and process.context.failure is not None
 
 
 def _listen(context: Context, requests: StopRequests) -> None:

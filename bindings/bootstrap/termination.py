@@ -10,8 +10,6 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from sirtaki.bindings.default_context import process
-
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -28,12 +26,13 @@ _NOTICE = (
 class StopRequests:
     """Records the signals that ask this process to stop.
 
-    A second SIGTERM ends it, and so does the first if its world has failed, or its parent, such as hvdrun,
-    has ended. A handler that the program has set before is called, too. A signal that was ignored stays
-    ignored.
+    A second SIGTERM ends it, and so does the first if its world has failed, as `has_failed` returns, or its
+    parent, such as hvdrun, has ended. A handler that the program has set before is called, too. A signal that
+    was ignored stays ignored.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_failed: Callable[[], bool]) -> None:
+        self._has_failed = has_failed
         self.is_asked = False
         self.is_listening = False
         self._before: dict[int, Any] = {}  # by signal: the handler before this object's
@@ -77,9 +76,7 @@ class StopRequests:
             before(number, frame)
 
     def _ends_at_once(self) -> bool:
-        context = process.context
-        has_failed = context is not None and context.failure is not None
-        return self._had_sigterm or has_failed or os.getppid() != self._parent
+        return self._had_sigterm or self._has_failed() or os.getppid() != self._parent
 
 
 def end_children_on_sigterm(handler: Handler) -> None:

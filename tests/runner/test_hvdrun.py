@@ -293,6 +293,13 @@ def test_a_current_folder_that_was_removed_is_named(
     assert line.startswith("hvdrun: the current folder, in which ranks start, is not there any more")
 
 
+@pytest.mark.parametrize("module", ["launch.job", "hosts.agent"])
+def test_the_launcher_is_imported_without_the_core(module: str) -> None:
+    """Covers a host that cannot open the core: hvdrun and its agents say so in a message of theirs."""
+    code = f"import sys, sirtaki.runner.{module}; print('sirtaki.bindings.library' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
 def test_a_rank_that_does_not_end_is_named(hvdrun: Run, environment: dict[str, str]) -> None:
     soon = (
         "from sirtaki.runner.cli import hvdrun; from sirtaki.runner.supervise import supervisor; "
