@@ -22,8 +22,8 @@ folder = Path(__file__).parent
 hvd.init()
 rank, step = hvd.rank(), 0
 def note(name, text):
-    (folder / f"new {{name}}").write_text(f"{{text}}\\n")
-    (folder / f"new {{name}}").rename(folder / name)
+    (folder / f"new {{name}}~").write_text(f"{{text}}\\n")
+    (folder / f"new {{name}}~").rename(folder / name)
 while not hvd.should_stop():
     step += 1
     if step == 1:
