@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from sirtaki.bindings.bootstrap.job import WORKER
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
 from sirtaki.bindings.errors import UnsupportedError
@@ -35,9 +36,7 @@ class SharedWorld:
             UnsupportedError: the ranks of the job may change.
             DeadlineError, InitializationError: the ranks could not form a world.
         """
-        from sirtaki.bindings.bootstrap import lifecycle  # imported late, as in `init`
-
-        if lifecycle.WORKER in os.environ:
+        if WORKER in os.environ:
             raise UnsupportedError(
                 "the ranks of an elastic job may change, but those of a process group cannot: start it "
                 "without --min-np, or use hvd.elastic with Horovod's calls"

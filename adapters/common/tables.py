@@ -13,8 +13,7 @@ from queue import SimpleQueue
 
 from sirtaki.bindings import default_context
 from sirtaki.bindings.bootstrap import lifecycle
-from sirtaki.bindings.bootstrap.job import RendezvousError, RendezvousTimeout
-from sirtaki.bindings.bootstrap.table_variables import END
+from sirtaki.bindings.bootstrap.job import END, RendezvousError, RendezvousTimeout
 from sirtaki.bindings.bootstrap.tables import TableNews, count_servers, enter_table
 from sirtaki.bindings.context import SHUTDOWN_MS, Context
 from sirtaki.bindings.errors import (

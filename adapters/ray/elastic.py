@@ -23,8 +23,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.key import KEY_BYTES
-from sirtaki.bindings.bootstrap.elastic.process import Assignment, workers_job
-from sirtaki.bindings.bootstrap.job import Job
+from sirtaki.bindings.bootstrap.elastic.process import Assignment
+from sirtaki.bindings.bootstrap.job import Job, job_of_workers
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.settings import ExecutorSettings, Shape
@@ -111,7 +111,8 @@ class ActorJob:
         arbiter = self._post.address if is_near else self._post.address_for_others()
         size = self._rules.start
         placement = RankPlacement(min(worker, size - 1), size, slot.index, size, 0, 1)
-        assignment = Assignment(worker, workers_job(self._job.id, self._job.key), arbiter, "", placement)
+        job = job_of_workers(replace(self._job, encrypt=False))  # each worker has a setting of its own
+        assignment = Assignment(worker, job, arbiter, "", placement)
         actor = (
             ray.remote(RankActor)
             .options(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 RENDEZVOUS_RANK = -1  # the rank number that the rendezvous uses for itself
 COLLECTOR_RANK = -2  # that of a host's collector, towards the rendezvous
@@ -88,3 +88,24 @@ class Identity:
     def name(self) -> str:
         names = {RENDEZVOUS_RANK: "the rendezvous", COLLECTOR_RANK: "the collector of a host"}
         return names.get(self.rank, f"rank {self.rank}")
+
+
+# ---- Jobs beside that of the ranks, and the variables by which hvdrun describes them to its processes --
+
+
+# The number of servers, the address of their rendezvous, the number of a server, and the number of ranks.
+SERVERS, TABLES, SERVER, SIZE = "SIRTAKI_SERVERS", "SIRTAKI_TABLES", "SIRTAKI_SERVER", "SIRTAKI_SIZE"
+END = 0  # sent to a server in the place of a table's number: the ranks have ended
+# The number of a worker of an elastic job, and the address of its rendezvous with the arbiter.
+WORKER, ARBITER = "SIRTAKI_WORKER", "SIRTAKI_ARBITER"
+_WORKERS = 1_000_000  # the size of that rendezvous: no job uses more numbers of workers
+
+
+def job_of_tables(job: Job, servers: int) -> Job:
+    """Returns the job in which the ranks of `job`, followed by its servers, share tables."""
+    return replace(job, id=f"{job.id}-tables", size=job.size + servers)
+
+
+def job_of_workers(job: Job) -> Job:
+    """Returns the job in which the workers of an elastic job have a rendezvous with the arbiter."""
+    return replace(job, id=f"{job.id}.workers", size=_WORKERS)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sirtaki.bindings import default_context, variables
 from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, restrict_nccl
 from sirtaki.bindings.bootstrap.connection.key import KEY_ADVICE
-from sirtaki.bindings.bootstrap.job import DEBUGGED, Identity, Job, RendezvousError, RendezvousTimeout
+from sirtaki.bindings.bootstrap.job import DEBUGGED, WORKER, Identity, Job, RendezvousError, RendezvousTimeout
 from sirtaki.bindings.bootstrap.messages import RankEvent, describe
 from sirtaki.bindings.bootstrap.providers import World, find_world
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
@@ -38,7 +38,6 @@ from sirtaki.bindings.observing import observe, state_file, user_code
 if TYPE_CHECKING:
     from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
-WORKER = "SIRTAKI_WORKER"  # the number of this process in an elastic job, which hvdrun sets
 # Set while this process is a rank: "job:rank:pid". It lets a child that inherits it report whose child it is.
 _RANK_VARIABLE = "SIRTAKI_INITIALISED_BY"
 

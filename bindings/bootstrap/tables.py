@@ -14,12 +14,21 @@ from collections.abc import Mapping
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame
-from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError, RendezvousTimeout
+from sirtaki.bindings.bootstrap.job import (
+    SERVER,
+    SERVERS,
+    SIZE,
+    TABLES,
+    Identity,
+    Job,
+    RendezvousError,
+    RendezvousTimeout,
+    job_of_tables,
+)
 from sirtaki.bindings.bootstrap.lifecycle import encrypted
 from sirtaki.bindings.bootstrap.providers.environment import key_of_launcher
 from sirtaki.bindings.bootstrap.providers.world import World, number_in, start_timeout
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
-from sirtaki.bindings.bootstrap.table_variables import SERVER, SERVERS, SIZE, TABLES, job_of_tables
 from sirtaki.bindings.bootstrap.world_builder import WorldBuilder
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context

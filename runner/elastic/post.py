@@ -18,8 +18,7 @@ from dataclasses import replace
 from sirtaki.bindings.bootstrap.connection.address import unix_address
 from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.elastic.messages import Message, pack, unpack
-from sirtaki.bindings.bootstrap.elastic.process import WORKERS
-from sirtaki.bindings.bootstrap.job import Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import Job, RendezvousError, job_of_workers
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.elastic.arbiter.model import Open, Slot
@@ -48,7 +47,7 @@ class Post:
 
         Raises RendezvousError if that is impossible.
         """
-        self._job = job
+        self._job, self._job_of_workers = job, job_of_workers(job)
         self._folder = folder
         self._interfaces = interfaces
         self._on_message = on_message
@@ -60,7 +59,7 @@ class Post:
         self._messages: deque[tuple[int, Frame]] = deque()  # those that were not delivered yet
         self.failed_threads: dict[str, str] = {}  # by rank: the first exception that ended one of its threads
         self.has_initialised = False  # whether a worker has called hvd.init()
-        self.address = self._listen(self._unix_addresses(self._workers_job.id))  # for workers of this host
+        self.address = self._listen(self._unix_addresses(self._job_of_workers.id))  # for workers of this host
 
     def address_for_others(self) -> str:
         """Returns the address for workers of other hosts; opens it when it is first needed.
@@ -163,13 +162,9 @@ class Post:
         while self._workers:
             self._workers.pop().close()
 
-    @property
-    def _workers_job(self) -> Job:
-        return replace(self._job, id=f"{self._job.id}.workers", size=WORKERS)
-
     def _listen(self, address: str) -> str:
         """Opens a rendezvous with workers; returns its address."""
-        job, note = self._workers_job, self._note
+        job, note = self._job_of_workers, self._note
 
         def receive(worker: int, frame: Frame) -> None:
             self._messages.append((worker, frame))

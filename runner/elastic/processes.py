@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import SPARES
-from sirtaki.bindings.bootstrap.elastic.process import ARBITER
-from sirtaki.bindings.bootstrap.job import Job, RendezvousError
-from sirtaki.bindings.bootstrap.lifecycle import WORKER
+from sirtaki.bindings.bootstrap.job import ARBITER, WORKER, Job, RendezvousError
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.driver import CannotStart

@@ -9,12 +9,19 @@ import os
 import socket
 import sys
 import time
-from dataclasses import replace
 from typing import Any
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame
-from sirtaki.bindings.bootstrap.job import CALLS, Identity, Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import (
+    ARBITER,
+    CALLS,
+    WORKER,
+    Identity,
+    Job,
+    RendezvousError,
+    job_of_workers,
+)
 from sirtaki.bindings.bootstrap.providers import find_world
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.function.call import FunctionCall, python_version, settle
@@ -85,7 +92,7 @@ def _send_result(launcher: LauncherConnection, result: object) -> None:
 def _exit(launcher: LauncherConnection, end: SystemExit) -> int:
     """Handles sys.exit(): a rank has to return, but a worker that leaves an elastic job ends in this way."""
     code = exit_code(end)
-    if "SIRTAKI_ARBITER" in os.environ:
+    if ARBITER in os.environ:
         return code
     _send_exception(launcher, end, "exited")
     return code or 1
@@ -189,12 +196,8 @@ def _find_launcher() -> tuple[str, Job, int, float]:
     """Returns the address of the launcher, the job, this process's number there, and the start timeout."""
     world = find_world()
     address, job, number = world.address, world.job, world.rank
-    if "SIRTAKI_ARBITER" in os.environ:
-        from sirtaki.bindings.bootstrap.elastic.process import ARBITER, WORKERS
-        from sirtaki.bindings.bootstrap.lifecycle import WORKER
-
-        address, number = os.environ[ARBITER], int(os.environ[WORKER])
-        job = replace(job, id=f"{job.id}.workers", size=WORKERS)
+    if ARBITER in os.environ:
+        address, number, job = os.environ[ARBITER], int(os.environ[WORKER]), job_of_workers(job)
     if encrypts(os.environ):
         from sirtaki.bindings.bootstrap.lifecycle import encrypted
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sirtaki.bindings.bootstrap.table_variables import SERVER
+from sirtaki.bindings.bootstrap.job import SERVER
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.launch.torch_variables import variables_of_rank, without_torchruns
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame
-from sirtaki.bindings.bootstrap.job import Job, join_names
+from sirtaki.bindings.bootstrap.job import END, SERVERS, SIZE, TABLES, Job, job_of_tables, join_names
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
-from sirtaki.bindings.bootstrap.table_variables import END, SERVERS, SIZE, TABLES, job_of_tables
 from sirtaki.runner.launch.hosts import HostAllocation, servers_of
 
 _END_SECONDS = 60.0  # for a server to end when the ranks have: it may still import its modules

@@ -11,9 +11,8 @@ from launching import FAILSAFE_SECONDS, wait_until
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.elastic.messages import Enlist, Message, World, pack
-from sirtaki.bindings.bootstrap.elastic.process import workers_job
 from sirtaki.bindings.bootstrap.elastic.worker import ElasticWorker
-from sirtaki.bindings.bootstrap.job import Identity, Job
+from sirtaki.bindings.bootstrap.job import Identity, Job, job_of_workers
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.elastic.post import Post
 
@@ -25,7 +24,7 @@ def test_workers_are_answered_at_once_and_their_messages_are_kept(tmp_path: Path
     sent = threading.Event()
 
     def be_worker() -> None:
-        client = RendezvousClient.connect(post.address, workers_job(job.id, job.key), Identity(7), 60.0)
+        client = RendezvousClient.connect(post.address, job_of_workers(job), Identity(7), 60.0)
         client.send_message(pack(Enlist(0, "new")), time.monotonic() + FAILSAFE_SECONDS)
         sent.set()
 
@@ -71,7 +70,7 @@ def test_messages_keep_their_order_while_one_starts_a_worker(tmp_path: Path) -> 
     post = Post(job, str(tmp_path), (), handle, lambda _: None)
 
     def be_worker() -> None:
-        client = RendezvousClient.connect(post.address, workers_job(job.id, job.key), Identity(7), 60.0)
+        client = RendezvousClient.connect(post.address, job_of_workers(job), Identity(7), 60.0)
         for why in ("first", "second"):
             client.send_message(pack(Enlist(0, why)), time.monotonic() + FAILSAFE_SECONDS)
         begun.wait(FAILSAFE_SECONDS)
@@ -102,7 +101,7 @@ def test_a_worker_gets_its_place_among_thousands_with_long_names(tmp_path: Path)
     taken: list[World] = []
 
     def be_worker() -> None:
-        client = RendezvousClient.connect(post.address, workers_job(job.id, job.key), Identity(7), 60.0)
+        client = RendezvousClient.connect(post.address, job_of_workers(job), Identity(7), 60.0)
         taken.append(ElasticWorker(client, 7).enlist(Enlist(0, "new")))
 
     worker = threading.Thread(target=be_worker, daemon=True)

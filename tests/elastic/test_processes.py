@@ -12,8 +12,7 @@ from launching import FAILSAFE_SECONDS, wait_until
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.elastic.messages import Enlist, Message, Returned, pack
-from sirtaki.bindings.bootstrap.elastic.process import workers_job
-from sirtaki.bindings.bootstrap.job import Identity, Job
+from sirtaki.bindings.bootstrap.job import Identity, Job, job_of_workers
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.post import Post
@@ -40,7 +39,7 @@ def test_the_end_of_a_worker_follows_its_last_message_even_if_that_was_not_read_
     served, sent, may_close = threading.Event(), threading.Event(), threading.Event()
 
     def be_worker() -> None:
-        client = RendezvousClient.connect(post.address, workers_job(job.id, job.key), Identity(WORKER), 60.0)
+        client = RendezvousClient.connect(post.address, job_of_workers(job), Identity(WORKER), 60.0)
         client.send_message(pack(Enlist(0, "new")), time.monotonic() + FAILSAFE_SECONDS)
         served.wait(FAILSAFE_SECONDS)
         client.send_message(pack(Returned(1)), time.monotonic() + FAILSAFE_SECONDS)

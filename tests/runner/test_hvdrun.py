@@ -293,7 +293,7 @@ def test_a_current_folder_that_was_removed_is_named(
     assert line.startswith("hvdrun: the current folder, in which ranks start, is not there any more")
 
 
-@pytest.mark.parametrize("module", ["launch.job", "hosts.agent"])
+@pytest.mark.parametrize("module", ["launch.job", "elastic.job", "hosts.agent"])
 def test_the_launcher_is_imported_without_the_core(module: str) -> None:
     """Covers a host that cannot open the core: hvdrun and its agents say so in a message of theirs."""
     code = f"import sys, sirtaki.runner.{module}; print('sirtaki.bindings.library' in sys.modules)"

@@ -151,7 +151,7 @@ class MessageKind(enum.IntEnum):
     STANDING = 80, JSON, SHORT, LAUNCHER
     END = 81, JSON, SHORT, LAUNCHER
     SERVES = 82, NOTHING, 0, RANK  # a server waits for tables
-    TABLE = 83, NOTHING, 0, LAUNCHER  # the number of a table, or END of table_variables
+    TABLE = 83, NOTHING, 0, LAUNCHER  # the number of a table, or END
 
     # ---- A rank that runs a function of `sirtaki.run`, and its launcher (runner/function) --------------
 

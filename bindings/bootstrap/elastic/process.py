@@ -24,7 +24,7 @@ from sirtaki.bindings.bootstrap.elastic.messages import World as Place
 from sirtaki.bindings.bootstrap.elastic.provisional import ProvisionalContext
 from sirtaki.bindings.bootstrap.elastic.spare import wait_for_place
 from sirtaki.bindings.bootstrap.elastic.worker import ElasticWorker
-from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import ARBITER, WORKER, Identity, Job, RendezvousError, job_of_workers
 from sirtaki.bindings.bootstrap.providers.environment import key_of_launcher
 from sirtaki.bindings.bootstrap.providers.world import VERSION, World, number_in
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
@@ -36,8 +36,6 @@ from sirtaki.bindings.observing import observe
 from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.bindings.topology import RankPlacement
 
-ARBITER = "SIRTAKI_ARBITER"  # the address of the rendezvous between workers and the arbiter
-WORKERS = 1_000_000  # the size of that rendezvous: no job uses more numbers of workers
 _LINK_SECONDS = 10.0  # to link with the other members, which all are there
 _LINK_SECONDS_PER_RANK = 0.1
 # The longest wait for the driver's answer, which starts other workers meanwhile. Its end is noticed at once.
@@ -130,16 +128,11 @@ class Assignment:
         key_file = os.environ.get("SIRTAKI_KEY_FILE", "")
         if not key_file:
             raise RendezvousError("SIRTAKI_KEY_FILE is not set: this process is a child of a worker, not one")
-        job = workers_job(os.environ["SIRTAKI_JOB"], key_of_launcher(key_file))
+        job = Job(os.environ["SIRTAKI_JOB"], 1, key_of_launcher(key_file), VERSION)
         fields = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
         placement = RankPlacement(*(number_in(os.environ, f"SIRTAKI_{name.upper()}") for name in fields))
-        number = number_in(os.environ, lifecycle.WORKER)
-        return cls(number, job, os.environ[ARBITER], os.path.dirname(key_file), placement)
-
-
-def workers_job(name: str, key: bytes) -> Job:
-    """Returns the job of the rendezvous between the workers of a job and the arbiter."""
-    return Job(f"{name}.workers", WORKERS, key, VERSION)
+        number = number_in(os.environ, WORKER)
+        return cls(number, job_of_workers(job), os.environ[ARBITER], os.path.dirname(key_file), placement)
 
 
 @dataclass
@@ -159,7 +152,7 @@ def find() -> WorkerProcess | None:
 def assign(assignment: Assignment) -> None:
     """Makes `init()` in this process that of a worker of an engine's job. The key stays in this process."""
     _state.assignment = assignment
-    os.environ |= {lifecycle.WORKER: str(assignment.number), "HOROVOD_ELASTIC": "1"}
+    os.environ |= {WORKER: str(assignment.number), "HOROVOD_ELASTIC": "1"}
 
 
 def end() -> None:

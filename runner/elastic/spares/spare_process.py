@@ -15,7 +15,7 @@ from sirtaki.bindings.bootstrap.connection.wire import NO_RANK, Frame, WireError
 from sirtaki.bindings.bootstrap.elastic import spare_start
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.bindings.bootstrap.elastic.spare import SPARE, instructions
-from sirtaki.bindings.bootstrap.lifecycle import WORKER
+from sirtaki.bindings.bootstrap.job import WORKER
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.launch.process import RankProcess
 from sirtaki.runner.launch.reaper import Reaper
