@@ -46,8 +46,8 @@ class Operation(Generic[T]):
     streams: Streams | None = None
 
 
-# Unused batches, by their number of requests. Taking a batch and returning a batch are atomic. The context keeps
-# batches with their description, for calls that a program repeats, such as once per step.
+# Unused batches, by their number of requests. Taking a batch and returning a batch are atomic. The context
+# keeps batches with their description, for calls that a program repeats, such as once per step.
 _pool: defaultdict[int, list[Batch]] = defaultdict(list)
 _MAX_POOLED_REQUESTS = 4096  # of one size; a process rarely has more in flight
 _MOST_DESCRIBED = 256  # batches

@@ -211,8 +211,9 @@ Status check_group(const srt_request* requests, int32_t count) {
   };
   if (requests->group_size <= count && std::all_of(requests, requests + requests->group_size, belongs))
     return Status::ok();
-  return {SRT_INVALID_ARGUMENT, "a group without a name consists of requests of one kind and process set, which are "
-                                "submitted together"};
+  return {SRT_INVALID_ARGUMENT,
+          "a group without a name consists of requests of one kind and process set, which are "
+          "submitted together"};
 }
 
 // Makes `member` the next member of its group, or the first of the group that begins with these requests.
@@ -425,8 +426,7 @@ Status open_all(Submission& submission, const Caller& caller) {
   for (int32_t i = 0; i < count; ++i) {
     GpuEventPtr input = inputs.empty() ? nullptr : std::move(inputs[static_cast<size_t>(i)]);
     Status status = Status::ok();
-    if (is_in_unnamed_group(requests[i]))
-      status = enter_group(requests + i, count - i, caller.state.handles, member);
+    if (is_in_unnamed_group(requests[i])) status = enter_group(requests + i, count - i, caller.state.handles, member);
     if (status.is_ok()) status = open_one(requests[i], caller, member, std::move(input), out[i]);
     if (status.is_ok()) continue;
     take_back(out, i, caller.state);
