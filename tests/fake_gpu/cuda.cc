@@ -24,6 +24,7 @@ const std::map<CudaResult, const char*> texts = {
     {700, "an illegal memory access was encountered"},
     {719, "unspecified launch failure"},
     {unsupported_in_capture, "operation not permitted when stream is capturing"},
+    {222, "the provided PTX was compiled with an unsupported toolchain."},
     {999, "unknown error"},
 };
 

@@ -22,7 +22,7 @@ Status Gpu::open(const GpuLibraries& libraries, int ordinal, std::unique_ptr<Gpu
   std::unique_ptr<GpuDevice> device;
   SIRTAKI_TRY(GpuDevice::open(libraries, ordinal, device));
   std::unique_ptr<Gpu> gpu(new Gpu(std::move(device)));
-  SIRTAKI_TRY(gpu->create_streams());
+  SIRTAKI_TRY(gpu->start());
   MemoryBlock reserved;
   const Status taken = gpu->memory_.take(reserved_bytes, reserved);
   if (!taken.is_ok() && taken.code() != SRT_OUT_OF_MEMORY) return taken;  // operations may need no memory
@@ -33,7 +33,7 @@ Status Gpu::open(const GpuLibraries& libraries, int ordinal, std::unique_ptr<Gpu
 Gpu::Gpu(std::unique_ptr<GpuDevice> device)
     : device_(std::move(device)), events_(*device_),
       memory_(*device_, MemoryPool::MemoryKind::device, [this] { return is_idle(); }),
-      pinned_(*device_, MemoryPool::MemoryKind::host, [this] { return is_idle(); }) {}
+      pinned_(*device_, MemoryPool::MemoryKind::host, [this] { return is_idle(); }), kernels_(*device_) {}
 
 Gpu::~Gpu() {
   const GpuDevice::Scope scope(device_.get());
@@ -42,8 +42,8 @@ Gpu::~Gpu() {
     if (stream) std::ignore = device_->cuda().stream_destroy(stream);
 }
 
-// Creates the streams with the greatest priority, because other ranks wait for their work.
-Status Gpu::create_streams() {
+// Creates the streams, with the greatest priority, because other ranks wait for their work; and loads the kernels.
+Status Gpu::start() {
   const GpuDevice::Scope scope(device_.get());
   SIRTAKI_TRY(scope.status());
   const CudaFunctions& cuda = device_->cuda();
@@ -52,6 +52,7 @@ Status Gpu::create_streams() {
   for (CudaStream* stream : {&launches_, &copies_})
     SIRTAKI_TRY(
         device_->check(cuda.stream_create(stream, cuda_stream_non_blocking, greatest), "cuStreamCreateWithPriority"));
+  kernels_.load(launches_);
   return Status::ok();
 }
 
@@ -72,6 +73,8 @@ Status Gpu::copy(const GpuCopy& copy, CudaStream stream) const {
 }
 
 Status Gpu::copy_all(std::span<const GpuCopy> copies, CudaStream stream) const {
+  if (copies.size() > 1 && !device_->cuda().copy_batch && kernels_.status().is_ok())
+    return kernels_.copy(copies, stream);
   const size_t most = device_->cuda().copy_batch ? longest_batch : 1;
   for (; !copies.empty(); copies = copies.subspan(std::min(most, copies.size()))) {
     const auto next = copies.first(std::min(most, copies.size()));

@@ -1,4 +1,4 @@
-// The GPU of a rank, and the rank's resources on it: two streams, events and memory.
+// The GPU of a rank, and the rank's resources on it: two streams, events, memory and kernels.
 #pragma once
 
 #include <atomic>
@@ -7,16 +7,10 @@
 
 #include "base/settings/knobs.h"
 #include "base/thread_safety.h"
+#include "gpu/device/kernels.h"
 #include "gpu/device/memory.h"
 
 namespace sirtaki {
-
-// A copy; each end may be on the GPU or in pinned memory of the host.
-struct GpuCopy {
-  uint8_t* to;
-  const uint8_t* from;
-  int64_t bytes;
-};
 
 class Gpu {
  public:
@@ -28,23 +22,25 @@ class Gpu {
   EventPool& events() { return events_; }
   MemoryPool& memory() { return memory_; }
   MemoryPool& pinned() { return pinned_; }
+  const GpuKernels& kernels() const { return kernels_; }
   CudaStream launches() const { return launches_; }  // work that waits for other ranks' GPUs, in the order of plans
   CudaStream copies() const { return copies_; }      // copies to and from the host, concurrent with launches
 
   // Adds a copy to a stream.
   Status copy(const GpuCopy& copy, CudaStream stream) const;
-  // Adds copies within the GPU's memory, which may run in any order, to a stream: by few calls if the driver can.
+  // Adds copies within the GPU's memory, which may run in any order, to a stream, by few calls if possible.
   Status copy_all(std::span<const GpuCopy> copies, CudaStream stream) const;
 
  private:
   explicit Gpu(std::unique_ptr<GpuDevice> device);
-  Status create_streams();
+  Status start();
   Status copy_batch(std::span<const GpuCopy> copies, CudaStream stream) const;
   bool is_idle();  // whether `launches` has no work
 
   std::shared_ptr<const GpuDevice> device_;
   EventPool events_;
   MemoryPool memory_, pinned_;
+  GpuKernels kernels_;
   CudaStream launches_ = nullptr, copies_ = nullptr;
 };
 

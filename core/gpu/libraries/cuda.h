@@ -14,6 +14,8 @@ using CudaMemory = unsigned long long;  // an address on the device
 using CudaContext = struct CudaContextTag*;
 using CudaStream = struct CudaStreamTag*;
 using CudaEvent = struct CudaEventTag*;
+using CudaModule = struct CudaModuleTag*;
+using CudaKernel = struct CudaKernelTag*;
 
 struct CudaUuid {
   char bytes[16];
@@ -67,12 +69,19 @@ struct CudaCopyAttributes {
   X(copy, cuMemcpyAsync, (CudaMemory to, CudaMemory from, size_t bytes, CudaStream))        \
   X(fill, cuMemsetD8Async, (CudaMemory, unsigned char value, size_t count, CudaStream))
 
-// The functions that older drivers lack; the member is nullptr then. A batch of copies, which run in any order, came
-// with CUDA 12.8. CUDA 13 added a form without `failed` under another name, and drivers kept this form.
-#define SIRTAKI_CUDA_LATER_FUNCTIONS(X)                                                                    \
-  X(copy_batch, cuMemcpyBatchAsync,                                                                        \
-    (CudaMemory * to, CudaMemory * from, size_t* bytes, size_t copies, CudaCopyAttributes*, size_t* first, \
-     size_t attributes, size_t* failed, CudaStream))
+// The functions that a driver may lack; the member is nullptr then. A batch of copies, which run in any order, came
+// with CUDA 12.8. CUDA 13 added a form without `failed` under another name, and drivers kept this form. What follows
+// loads and launches kernels: `text` ends with a zero.
+#define SIRTAKI_CUDA_LATER_FUNCTIONS(X)                                                                           \
+  X(copy_batch, cuMemcpyBatchAsync,                                                                               \
+    (CudaMemory * to, CudaMemory * from, size_t* bytes, size_t copies, CudaCopyAttributes*, size_t* first,        \
+     size_t attributes, size_t* failed, CudaStream))                                                              \
+  X(module_load, cuModuleLoadData, (CudaModule*, const void* text))                                               \
+  X(module_unload, cuModuleUnload, (CudaModule))                                                                  \
+  X(module_kernel, cuModuleGetFunction, (CudaKernel*, CudaModule, const char* name))                              \
+  X(kernel_launch, cuLaunchKernel,                                                                                \
+    (CudaKernel, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z, unsigned threads_x, unsigned threads_y, \
+     unsigned threads_z, unsigned shared_bytes, CudaStream, void** arguments, void** options))
 
 struct CudaFunctions {
 #define SIRTAKI_MEMBER(member, symbol, parameters) CudaResult(*member) parameters = nullptr;
