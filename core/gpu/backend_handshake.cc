@@ -77,6 +77,7 @@ GpuFacts gather_facts(const Gpu* gpu, int32_t host, const CreatedId* created) {
   put(gpu->device().bus_id(), facts.bus_id);
   facts.uuid = gpu->device().uuid();
   if (const char* host_id = std::getenv("NCCL_HOSTID")) put(host_id, facts.host_id);
+  if (!gpu->kernels().status().is_ok()) put(gpu->kernels().status().text(), facts.no_kernels);
   facts.shares_gpus = is_set("NCCL_MULTI_RANK_GPU_ENABLE");
   if (!libraries.has_nccl()) {
     put(libraries.found_nccl().text, facts.obstacle);
@@ -109,6 +110,13 @@ std::string obstacle_to_nccl(const std::vector<GpuFacts>& facts, const RankNames
                     version_text(version).c_str(), names[member].c_str(), version_text(other.nccl_version).c_str());
   }
   return may_share ? std::string() : shared_gpu(facts, names);
+}
+
+std::string obstacle_to_kernels(const std::vector<GpuFacts>& facts, const RankNames& names) {
+  for (size_t member = 0; member < facts.size(); ++member)
+    if (const std::string obstacle = get(facts[member].no_kernels); !obstacle.empty())
+      return names[member] + " cannot use kernels: " + obstacle;
+  return {};
 }
 
 BackendHandshake::BackendHandshake(const Transfer& whole, const GpuFacts& own)

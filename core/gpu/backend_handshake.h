@@ -22,6 +22,7 @@ struct GpuFacts {
   char bus_id[32] = {};          // the PCI bus id of its GPU, the same for all parts of the GPU
   CudaUuid uuid = {};            // the same for two containers that share a GPU, and so seem to be two hosts
   char obstacle[400] = {};       // why it cannot use NCCL
+  char no_kernels[200] = {};     // why it cannot scale sums by a kernel; empty: it can
 };
 
 // Returns whether the environment makes NCCL block in calls that this rank polls.
@@ -41,6 +42,8 @@ GpuFacts gather_facts(const Gpu* gpu, int32_t host, const CreatedId* created);
 // Returns why members with these properties cannot use NCCL, in a sentence; "" if they can. `names`: by member.
 // `encrypts`: traffic between hosts must be encrypted.
 std::string obstacle_to_nccl(const std::vector<GpuFacts>& facts, const RankNames& names, bool encrypts);
+// Likewise why they cannot scale sums by kernels. All must do so or none: NCCL's operators have to be equal.
+std::string obstacle_to_kernels(const std::vector<GpuFacts>& facts, const RankNames& names);
 
 // An all-gather of the members' properties over the CPU data plane, as the first phase of the plan of `whole`.
 class BackendHandshake {

@@ -42,7 +42,7 @@ unsigned GpuBackend::needs(const Transfer& transfer) const {
 
 bool GpuBackend::goes_through_nccl(const GpuGroup& group, const Transfer& transfer) const {
   if (is_alone(transfer)) return is_identity(transfer);  // copies only, which need no NCCL
-  return group.uses_nccl && nccl_reduction(transfer).has_value();
+  return group.uses_nccl && nccl_reduction(transfer, group.has_kernels).has_value();
 }
 
 bool GpuBackend::launches_behind_inputs(const Signature& signature, const std::vector<int32_t>& members) const {
@@ -84,12 +84,16 @@ Status GpuBackend::decide(const Transfer& transfer, const std::vector<GpuFacts>&
   const std::string obstacle = obstacle_to_nccl(facts, names, encrypts_);
   group.has_agreed = true;
   group.uses_nccl = obstacle.empty();
+  const std::string obstacle_to_scaling = obstacle_to_kernels(facts, names);
+  group.has_kernels = obstacle_to_scaling.empty();
   group.id = facts.front().id;
   if (!group.uses_nccl && wish_ == "nccl") return {SRT_DEVICE, "the setting gpu_backend is nccl, but " + obstacle};
   if (transfer.own != 0) return Status::ok();
   if (group.uses_nccl) {
     parts_.log.line(format("GPUs of %zu rank%s: %s", facts.size(), facts.size() > 1 ? "s" : "",
                            parts_.choice.gpu()->device().libraries().found_nccl().text.c_str()));
+    if (!group.has_kernels)
+      parts_.log.line("averages and factors of 16-bit floats are rounded before the sum: " + obstacle_to_scaling);
     if (makes_nccl_block())
       parts_.log.line(
           "NCCL_COMM_BLOCKING=1 is set: NCCL's calls then block without a deadline, also if a rank is lost. Unset it");

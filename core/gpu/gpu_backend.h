@@ -33,6 +33,7 @@ struct GpuGroup {
   bool has_agreed = false;
   bool is_aborted = false;  // its communicator belongs to the thread that aborts it
   bool uses_nccl = false;
+  bool has_kernels = false;  // all members'
   NcclUniqueId id = {};
   std::unique_ptr<Communicator> communicator;  // created when the first plan needs it
 };

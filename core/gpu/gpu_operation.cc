@@ -50,7 +50,8 @@ Status GpuOperation::begin(Progress& progress) {
   if (group_.uses_nccl) SIRTAKI_TRY(connect(is_connected));
   if (!is_connected) progress = Progress::blocked;
   if (!is_connected) return Status::ok();
-  const NcclReduction reduction = nccl_reduction(*transfer_).value_or(NcclReduction());  // empty for copies alone
+  const NcclReduction reduction =
+      nccl_reduction(*transfer_, group_.has_kernels).value_or(NcclReduction());  // empty for copies alone
   running_ =
       std::make_unique<NcclOperation>(*gpu_, group_.communicator.get(), backend_.parts().kernels, transfer_, reduction);
   is_at_work_ = true;

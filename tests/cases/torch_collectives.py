@@ -76,8 +76,8 @@ def what_is_repeated_under_one_name() -> None:
         for name in ("float32", "int64"):
             for shape in ((5,), (2, 3), (0,), ()):
                 for op, (code, combine) in OPS.items():
-                    mine = values(hvd.rank(), shape, MOVABLE[name]) + turn
-                    expected = combine(everyone(shape, torch.float64) + turn).to(MOVABLE[name])
+                    mine = values(hvd.rank(), shape, MOVABLE[name]) + 12 * turn
+                    expected = combine(everyone(shape, torch.float64) + 12 * turn).to(MOVABLE[name])
                     version = mine._version
                     assert hvd.allreduce_(mine, op=code, name="repeated") is mine
                     same(mine, expected)

@@ -66,6 +66,20 @@ def every_dtype(name: str) -> None:
         same(hvd.allgather(mine), everyone.view(-1))
 
 
+@case(name=("float16", "bfloat16"))
+def scaled_sums(name: str) -> None:
+    """Covers all values of a type, scaled after the sum. One rank has them: sums with zeros are exact."""
+    dtype, device = getattr(torch, name), own_device()
+    values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    mine = values if hvd.rank() == 0 else torch.zeros_like(values)
+    for before, after in ((1.0, 1.0), (1.0, 1 / 3), (0.25, 4 / 3)):
+        for op, divisor in ((hvd.Sum, 1), (hvd.Average, hvd.size())):
+            result = hvd.allreduce(mine.to(device), op=op, prescale_factor=before, postscale_factor=after)
+            summed = (values.float() * before).to(dtype).float()
+            expected = (summed * after / torch.tensor(float(divisor))).to(dtype)
+            torch.testing.assert_close(result.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
 @case()
 def every_operation() -> None:
     device, size, rank = own_device(), hvd.size(), hvd.rank()

@@ -88,13 +88,19 @@ void scale(int type, char* data, size_t count, const char* factor) {
 void reduce(int type, int operation, const std::vector<const char*>& inputs, size_t count, char* output) {
   with_type(type, [&](auto of) {
     using T = typename decltype(of)::type;
+    using Wide = decltype(widened(T()));
+    constexpr bool is_integral = std::is_integral_v<Wide>;
     T* results = reinterpret_cast<T*>(output);
+    const auto input = [&](size_t rank, size_t i) {
+      const Wide value = widened(reinterpret_cast<const T*>(inputs[rank])[i]);
+      if (operation != average || is_integral) return value;
+      const T part = narrowed<T>(1 / static_cast<Wide>(inputs.size()));
+      return widened(narrowed<T>(combined(product, value, widened(part))));
+    };
     for (size_t i = 0; i < count; ++i) {
-      auto result = widened(reinterpret_cast<const T*>(inputs[0])[i]);
-      for (size_t rank = 1; rank < inputs.size(); ++rank)
-        result = combined(operation, result, widened(reinterpret_cast<const T*>(inputs[rank])[i]));
-      if (operation == average)
-        result = static_cast<decltype(result)>(result / static_cast<decltype(result)>(inputs.size()));
+      auto result = input(0, i);
+      for (size_t rank = 1; rank < inputs.size(); ++rank) result = combined(operation, result, input(rank, i));
+      if (operation == average && is_integral) result = static_cast<Wide>(result / static_cast<Wide>(inputs.size()));
       results[i] = narrowed<T>(result);
     }
   });

@@ -145,8 +145,20 @@ Status NcclOperation::call_collective(const NcclCallList::NcclCall& call) {
 
 Status NcclOperation::finish_launch() {
   destroy_operator();
+  SIRTAKI_TRY(scale_sums());
   SIRTAKI_TRY(gpu_.copy_all(calls_.after, gpu_.launches()));
   return gpu_.events().record(gpu_.launches(), launched_);
+}
+
+// Scales the sums where NCCL has written them.
+Status NcclOperation::scale_sums() {
+  if (reduction_.after.is_one()) return Status::ok();
+  const bool is_at_all = traits(transfer_->kind).output == Output::whole;
+  std::vector<GpuCopy> sums;
+  for (const auto& [input, output, bytes, member] : calls_.calls)
+    if (is_at_all || member == transfer_->own) sums.push_back({output, output, bytes});
+  for (const auto& [input, output, bytes, member] : calls_.collectives) sums.push_back({output, output, bytes});
+  return gpu_.kernels().scale(reduction_.factor_dtype, sums, reduction_.after, gpu_.launches());
 }
 
 // Expects the communicator to be aborted. Work that is already on the stream is still waited for.

@@ -36,6 +36,7 @@ class NcclOperation final : public Operation {
   Status call_rooted(const NcclCallList::NcclCall& call);
   Status call_collective(const NcclCallList::NcclCall& call);
   Status finish_launch();
+  Status scale_sums();
   Status copy_in();
   Status fill_with_neutral(const GpuCopy& copy);
   Status make_operator();

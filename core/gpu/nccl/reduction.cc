@@ -1,5 +1,8 @@
 #include "gpu/nccl/reduction.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace sirtaki {
 namespace {
 
@@ -30,9 +33,26 @@ constexpr NcclType types[] = {
 
 double whole_factor(const Transfer& transfer) { return transfer.prescale.factor * transfer.postscale.factor; }
 
+bool is_power_of_two(double value) {
+  int exponent;
+  return std::frexp(value, &exponent) == 0.5;
+}
+
+// Divides the factors of 16-bit floats in what NCCL multiplies exactly before the sum, and the rest.
+void divide_factors(const Transfer& transfer, NcclReduction& out) {
+  const double prescale = std::abs(transfer.prescale.factor);
+  const int least = out.factor_dtype == DType::float16 ? -14 : -126;  // of the numbers with all their bits
+  const double next = prescale > 0 ? std::round(std::log2(prescale)) : 0;
+  out.factor = std::exp2(std::clamp<double>(next, least, 1 - least));
+  out.has_factor = out.factor != 1.0;
+  out.op = nccl_sum;
+  out.after = {whole_factor(transfer) / out.factor, transfer.postscale.divisor};
+  if (out.after.factor == static_cast<double>(out.after.divisor)) out.after = {};
+}
+
 // Returns whether NCCL has the reduction, with the CPU's result. It sums 8-bit integers in 8 bits, so that an average
 // of 100 and 100 would be -28.
-bool choose_operator(const Transfer& transfer, bool takes_factors, NcclReduction& out) {
+bool choose_operator(const Transfer& transfer, bool takes_factors, bool has_kernels, NcclReduction& out) {
   const double factor = whole_factor(transfer);
   const int64_t divisor = transfer.postscale.divisor;
   switch (transfer.reduce_op) {
@@ -42,6 +62,12 @@ bool choose_operator(const Transfer& transfer, bool takes_factors, NcclReduction
     case ReduceOp::adasum: return false;
     case ReduceOp::sum:
     case ReduceOp::average: break;
+  }
+  const bool has_factors = !transfer.prescale.is_one() || !transfer.postscale.is_one();
+  const bool is_exact = out.factor_dtype == DType::bfloat16 && is_power_of_two(factor / static_cast<double>(divisor));
+  if (has_kernels && has_factors && takes_factors && out.element_bytes == 2 && !is_exact) {
+    divide_factors(transfer, out);
+    return true;
   }
   if (factor == 1.0 && (divisor == 1 || divisor == static_cast<int64_t>(transfer.members.size()))) {
     out.op = divisor == 1 ? nccl_sum : nccl_average;
@@ -54,7 +80,7 @@ bool choose_operator(const Transfer& transfer, bool takes_factors, NcclReduction
 
 }  // namespace
 
-std::optional<NcclReduction> nccl_reduction(const Transfer& transfer) {
+std::optional<NcclReduction> nccl_reduction(const Transfer& transfer, bool has_kernels) {
   NcclReduction reduction;
   if (!reduces(transfer.kind)) {
     reduction.type = nccl_uint8;
@@ -65,7 +91,7 @@ std::optional<NcclReduction> nccl_reduction(const Transfer& transfer) {
     reduction.type = known.type;
     reduction.element_bytes = static_cast<int64_t>(dtype_bytes(known.part));
     reduction.factor_dtype = known.part;
-    if (choose_operator(transfer, known.takes_factors, reduction)) return reduction;
+    if (choose_operator(transfer, known.takes_factors, has_kernels, reduction)) return reduction;
   }
   return std::nullopt;
 }

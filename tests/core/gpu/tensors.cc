@@ -14,8 +14,12 @@ std::vector<const char*> backends_of(int size) {
   return size > 1 ? std::vector<const char*>{"auto", "staged"} : std::vector<const char*>{"auto", "nccl", "staged"};
 }
 
-// Returns small integers, which every dtype holds exactly.
+// Returns small integers, which every dtype holds exactly. A complex number has two.
 std::vector<uint8_t> values(DType dtype, int64_t elements, int rank) {
+  for (const auto& [complex, part] : {std::pair{DType::complex32, DType::float16},
+                                      {DType::complex64, DType::float32},
+                                      {DType::complex128, DType::float64}})
+    if (dtype == complex) return values(part, 2 * elements, rank);
   const DTypeKernels* kernels = choose_kernels("auto").of(dtype);
   const size_t each = dtype_bytes(dtype);
   std::vector<uint8_t> bytes(each * static_cast<size_t>(elements));
