@@ -263,6 +263,45 @@ TEST(copies_of_a_batch_come_in_the_order_of_the_stream_but_in_none_among_themsel
   CHECK_EQUAL(fakes.take_misuse(), conflict);
 }
 
+// Returns the text of a kernel with these instructions; %at holds its argument, an address.
+std::string kernel_that(const std::string& instructions) {
+  return ".visible .entry change(.param .align 8 .b8 argument[8])\n{\n  .reg .b64 %at;\n  .reg .b16 %byte<2>;\n"
+         "  ld.param.u64 %at, [argument];\n" +
+         instructions + "  ret;\n}\n";
+}
+
+TEST(kernels_are_what_their_text_says) {
+  Fakes fakes;
+  const TestGpu gpu(fakes, 0);
+  const auto launch = [&](const std::string& text, CudaMemory argument, unsigned rows = 1) {
+    CudaModule module = nullptr;
+    CudaKernel kernel = nullptr;
+    if (const CudaResult result = gpu.cuda.module_load(&module, text.c_str())) return result;
+    OK(gpu.cuda.module_kernel(&kernel, module, "change"));
+    void* arguments[] = {&argument};
+    const CudaResult result = gpu.cuda.kernel_launch(kernel, 1, rows, 1, 1, 1, 1, 0, gpu.stream, arguments, nullptr);
+    OK(gpu.cuda.module_unload(module));
+    return result;
+  };
+  const DeviceArray<uint16_t> array(gpu, {7, 8, 9, 10});
+  const std::string copies = kernel_that("  ld.global.u16 %byte0, [%at+2];\n  st.global.u16 [%at], %byte0;\n");
+  fakes.control.hold(gpu.stream, 1);
+  OK(launch(copies, array.memory));
+  CHECK_EQUAL(array.get()[0], 7);
+  fakes.control.hold(gpu.stream, 0);
+  gpu.wait(gpu.record());
+  CHECK_EQUAL(array.get(), std::vector<uint16_t>({8, 8, 9, 10}));
+  const auto refused = [&](const std::string& misuse, const std::string& text, CudaMemory argument, unsigned rows = 1) {
+    CHECK(launch(text, argument, rows) != cuda_success);
+    CHECK_EQUAL(fakes.take_misuse(), misuse);
+  };
+  refused("cuLaunchKernel: this memory is neither this GPU's nor pinned", copies, array.memory + 6);
+  refused("cuLaunchKernel: ld.global.u16 at an address that is no multiple of its size", copies, array.memory + 1);
+  refused("cuLaunchKernel: there is no such grid", copies, array.memory, 70'000);
+  refused("cuModuleLoadData: the fake does not know the instruction sin.approx.f32",
+          kernel_that("  sin.approx.f32 %byte0, %byte0;\n"), array.memory);
+}
+
 TEST(failures_come_when_a_test_wants_them) {
   Fakes fakes;
   const TestGpu gpu(fakes, 0);
