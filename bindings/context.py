@@ -284,14 +284,15 @@ class Context:
 
     def release(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
         """Releases requests that have ended."""
+        handles = batch.handles
+        if batch.count == 1:
+            _srt_release(self._pointer, handles, 1)
+            handles[0], batch.keepalive[0] = 0, None
+            return
         number = batch.count - start if count is None else count
-        _srt_release(self._pointer, batch.handles + start, number)
-        if number == 1:
-            batch.handles[start] = 0
-            batch.keepalive[start] = None
-        else:
-            batch.handles[start : start + number] = [0] * number
-            batch.keepalive[start : start + number] = [None] * number
+        _srt_release(self._pointer, handles + start, number)
+        handles[start : start + number] = [0] * number
+        batch.keepalive[start : start + number] = [None] * number
 
     def next_number(self, kind: str) -> int:
         """Numbers objects of a kind from 0, for names. Equal on ranks that create them in the same order."""

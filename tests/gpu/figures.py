@@ -40,7 +40,7 @@ def measure_blocked_host(card: Card) -> None:
 
 
 def measure_small_tensors(card: Card) -> None:
-    """Measures a group of small tensors, which are copied into one buffer and back, beside one tensor of the same size."""
+    """Measures a group of small tensors, which are copied into one buffer and back, beside one tensor."""
     small = [torch.ones(SMALL_ELEMENTS, device=card.device) for _ in range(SMALL_TENSORS)]
     whole = torch.ones(SMALL_TENSORS * SMALL_ELEMENTS, device=card.device)
     grouped = duration(card, lambda: hvd.grouped_allreduce_(small, op=hvd.Sum, name="small"))

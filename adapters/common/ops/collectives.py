@@ -6,19 +6,28 @@ functions. Torch adds forms that compress, and records collectives of tensors th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections.abc import Callable, Container, Sequence
 from inspect import cleandoc
 from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.request import ABSENT, Batch
+from sirtaki.bindings.request import ABSENT, CPU, Batch
 from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.deadlines import Deadline, Decided, with_deadline
-from sirtaki.common.ops.handles import LARGEST_DESCRIBED, Handle, Operation, pooled_batch, run, start
+from sirtaki.common.ops.handles import (
+    LARGEST_DESCRIBED,
+    Handle,
+    Operation,
+    described,
+    pooled_batch,
+    recycle,
+    run,
+    start,
+)
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average, Call, reduction
+from sirtaki.common.ops.reduction import Average, Call
 from sirtaki.common.ops.requests import (
     ALLGATHER,
     ALLREDUCE,
@@ -32,6 +41,7 @@ from sirtaki.common.ops.requests import (
     Collective,
     CollectiveOptions,
     Memory,
+    reducing_options,
 )
 from sirtaki.common.ops.tensor import ArrayAdapter
 
@@ -56,41 +66,53 @@ class Collectives:
         self, context: Context, collective: Collective, tensor: Any, options: CollectiveOptions
     ) -> Operation[Any]:
         """Prepares an operation on a single array."""
-        adapter, number = self.adapter, options.process_set.number(context)
-        key, batch = self._described(context, collective, number, options, (tensor,))
-        if batch is None:
-            call = Call(options.name, number)
-            batch, (memory,) = self._describe(context, collective, (tensor,), options, (call,))
-            batch.key = key
-        else:
-            address = adapter.address_of(tensor)
-            result, target = collective.memory(adapter, tensor, address, batch.rows[0])
-            batch.set_buffers(0, address, target)
-            memory = Memory(tensor, tensor, result)
+        return self._operation(collective, *self._prepare(context, collective, tensor, options))
+
+    def _operation(self, collective: Collective, batch: Batch, memory: Memory) -> Operation[Any]:
+        adapter = self.adapter
 
         def finish(context: Context, batch: Batch) -> Any:
             return collective.finish(adapter, context, batch, 0, memory)
 
         return Operation(batch, memory, finish, adapter.streams)
 
+    def _prepare(
+        self, context: Context, collective: Collective, tensor: Any, options: CollectiveOptions
+    ) -> tuple[Batch, Memory]:
+        """Returns a batch with the request of a single array, and its memory."""
+        adapter, number, key = self.adapter, options.process_set.number(context), None
+        if adapter.is_plain(tensor):
+            key, batch = described(context, (collective, number, options, tensor.dtype, tensor.shape))
+            if batch is not None:
+                address = adapter.address_of(tensor)
+                result, target = collective.memory(adapter, tensor, address, batch.rows[0])
+                batch.set_buffers(0, address, target)
+                return batch, Memory(tensor, tensor, result)
+        call = Call(options.name, number)
+        batch, (memory,) = self._describe(context, collective, (tensor,), options, (call,))
+        batch.key = key
+        return batch, memory
+
     def group(
         self, context: Context, collective: Collective, tensors: Sequence[Any], options: CollectiveOptions
     ) -> Operation[list[Any]]:
         """Prepares operations that complete together."""
-        adapter, number = self.adapter, options.process_set.number(context)
-        key, batch = self._described(context, collective, number, options, tensors)
-        if batch is None:
-            calls = ops.group_calls(collective.kind, options.name, number, len(tensors))
-            operation = self.named(context, collective, tensors, options, calls)
-            operation.batch.key = key
-            return operation
-        memories = []
-        for index, tensor in enumerate(tensors):
-            address = adapter.address_of(tensor)
-            result, target = collective.memory(adapter, tensor, address, batch.rows[index])
-            batch.set_buffers(index, address, target)
-            memories.append(Memory(tensor, tensor, result))
-        return self._grouped(collective, batch, memories)
+        adapter, number, key = self.adapter, options.process_set.number(context), None
+        if len(tensors) <= LARGEST_DESCRIBED and all(map(adapter.is_plain, tensors)):
+            arrays = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
+            key, batch = described(context, (collective, number, options, arrays))
+            if batch is not None:
+                memories = []
+                for index, tensor in enumerate(tensors):
+                    address = adapter.address_of(tensor)
+                    result, target = collective.memory(adapter, tensor, address, batch.rows[index])
+                    batch.set_buffers(index, address, target)
+                    memories.append(Memory(tensor, tensor, result))
+                return self._grouped(collective, batch, memories)
+        calls = ops.group_calls(collective.kind, options.name, number, len(tensors))
+        operation = self.named(context, collective, tensors, options, calls)
+        operation.batch.key = key
+        return operation
 
     def named(
         self,
@@ -135,32 +157,17 @@ class Collectives:
             memories.append(Memory(tensor, view.owner, result))
         return batch, memories
 
-    def _described(
-        self,
-        context: Context,
-        collective: Collective,
-        process_set: int,
-        options: CollectiveOptions,
-        tensors: Sequence[Any],
-    ) -> tuple[Hashable | None, Batch | None]:
-        """Returns the key of a call that a program repeats, and a batch that an earlier call has described.
-
-        The key is None for arrays whose memory needs a view, and in large groups. A batch from an earlier
-        call lacks only addresses, which takes a third of the time of a description.
-        """
-        if len(tensors) > LARGEST_DESCRIBED or not all(map(self.adapter.is_plain, tensors)):
-            return None, None
-        arrays = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
-        key = (collective, process_set, options.name, options[2:], arrays)
-        try:
-            return key, context.described_batches.pop(key, None)
-        except TypeError:  # an argument that is not hashable is a wrong argument: its description says so
-            return None, None
-
     def run(self, collective: Collective, tensor: Any, options: CollectiveOptions) -> Any:
         """Returns the result for a single array."""
         context = current()
-        return run(context, self.single(context, collective, tensor, options))
+        batch, memory = self._prepare(context, collective, tensor, options)
+        if batch.gpu != CPU:
+            return run(context, self._operation(collective, batch, memory))
+        batch.keepalive[0] = memory
+        context.run(batch)
+        result = collective.finish(self.adapter, context, batch, 0, memory)
+        recycle(context, batch)
+        return result
 
     def run_with_deadline(self, tensor: Any, options: CollectiveOptions, deadline: Deadline) -> Decided:
         """Returns the all-reduce of an array without the ranks that are late, and its contributors."""
@@ -266,9 +273,7 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
             mean_loss = hvd.allreduce(loss, name="loss")
             samples = hvd.allreduce(len(inputs), op=hvd.Sum)  # of all ranks: 8 on 2 ranks
         """
-        options = CollectiveOptions(
-            name, process_set, reduction(op, average, prescale_factor, postscale_factor)
-        )
+        options = reducing_options(name, process_set, op, average, prescale_factor, postscale_factor)
         if deadline is None:
             return self.run(ALLREDUCE, tensor, options)
         return self.run_with_deadline(tensor, options, Deadline(deadline, quorum))
@@ -290,8 +295,8 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
             ...  # computation in the meantime
             mean = hvd.synchronize(handle)
         """
-        how = reduction(op, average, prescale_factor, postscale_factor)
-        return self.start(ALLREDUCE, tensor, CollectiveOptions(name, process_set, how))
+        options = reducing_options(name, process_set, op, average, prescale_factor, postscale_factor)
+        return self.start(ALLREDUCE, tensor, options)
 
     def allreduce_(
         self,
@@ -308,8 +313,8 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         Example:
             hvd.allreduce_(tensor, op=hvd.Sum, name="histogram")  # tensor holds the sum
         """
-        how = reduction(op, average, prescale_factor, postscale_factor)
-        return self.run(ALLREDUCE_IN_PLACE, tensor, CollectiveOptions(name, process_set, how))
+        options = reducing_options(name, process_set, op, average, prescale_factor, postscale_factor)
+        return self.run(ALLREDUCE_IN_PLACE, tensor, options)
 
     def grouped_allreduce(
         self,
@@ -326,8 +331,8 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         Example:
             losses, weights = hvd.grouped_allreduce(tensors, name="metrics")
         """
-        how = reduction(op, average, prescale_factor, postscale_factor)
-        return self.run_group(ALLREDUCE, tensors, CollectiveOptions(name, process_set, how))
+        options = reducing_options(name, process_set, op, average, prescale_factor, postscale_factor)
+        return self.run_group(ALLREDUCE, tensors, options)
 
     def grouped_allreduce_(
         self,
@@ -344,8 +349,8 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         Example:
             hvd.grouped_allreduce_(tensors, name="gradients")  # tensors hold the averages
         """
-        how = reduction(op, average, prescale_factor, postscale_factor)
-        return self.run_group(ALLREDUCE_IN_PLACE, tensors, CollectiveOptions(name, process_set, how))
+        options = reducing_options(name, process_set, op, average, prescale_factor, postscale_factor)
+        return self.run_group(ALLREDUCE_IN_PLACE, tensors, options)
 
     def reducescatter(
         self,
@@ -378,8 +383,8 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         Example:
             rows = hvd.reducescatter(tensor, op=hvd.Sum)  # a row of the sum: row 0 on rank 0, row 1 on rank 1
         """
-        how = reduction(op, None, prescale_factor, postscale_factor)
-        return self.run(REDUCESCATTER, tensor, CollectiveOptions(name, process_set, how))
+        options = reducing_options(name, process_set, op, None, prescale_factor, postscale_factor)
+        return self.run(REDUCESCATTER, tensor, options)
 
     def grouped_reducescatter(
         self,
@@ -395,8 +400,8 @@ class ArrayCollectives(Collectives, Generic[TensorLike, Tensor, Splits]):
         Example:
             parts = hvd.grouped_reducescatter(tensors, op=hvd.Sum)
         """
-        how = reduction(op, None, prescale_factor, postscale_factor)
-        return self.run_group(REDUCESCATTER, tensors, CollectiveOptions(name, process_set, how))
+        options = reducing_options(name, process_set, op, None, prescale_factor, postscale_factor)
+        return self.run_group(REDUCESCATTER, tensors, options)
 
     def allgather(
         self, tensor: TensorLike, name: str | None = None, process_set: ProcessSet = global_process_set

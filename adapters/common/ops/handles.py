@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -60,19 +60,32 @@ def pooled_batch(count: int = 1) -> Batch:
     return pool.pop() if pool else Batch(count)
 
 
-def _recycle(context: Context, batch: Batch) -> None:
+def described(context: Context, key: Hashable) -> tuple[Hashable | None, Batch | None]:
+    """Returns a key, and an unused batch that an earlier call has described under this key.
+
+    Such a batch lacks only addresses. The key is None if it cannot be hashed: an argument is wrong then, and
+    its description says so. A batch with the key that is returned will be kept for the next such call.
+    """
+    try:
+        return key, context.described_batches.pop(key, None)
+    except TypeError:
+        return None, None
+
+
+def recycle(context: Context, batch: Batch) -> None:
+    """Releases the requests of a batch, and keeps the batch for other calls."""
     if batch.gpu == CPU:
         context.release(batch)
     else:
         context.detach(batch)
     batch.context = None
     if batch.key is not None:
-        described = context.described_batches
-        if described.setdefault(batch.key, batch) is batch:
-            if len(described) <= _MOST_DESCRIBED:
+        kept = context.described_batches
+        if kept.setdefault(batch.key, batch) is batch:
+            if len(kept) <= _MOST_DESCRIBED:
                 return
-            for oldest in list(described)[:1]:  # an atomic copy: other threads change it meanwhile
-                batch = described.pop(oldest, batch)
+            for oldest in list(kept)[:1]:  # an atomic copy: other threads change it meanwhile
+                batch = kept.pop(oldest, batch)
         batch.key = None
     pool = _pool[batch.count]
     if len(pool) * batch.count < _MAX_POOLED_REQUESTS:
@@ -88,7 +101,7 @@ def run(context: Context, operation: Operation[T]) -> T:
     if batch.count:  # a group may be empty
         context.run(batch)
     result = operation.finish(context, batch)
-    _recycle(context, batch)
+    recycle(context, batch)
     return result
 
 
@@ -190,7 +203,7 @@ class Handle(Generic[T]):
         else:
             self._result = operation.finish(self._context, operation.batch)
             self._operation = None
-            _recycle(self._context, operation.batch)
+            recycle(self._context, operation.batch)
 
 
 def poll(handle: Handle[T]) -> bool:

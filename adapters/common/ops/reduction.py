@@ -83,14 +83,14 @@ def reduction(
         ValueError: both are given, the operation does not exist, or `average` is no truth value.
     """
     if average is not None:
-        op = _op_of_average(average, op)
+        op = op_of_average(average, op)
     try:
         return _reduction(op, prescale, postscale)
     except TypeError:  # a factor or an operation that cannot be hashed, such as an array
         return _reduction.__wrapped__(op, prescale, postscale)
 
 
-def _op_of_average(average: bool, op: int | None) -> int:
+def op_of_average(average: bool, op: int | None) -> int:
     """Returns the operation for Horovod's older argument `average`.
 
     Raises ValueError if `op` is given, too, or `average` is no truth value.

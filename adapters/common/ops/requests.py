@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -10,7 +11,14 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import dtypes
 from sirtaki.bindings.request import Batch
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import NO_REDUCTION, Call, Reduction, describe
+from sirtaki.common.ops.reduction import (
+    NO_REDUCTION,
+    Call,
+    Reduction,
+    describe,
+    op_of_average,
+    reduction,
+)
 from sirtaki.common.ops.tensor import ArrayAdapter, TensorView
 
 
@@ -32,6 +40,30 @@ class CollectiveOptions(NamedTuple):
     root: int = 0
     peer: int = 0
     splits: tuple[int, ...] | None = None
+
+
+def reducing_options(
+    name: str | None,
+    process_set: ProcessSet,
+    op: int | None,
+    average: bool | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> CollectiveOptions:
+    """Returns the options of a collective that combines. Raises the errors of `reduction`."""
+    if average is not None:
+        op = op_of_average(average, op)
+    try:
+        return _reducing_options(name, process_set, op, prescale, postscale)
+    except TypeError:  # an argument that cannot be hashed, such as an array
+        return _reducing_options.__wrapped__(name, process_set, op, prescale, postscale)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _reducing_options(
+    name: str | None, process_set: ProcessSet, op: int | None, prescale: float, postscale: float
+) -> CollectiveOptions:
+    return CollectiveOptions(name, process_set, reduction(op, None, prescale, postscale))
 
 
 class Memory(NamedTuple):

@@ -329,10 +329,9 @@ class _RecordingCollectives(ArrayCollectives[Tensor, Tensor, Tensor | Sequence[i
     """The collectives of torch. The forms that wait and return new tensors are recorded for autograd."""
 
     def run(self, collective: requests.Collective, tensor: Tensor, options: CollectiveOptions) -> Any:
-        context = current()
         if collective in _NEW_TENSORS and _is_recorded(tensor):
-            return _run_recorded(context, collective, tensor, options)
-        return run(context, self.single(context, collective, tensor, options))
+            return _run_recorded(current(), collective, tensor, options)
+        return super().run(collective, tensor, options)
 
     def run_group(
         self, collective: requests.Collective, tensors: Sequence[Tensor], options: CollectiveOptions

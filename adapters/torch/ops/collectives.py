@@ -26,8 +26,14 @@ from sirtaki.common.ops.collectives import asynchronous
 from sirtaki.common.ops.compression import compressed
 from sirtaki.common.ops.deadlines import Deadline
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average, reduction
-from sirtaki.common.ops.requests import ALLREDUCE, REDUCESCATTER, Collective, CollectiveOptions
+from sirtaki.common.ops.reduction import Average
+from sirtaki.common.ops.requests import (
+    ALLREDUCE,
+    REDUCESCATTER,
+    Collective,
+    CollectiveOptions,
+    reducing_options,
+)
 from sirtaki.torch.ops.autograd import COLLECTIVES
 from sirtaki.torch.ops.compression import Compression, Compressor
 from sirtaki.torch.ops.tensors import code_of
@@ -137,8 +143,7 @@ def allreduce(
         mean_loss = hvd.allreduce(loss.detach(), name="loss")
         samples = hvd.allreduce(torch.tensor(len(inputs)), op=hvd.Sum)  # of all ranks: 8 on 2 ranks
     """
-    how = reduction(op, average, prescale_factor, postscale_factor)
-    options = CollectiveOptions(name, process_set, how)
+    options = reducing_options(name, process_set, op, average, prescale_factor, postscale_factor)
     if deadline is None:
         return _combined(ALLREDUCE, tensor, options, compression)
     if compression is not Compression.none or (tensor.requires_grad and torch.is_grad_enabled()):
@@ -162,8 +167,8 @@ def grouped_allreduce(
         loss_of(model, inputs, targets).backward()
         gradients = hvd.grouped_allreduce([parameter.grad for parameter in model.parameters()])
     """
-    how = reduction(op, average, prescale_factor, postscale_factor)
-    return _combined_group(ALLREDUCE, tensors, CollectiveOptions(name, process_set, how), compression)
+    options = reducing_options(name, process_set, op, average, prescale_factor, postscale_factor)
+    return _combined_group(ALLREDUCE, tensors, options, compression)
 
 
 def reducescatter(
@@ -198,8 +203,8 @@ def reducescatter(
     Example:
         rows = hvd.reducescatter(tensor, op=hvd.Sum)  # a row of the sum: row 0 on rank 0, row 1 on rank 1
     """
-    how = reduction(op, None, prescale_factor, postscale_factor)
-    return _combined(REDUCESCATTER, tensor, CollectiveOptions(name, process_set, how), compression)
+    options = reducing_options(name, process_set, op, None, prescale_factor, postscale_factor)
+    return _combined(REDUCESCATTER, tensor, options, compression)
 
 
 def grouped_reducescatter(
@@ -216,8 +221,8 @@ def grouped_reducescatter(
     Example:
         parts = hvd.grouped_reducescatter(tensors, op=hvd.Sum)
     """
-    how = reduction(op, None, prescale_factor, postscale_factor)
-    return _combined_group(REDUCESCATTER, tensors, CollectiveOptions(name, process_set, how), compression)
+    options = reducing_options(name, process_set, op, None, prescale_factor, postscale_factor)
+    return _combined_group(REDUCESCATTER, tensors, options, compression)
 
 
 def _combined(
