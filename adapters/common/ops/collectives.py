@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import current
-from sirtaki.bindings.request import ABSENT, CPU, Batch
+from sirtaki.bindings.request import ABSENT, Batch
 from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.deadlines import Deadline, Decided, with_deadline
 from sirtaki.common.ops.handles import (
@@ -66,32 +66,13 @@ class Collectives:
         self, context: Context, collective: Collective, tensor: Any, options: CollectiveOptions
     ) -> Operation[Any]:
         """Prepares an operation on a single array."""
-        return self._operation(collective, *self._prepare(context, collective, tensor, options))
-
-    def _operation(self, collective: Collective, batch: Batch, memory: Memory) -> Operation[Any]:
-        adapter = self.adapter
+        adapter, call = self.adapter, Call(options.name, options.process_set.number(context))
+        batch, (memory,) = self._describe(context, collective, (tensor,), options, (call,))
 
         def finish(context: Context, batch: Batch) -> Any:
             return collective.finish(adapter, context, batch, 0, memory)
 
         return Operation(batch, memory, finish, adapter.streams)
-
-    def _prepare(
-        self, context: Context, collective: Collective, tensor: Any, options: CollectiveOptions
-    ) -> tuple[Batch, Memory]:
-        """Returns a batch with the request of a single array, and its memory."""
-        adapter, number, key = self.adapter, options.process_set.number(context), None
-        if adapter.is_plain(tensor):
-            key, batch = described(context, (collective, number, options, tensor.dtype, tensor.shape))
-            if batch is not None:
-                address = adapter.address_of(tensor)
-                result, target = collective.memory(adapter, tensor, address, batch.rows[0])
-                batch.set_buffers(0, address, target)
-                return batch, Memory(tensor, tensor, result)
-        call = Call(options.name, number)
-        batch, (memory,) = self._describe(context, collective, (tensor,), options, (call,))
-        batch.key = key
-        return batch, memory
 
     def group(
         self, context: Context, collective: Collective, tensors: Sequence[Any], options: CollectiveOptions
@@ -159,15 +140,17 @@ class Collectives:
 
     def run(self, collective: Collective, tensor: Any, options: CollectiveOptions) -> Any:
         """Returns the result for a single array."""
-        context = current()
-        batch, memory = self._prepare(context, collective, tensor, options)
-        if batch.gpu != CPU:
-            return run(context, self._operation(collective, batch, memory))
-        batch.keepalive[0] = memory
-        context.run(batch)
-        result = collective.finish(self.adapter, context, batch, 0, memory)
-        recycle(context, batch)
-        return result
+        context, adapter, key = current(), self.adapter, None
+        if adapter.is_plain(tensor):
+            number = options.process_set.number(context)
+            key, batch = described(context, (collective, number, options, tensor.dtype, tensor.shape))
+            if batch is not None:
+                result = collective.repeat(adapter, context, batch, tensor)
+                recycle(context, batch)
+                return result
+        operation = self.single(context, collective, tensor, options)
+        operation.batch.key = key
+        return run(context, operation)
 
     def run_with_deadline(self, tensor: Any, options: CollectiveOptions, deadline: Deadline) -> Decided:
         """Returns the all-reduce of an array without the ranks that are late, and its contributors."""
