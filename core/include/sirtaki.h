@@ -324,7 +324,7 @@ srt_status srt_wait_on_stream(srt_context *, const srt_handle *, int32_t count, 
 /* Makes srt_wait_on_stream block until the operations have ended, from now on, so that it reports every failure. */
 void srt_wait_on_host(srt_context *);
 srt_status srt_output(srt_context *, srt_handle, srt_tensor *out); /* valid until the handle is released */
-uint32_t srt_result(srt_context *, srt_handle); /* SRT_RESULT_* of a finished handle */
+uint32_t srt_result(srt_context *, srt_handle); /* SRT_RESULT_* of a finished handle; on a GPU of a launched handle */
 int64_t srt_result_number(srt_context *, srt_handle); /* the rank that joined last, or the added process set */
 /* Writes the rows received from each member in a finished all-to-all, at most `capacity` numbers; returns how many. */
 int32_t srt_result_splits(srt_context *, srt_handle, int64_t *out, int32_t capacity);

@@ -72,7 +72,7 @@ class Collectives:
         def finish(context: Context, batch: Batch) -> Any:
             return collective.finish(adapter, context, batch, 0, memory)
 
-        return Operation(batch, memory, finish, adapter.streams)
+        return Operation(batch, memory[1:], finish, adapter.streams)
 
     def group(
         self, context: Context, collective: Collective, tensors: Sequence[Any], options: CollectiveOptions
@@ -117,7 +117,7 @@ class Collectives:
                 for index, memory in enumerate(memories)
             ]
 
-        return Operation(batch, memories, finish, adapter.streams)
+        return Operation(batch, [memory[1:] for memory in memories], finish, adapter.streams)
 
     def _describe(
         self,

@@ -84,8 +84,11 @@ def recycle(context: Context, batch: Batch) -> None:
         if kept.setdefault(batch.key, batch) is batch:
             if len(kept) <= _MOST_DESCRIBED:
                 return
-            for oldest in list(kept)[:1]:  # an atomic copy: other threads change it meanwhile
-                batch = kept.pop(oldest, batch)
+            oldest = next(iter(list(kept)), None)  # of an atomic copy: other threads change it meanwhile
+            evicted = kept.pop(oldest, None)
+            if evicted is None:  # another thread uses it
+                return
+            batch = evicted
         batch.key = None
     pool = _pool[batch.count]
     if len(pool) * batch.count < _MAX_POOLED_REQUESTS:

@@ -153,6 +153,7 @@ Status Execution::make_output(const TensorShare& share, int64_t rows, std::optio
   describe_rows(*share.tensor.signature, rows, 0, entry.described);
   if (is_offer_usable(entry, own_place)) {
     entry.output = entry.described.data = entry.offered;
+    entry.result = SRT_RESULT_OFFERED;  // which a caller on a GPU asks for once the operation is launched
     return Status::ok();
   }
   const Status status = allocate_memory(entry);
@@ -270,8 +271,7 @@ void Execution::finish(const Record& record, const Way& way, uint32_t result, Na
     observer.set_moment(moment);
     for (Ticket ticket : record.tickets) {
       if (HandleEntry* entry = state->handles.open_entry(ticket)) {
-        entry->result = record.is_late ? uint32_t{SRT_RESULT_LATE} : result;
-        if (entry->offered && entry->output == entry->offered) entry->result |= SRT_RESULT_OFFERED;
+        entry->result |= record.is_late ? uint32_t{SRT_RESULT_LATE} : result;
         entry->contributors = record.contributors;
         entry->backend = way.backend;
         observer.transferred(entry->record, record.times);
