@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,7 +35,8 @@ class IdleContext:
         pass
 
 
-def test_threads_describe_operations_at_once(hasty_threads: None) -> None:
+def test_threads_describe_operations_at_once(hasty_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "_pool", defaultdict(list))
     context: Any = IdleContext()
 
     def describe(thread: int) -> None:

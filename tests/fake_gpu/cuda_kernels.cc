@@ -64,7 +64,7 @@ int cuModuleLoadData(CudaModule* out, const void* text) {
   FAKE_GPU_ENTER();
   FAKE_GPU_UNSAFE_IN_CAPTURE();
   FAKE_GPU_REQUIRE(current_context(), "there is no current context", invalid_context);
-  auto made = std::make_unique<CudaModuleTag>(current_context());
+  std::unique_ptr<CudaModuleTag> made(new CudaModuleTag{current_context(), {}});
   try {
     for (auto& [name, code] : ptx::parse(static_cast<const char*>(text)))
       made->kernels[name] = {current_context(), std::make_shared<const ptx::Kernel>(std::move(code))};
