@@ -192,7 +192,7 @@ class Core:
 
     def _group(self, array: Array) -> Batch:
         batch = Batch(GROUP_SIZE)
-        calls = ops.group_calls(self._context, "allreduce", "core", ops.global_process_set, GROUP_SIZE)
+        calls = ops.group_calls("allreduce", "core", 0, GROUP_SIZE)
         for index, (part, call) in enumerate(zip(np.array_split(array, GROUP_SIZE), calls, strict=True)):
             ops.describe(batch, core.ALLREDUCE, _view(part), part.ctypes.data, call, index, how=self._sum)
         return batch
