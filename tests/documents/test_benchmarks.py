@@ -33,7 +33,6 @@ def run(script: str, *arguments: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.exhaustive
 def test_every_collective_is_measured_from_numpy_and_torch_beside_gloo(tmp_path: Path) -> None:
     path = tmp_path / "collectives.json"
     run("collectives.py", "--sizes", "1K", "--rounds", "1", "--json", path)
