@@ -68,7 +68,7 @@ def every_dtype(name: str) -> None:
 
 @case(name=("float16", "bfloat16"))
 def scaled_sums(name: str) -> None:
-    """Covers all values of a type, scaled after the sum. One rank has them: sums with zeros are exact."""
+    """Covers all values of a type, scaled after the sum. Rank 0 has the values: sums with zeros are exact."""
     dtype, device = getattr(torch, name), own_device()
     values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
     mine = values if hvd.rank() == 0 else torch.zeros_like(values)

@@ -83,12 +83,10 @@ class Collectives:
             arrays = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
             key, batch = described(context, (collective, number, options, arrays))
             if batch is not None:
-                memories = []
-                for index, tensor in enumerate(tensors):
-                    address = adapter.address_of(tensor)
-                    result, target = collective.memory(adapter, tensor, address, batch.rows[index])
-                    batch.set_buffers(index, address, target)
-                    memories.append(Memory(tensor, tensor, result))
+                memories = [
+                    collective.place(adapter, batch, index, tensor, tensor, adapter.address_of(tensor))
+                    for index, tensor in enumerate(tensors)
+                ]
                 return self._grouped(collective, batch, memories)
         calls = ops.group_calls(collective.kind, options.name, number, len(tensors))
         operation = self.named(context, collective, tensors, options, calls)
@@ -131,11 +129,8 @@ class Collectives:
         adapter, batch, memories = self.adapter, pooled_batch(len(tensors)), []
         for index, (tensor, call) in enumerate(zip(tensors, calls, strict=True)):
             view = collective.view(adapter, tensor, call.name)
-            rows = collective.describe(context, batch, view, call, index, options)
-            result, target = collective.memory(adapter, view.owner, view.pointer, rows)
-            batch.set_buffers(index, view.pointer, target)
-            batch.rows[index] = rows
-            memories.append(Memory(tensor, view.owner, result))
+            batch.rows[index] = collective.describe(context, batch, view, call, index, options)
+            memories.append(collective.place(adapter, batch, index, tensor, view.owner, view.pointer))
         return batch, memories
 
     def run(self, collective: Collective, tensor: Any, options: CollectiveOptions) -> Any:

@@ -126,6 +126,14 @@ class Collective:
         """Returns the array of the result, and its address."""
         return adapter.empty_like(source)
 
+    def place(
+        self, adapter: ArrayAdapter, batch: Batch, index: int, tensor: Any, source: Any, address: int
+    ) -> Memory:
+        """Writes the addresses of request `index`, which is described; returns its memory."""
+        result, target = self.memory(adapter, source, address, batch.rows[index])
+        batch.set_buffers(index, address, target)
+        return Memory(tensor, source, result)
+
     def finish(
         self, adapter: ArrayAdapter, context: Context, batch: Batch, index: int, memory: Memory
     ) -> Any:
@@ -134,10 +142,8 @@ class Collective:
 
     def repeat(self, adapter: ArrayAdapter, context: Context, batch: Batch, tensor: Any) -> Any:
         """Runs a batch with the description of a single array, and returns the result."""
-        address = adapter.address_of(tensor)
-        result, target = self.memory(adapter, tensor, address, batch.rows[0])
-        batch.set_buffers(0, address, target)
-        batch.keepalive[0] = memory = Memory(tensor, tensor, result)
+        memory = self.place(adapter, batch, 0, tensor, tensor, adapter.address_of(tensor))
+        batch.keepalive[0] = memory
         context.run(batch)
         return self.finish(adapter, context, batch, 0, memory)
 

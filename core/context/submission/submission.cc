@@ -228,7 +228,7 @@ Status enter_group(const srt_request* requests, int32_t count, HandleTable& hand
   return Status::ok();
 }
 
-// The group's id: even, as those that callers derive from names are odd.
+// Returns the group's id, which is even: ids that callers derive from names are odd.
 int64_t id_of(const GroupMember& member, Kind kind) {
   return 2 * (member.group + 1 + HandleTable::groups_before_wrap * static_cast<int64_t>(kind));
 }

@@ -151,7 +151,7 @@ TEST(an_average_of_16_bit_floats_is_the_cpus) {
   World ranks(3, on_gpus());
   ranks.run([&](int rank, Context& context) {
     for (const DType dtype : {DType::float16, DType::bfloat16}) {
-      // One rank has all values: their sums with zeros are exact.
+      // Rank 0 has all values: their sums with zeros are exact.
       const std::vector<uint8_t> mine = rank ? std::vector<uint8_t>(2 * patterns) : all_values();
       std::vector<uint8_t> expected(2 * patterns);
       const std::vector<uint8_t> all = all_values(), zeros(2 * patterns);
