@@ -47,7 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if files.get_file_from_path(uri) is None:
                 added = File.generated(config, uri, content=content_of(ROOT / target))
                 files.append(added)
-                pages.append(added)
+                pages += [added] if added.is_documentation_page() else []
     return files
 
 
@@ -90,11 +90,13 @@ def uri_of(target: str) -> str:
     """Returns the page or picture of the site that shows a file of the repository."""
     if target.startswith(DOCS):
         return target.removeprefix(DOCS)
-    return REPOSITORY + (target if target.endswith(".md") else f"{target}.md")
+    return REPOSITORY + (target if target.endswith((".md", ".png")) else f"{target}.md")
 
 
-def content_of(path: Path) -> str:
-    """Returns a page that shows a file; of a folder, all its files."""
+def content_of(path: Path) -> str | bytes:
+    """Returns a picture, or a page that shows a file; of a folder, all its files."""
+    if path.suffix == ".png":
+        return path.read_bytes()
     if path.suffix == ".md":
         return path.read_text()
     sources = sorted(path.iterdir()) if path.is_dir() else [path]
