@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -173,4 +175,30 @@ def scalers_that_are_off_or_of_another_step() -> None:
     optimizer.zero_grad()
     own_loss(model, 4).backward()
     optimizer.step()
+    assert_same_on_all_ranks(model)
+
+
+@case(way=["no_sync", "two passes"])
+def a_scaler_of_gradients_that_are_not_exchanged(way: str) -> None:
+    """Only the rank with an overflow would skip the step."""
+    model, plain = network(), network()
+    optimizer = distributed(model, backward_passes_per_step=1 if way == "no_sync" else 2)
+    reference, scaler = sgd(plain), scaler_of()
+    for number in range(3):
+        optimizer.zero_grad()
+        with optimizer.no_sync() if way == "no_sync" else contextlib.nullcontext():
+            scaler.scale(own_loss(model, number)).backward()
+        if number == 1 and hvd.size() > 1:
+            with pytest.raises(ValueError, match=r"unscaled this rank's own .* optimizer\.synchronize\(\)"):
+                scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scaler.scale(own_loss(model, number)).backward()
+        optimizer.synchronize()
+        scaler.step(optimizer)
+        scaler.update()
+        reference.zero_grad()
+        whole_loss(plain, number).backward()
+        reference.step()
+    assert_alike(model, plain)
     assert_same_on_all_ranks(model)

@@ -257,6 +257,8 @@ class _Distributed(Wrapped):
         self._scope.check_world()
         scaler = calling_scaler()
         self._settings.loss_scale.attach(scaler)
+        if scaler is not None and scaler.is_enabled() and not self._settings.skips.depth:
+            self._check_exchanged()
         if self._exchange_options.memory is not None:
             self._exchange_options.memory.note_step(scaler)
         if not self._has_stepped:  # a wrapper may have been made since
@@ -271,6 +273,21 @@ class _Distributed(Wrapped):
 
         rest = {name: value for name, value in kwargs.items() if name != "closure"}
         return (self, _ReducedClosure(closure, self), *args[2:]), rest
+
+    def _check_exchanged(self) -> None:
+        """Checks that a GradScaler has not unscaled gradients that stay on this rank until `step()`.
+
+        Only the rank with an overflow would skip the step, and the others would wait for its gradients.
+
+        Raises:
+            ValueError: it has.
+        """
+        if self._reducer.holds_gradients:
+            raise ValueError(
+                "the GradScaler has unscaled this rank's own gradients: passes were inside no_sync(), or "
+                "fewer than backward_passes_per_step: call optimizer.synchronize() after backward(), and "
+                "scaler.unscale_(optimizer), clipping and scaler.step(optimizer) after it"
+            )
 
     def _after_own_step(self, args: Any, kwargs: Any) -> None:
         self._end_update()

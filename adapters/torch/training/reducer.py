@@ -247,6 +247,11 @@ class GradientReducer:
         return self._is_reduced and not self._fired
 
     @property
+    def holds_gradients(self) -> bool:
+        """Returns whether passes have made gradients that no round has reduced yet."""
+        return bool(self._fired)
+
+    @property
     def progress(self) -> tuple[int, bool]:
         """Returns the number of steps, and whether the gradients of the next step have been reduced."""
         return self._position.steps, self._is_reduced
