@@ -28,7 +28,7 @@ from cases.torch_models import (
     train,
     whole_loss,
 )
-from sirtaki.torch.training.reducer import Overlap
+from sirtaki.torch.training.hand_over import Overlap
 
 
 @case(kind=OPTIMIZERS)

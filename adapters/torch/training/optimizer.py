@@ -32,12 +32,13 @@ from sirtaki.torch.plain_optimizers import IdleSteps
 from sirtaki.torch.replay import Replay, refuse_replay, replay_of
 from sirtaki.torch.training.adasum import with_adasum
 from sirtaki.torch.training.compressed.state import CompressionState, plain_and_memory
+from sirtaki.torch.training.hand_over import least_early_bytes
 from sirtaki.torch.training.loss_scale import LossScale, calling_scaler
 from sirtaki.torch.training.optimizer_state import parameters_of
 from sirtaki.torch.training.other_reducers import refuse_other_reducers
 from sirtaki.torch.training.overlapped.optimizer import Overlapped, refuse_model_with_overlap
 from sirtaki.torch.training.parameters import all_named, check_groups_of, exchanged, names_of
-from sirtaki.torch.training.reducer import GradientReducer, Nesting, least_early_bytes
+from sirtaki.torch.training.reducer import GradientReducer, Nesting
 from sirtaki.torch.training.sharded.kinds import GRADIENTS, check_shard
 from sirtaki.torch.training.sharded.optimizer import Sharded, partition_for
 from sirtaki.torch.training.sharded.slices import Partition
