@@ -6,7 +6,7 @@ functions. Torch adds forms that compress, and records collectives of tensors th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from inspect import cleandoc
 from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -66,13 +66,27 @@ class Collectives:
         self, context: Context, collective: Collective, tensor: Any, options: CollectiveOptions
     ) -> Operation[Any]:
         """Prepares an operation on a single array."""
-        adapter, call = self.adapter, Call(options.name, options.process_set.number(context))
-        batch, (memory,) = self._describe(context, collective, (tensor,), options, (call,))
+        adapter, (key, batch) = self.adapter, self._described(context, collective, tensor, options)
+        if batch is not None:
+            memory = collective.place(adapter, batch, 0, tensor, tensor, adapter.address_of(tensor))
+        else:
+            call = Call(options.name, options.process_set.number(context))
+            batch, (memory,) = self._describe(context, collective, (tensor,), options, (call,))
+            batch.key = key
 
         def finish(context: Context, batch: Batch) -> Any:
             return collective.finish(adapter, context, batch, 0, memory)
 
         return Operation(batch, memory[1:], finish, adapter.streams)
+
+    def _described(
+        self, context: Context, collective: Collective, tensor: Any, options: CollectiveOptions
+    ) -> tuple[Hashable | None, Batch | None]:
+        """Returns key and batch of an earlier operation like this: see `described`."""
+        if not self.adapter.is_plain(tensor):
+            return None, None
+        number = options.process_set.number(context)
+        return described(context, (collective, number, options, tensor.dtype, tensor.shape))
 
     def group(
         self, context: Context, collective: Collective, tensors: Sequence[Any], options: CollectiveOptions
@@ -135,17 +149,13 @@ class Collectives:
 
     def run(self, collective: Collective, tensor: Any, options: CollectiveOptions) -> Any:
         """Returns the result for a single array."""
-        context, adapter, key = current(), self.adapter, None
-        if adapter.is_plain(tensor):
-            number = options.process_set.number(context)
-            key, batch = described(context, (collective, number, options, tensor.dtype, tensor.shape))
-            if batch is not None:
-                result = collective.repeat(adapter, context, batch, tensor)
-                recycle(context, batch)
-                return result
-        operation = self.single(context, collective, tensor, options)
-        operation.batch.key = key
-        return run(context, operation)
+        context = current()
+        _, batch = self._described(context, collective, tensor, options)
+        if batch is None:
+            return run(context, self.single(context, collective, tensor, options))
+        result = collective.repeat(self.adapter, context, batch, tensor)
+        recycle(context, batch)
+        return result
 
     def run_with_deadline(self, tensor: Any, options: CollectiveOptions, deadline: Deadline) -> Decided:
         """Returns the all-reduce of an array without the ranks that are late, and its contributors."""
