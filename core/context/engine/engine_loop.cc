@@ -28,7 +28,6 @@ void EngineLoop::stop_thread() {
 }
 
 bool EngineLoop::wait(Condition done, Nanoseconds deadline) {
-  parts_.event_waiter.set_timer(never);  // before the flush, which covers what the timer was set for
   parts_.intake.want_flush();
   for (;;) {
     if (parts_.role.try_take()) {
@@ -126,8 +125,7 @@ void EngineLoop::leave() {
   if (parts_.iteration.must_read_links()) parts_.iteration.run(now());
   if (parts_.local_peers) parts_.local_peers->ring_all();
   parts_.event_waiter.set_attention(parts_.iteration.is_busy() ? Attention::engine_sleeps : Attention::idle);
-  // Reports held for late ranks need the engine later. A thread that submits after the check for submissions below
-  // arms the timer again.
+  // Reports held for late ranks need the engine later.
   if (parts_.negotiation.relay_due() != never)
     parts_.event_waiter.set_timer(std::max<Nanoseconds>(parts_.negotiation.next_due() - now(), 1));
   const bool work_left = parts_.iteration.has_work_left(now());

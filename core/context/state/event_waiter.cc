@@ -129,13 +129,12 @@ void EventWaiter::wake() {
 void EventWaiter::ring_engine() { ring(engine_bell_.get()); }
 
 void EventWaiter::set_timer(Nanoseconds delay) {
-  if (delay == never && !timer_set_.load(std::memory_order_relaxed)) return;
-  timer_set_.store(delay != never, std::memory_order_relaxed);
+  const Nanoseconds expiry = now() + delay;
+  if (expires_at_.load(std::memory_order_seq_cst) <= expiry) return;  // take_events() comes before a check for work
+  expires_at_.store(expiry, std::memory_order_seq_cst);
   itimerspec when{};
-  if (delay != never) {
-    when.it_value.tv_sec = delay / seconds(1);
-    when.it_value.tv_nsec = std::max<Nanoseconds>(delay % seconds(1), 1);
-  }
+  when.it_value.tv_sec = delay / seconds(1);
+  when.it_value.tv_nsec = std::max<Nanoseconds>(delay % seconds(1), 1);
   ::timerfd_settime(timer_.get(), 0, &when, nullptr);
 }
 
@@ -148,7 +147,7 @@ EventWaiter::WakeEvents EventWaiter::take_events() {
     const int slot = static_cast<int>(events[i].data.u64 & 0xffffffff);
     if (kind == tag_timer) {
       drain(timer_.get());
-      timer_set_.store(false, std::memory_order_relaxed);
+      expires_at_.store(never, std::memory_order_seq_cst);
     }
     if (kind == tag_local_peer) {
       const bool polite = local_peers_->has_finished(slot);

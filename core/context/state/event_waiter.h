@@ -40,7 +40,8 @@ class EventWaiter {
   void wake();
   void ring_engine();
 
-  // Sets the timer of the report window, which wakes the engine. `never` disarms it.
+  // Wakes the engine after `delay`, or before. The timer is not disarmed if no work is left by then, and not armed
+  // again if it expires in time: programming it costs several microseconds on a virtual machine.
   void set_timer(Nanoseconds delay);
 
   // The events of the descriptors since the last call of take_events(), which is cheap if there are none. Each is
@@ -59,7 +60,8 @@ class EventWaiter {
   size_t watched_links_ = 0;
   Descriptor sources_, engine_, timer_;
   Descriptor engine_bell_, waiter_bell_;  // duplicates of the descriptors that the local peers ring
-  std::atomic<bool> disarmed_{false}, timer_set_{false};
+  std::atomic<bool> disarmed_{false};
+  std::atomic<Nanoseconds> expires_at_{never};  // of the timer, until its event has been taken
   std::atomic<uint32_t> own_attention_{0};  // without shared memory
 };
 

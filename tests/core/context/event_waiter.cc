@@ -56,3 +56,20 @@ TEST(a_sleep_ends_when_a_link_has_news_that_nobody_has_looked_at) {
   CHECK(now() - begun < seconds(50));
   CHECK(waiter.take_events().of_links);
 }
+
+TEST(the_timer_ends_a_sleep_at_the_first_of_the_moments_that_were_asked_for) {
+  Ends ends;
+  EventWaiter waiter(nullptr, ends.links);
+  REQUIRE(waiter.open().is_ok());
+  for (const auto& [first, second] :
+       {std::pair(seconds(60), milliseconds(1)), std::pair(milliseconds(1), seconds(60))}) {
+    waiter.take_events();  // of the links, and of the timer's last expiry
+    const Nanoseconds begun = now();
+    waiter.set_timer(first);
+    waiter.set_timer(second);
+    waiter.waiter_sleep(now() + seconds(50));
+    CHECK(now() - begun >= milliseconds(1) && now() - begun < seconds(40));
+    waiter.waiter_sleep(now() + seconds(50));  // the expiry ends each sleep until its event is taken
+    CHECK(now() - begun < seconds(40));
+  }
+}
