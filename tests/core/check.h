@@ -3,11 +3,16 @@
 //
 // A program consists of the cases of a folder of tests/core. A case is called FILE.NAME: `test_transport --list` prints
 // these names, `test_transport links.a_link_ends` runs a case, `test_transport links` the cases of links.cc, and
-// `test_transport` all cases. The exit code is 1 if a case failed.
+// `test_transport` all cases, each of several cases in a process of its own: libraries that a case has loaded stay, as
+// do its threads. The exit code is 1 if a case failed.
 #pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 #include <string>
@@ -78,20 +83,35 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
   if (!(a == b)) fail(file, line, std::string(text) + ": " + show(a) + " is not " + show(b));
 }
 
+inline bool passes(const Case& test) {
+  test.run();
+  if (failures()) std::fprintf(stderr, "FAILED: %s\n", test.name.c_str());
+  return !failures();
+}
+
+inline bool passes_in_child(const Case& test) {
+  const pid_t child = ::fork();
+  if (child == 0) std::exit(passes(test) ? 0 : 1);
+  int ended = 0;
+  if (child < 0 || ::waitpid(child, &ended, 0) != child) return false;
+  if (!WIFEXITED(ended)) std::fprintf(stderr, "ENDED BY SIGNAL %d: %s\n", WTERMSIG(ended), test.name.c_str());
+  return ended == 0;
+}
+
 inline int main(int count, char** arguments) {
   const std::string wanted = count > 1 ? arguments[1] : "";
-  const bool lists = wanted == "--list";
-  bool found = wanted.empty() || lists;
-  for (const Case& test : cases()) {
-    if (lists) std::puts(test.name.c_str());
-    if (lists || !(wanted.empty() || wanted == test.file || wanted == test.name)) continue;
-    found = true;
-    const int before = failures();
-    test.run();
-    if (failures() != before) std::fprintf(stderr, "FAILED: %s\n", test.name.c_str());
+  if (wanted == "--list") {
+    for (const Case& test : cases()) std::puts(test.name.c_str());
+    return 0;
   }
-  if (!found) fail("", 0, "there is no case " + wanted);
-  return failures() ? 1 : 0;
+  bool found = false, all_pass = true;
+  for (const Case& test : cases()) {
+    if (!wanted.empty() && wanted != test.file && wanted != test.name) continue;
+    found = true;
+    all_pass &= wanted == test.name ? passes(test) : passes_in_child(test);
+  }
+  if (!found) std::fprintf(stderr, "there is no case %s\n", wanted.c_str());
+  return found && all_pass ? 0 : 1;
 }
 
 }  // namespace check

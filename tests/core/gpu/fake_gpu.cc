@@ -3,7 +3,6 @@
 
 using namespace fixture;
 
-// This case runs first: a process with threads should not be forked.
 TEST(ranks_may_be_processes) {
   const auto run = [](Fakes& fakes, const NcclUniqueId& id, int rank) {
     TestGpu gpu(fakes, rank);
