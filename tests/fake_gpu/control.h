@@ -44,8 +44,8 @@
   X(copied, fake_gpu_copied, long long, ())                                                                    \
   /* Holds or releases a stream: a held one starts nothing (nullptr: the current context's default stream). */ \
   X(hold, fake_gpu_hold, void, (sirtaki::CudaStream, int held))                                                \
-  /* Waits until all tasks have ended, which orders none of them for the GPU or its program. */                \
-  X(await_tasks, fake_gpu_await_tasks, void, ())                                                               \
+  /* Waits until a stream's tasks (nullptr: all) have ended, which orders none for the GPU or its program. */  \
+  X(await_tasks, fake_gpu_await_tasks, void, (sirtaki::CudaStream))                                            \
   /* Holds or releases calls of a CUDA or NCCL function: they wait, and are a misuse after free_limit. */      \
   X(hold_calls, fake_gpu_hold_calls, void, (const char* function, int held))                                   \
   /* Declares that memory of the test is on a GPU, and that it no longer is. */                                \
@@ -53,6 +53,8 @@
   X(take_back, fake_gpu_take_back, void, (void* address))                                                      \
   /* Adds a read of this memory to a stream, for a read that the host makes in its place. */                   \
   X(read, fake_gpu_read, void, (sirtaki::CudaStream, const void* address, size_t bytes))                       \
+  /* Adds a write to a stream of the current context. */                                                       \
+  X(fill, fake_gpu_fill, int, (sirtaki::CudaStream, sirtaki::CudaMemory, int value, size_t bytes))             \
   /* Returns the first misuse: a use that CUDA or NCCL forbid; "": none. Two tasks of which one writes memory  \
      that the other uses, without an order between them, are one, whenever they really run. */                 \
   X(misuse, fake_gpu_misuse, const char*, ())                                                                  \

@@ -219,11 +219,11 @@ void fake_gpu_hold(CudaStream stream, int held) {
   found->changed.notify_one();
 }
 
-void fake_gpu_await_tasks() {
+void fake_gpu_await_tasks(CudaStream of) {
   std::unique_lock lock(gpus().mutex);
-  gpus().task_done.wait(lock, [] {
+  gpus().task_done.wait(lock, [of] {
     return std::all_of(gpus().streams.begin(), gpus().streams.end(),
-                       [](CudaStream stream) { return stream->tasks.empty(); });
+                       [of](CudaStream stream) { return (of && stream != of) || stream->tasks.empty(); });
   });
 }
 

@@ -116,11 +116,10 @@ int cuMemcpyBatchAsync(CudaMemory* to, CudaMemory* from, size_t* bytes, size_t c
                           [works] { std::for_each(works.rbegin(), works.rend(), [](const auto& work) { work(); }); }});
 }
 
-int cuMemsetD8Async(CudaMemory memory, unsigned char value, size_t count, CudaStream stream) {
-  FAKE_GPU_ENTER();
-  void* target = reinterpret_cast<void*>(memory);
-  const auto work = [to = for_tasks(target), value, count] { std::memset(to, value, count); };
-  return enqueue(stream, {__func__, {{target, count, true}}, work});
-}
-
 }  // namespace sirtaki
+
+extern "C" int fake_gpu_fill(CudaStream stream, sirtaki::CudaMemory memory, int value, size_t bytes) {
+  void* target = reinterpret_cast<void*>(memory);
+  const auto work = [to = for_tasks(target), value, bytes] { std::memset(to, value, bytes); };
+  return enqueue(stream, {__func__, {{target, bytes, true}}, work});
+}

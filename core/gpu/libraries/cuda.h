@@ -66,8 +66,7 @@ struct CudaCopyAttributes {
   X(memory_free, cuMemFree_v2, (CudaMemory))                                                \
   X(host_allocate, cuMemHostAlloc, (void** address, size_t bytes, unsigned flags))          \
   X(host_free, cuMemFreeHost, (void* address))                                              \
-  X(copy, cuMemcpyAsync, (CudaMemory to, CudaMemory from, size_t bytes, CudaStream))        \
-  X(fill, cuMemsetD8Async, (CudaMemory, unsigned char value, size_t count, CudaStream))
+  X(copy, cuMemcpyAsync, (CudaMemory to, CudaMemory from, size_t bytes, CudaStream))
 
 // The functions that a driver may lack; the member is nullptr then. A batch of copies, which run in any order, came
 // with CUDA 12.8. CUDA 13 added a form without `failed` under another name, and drivers kept this form. What follows
