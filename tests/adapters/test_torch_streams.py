@@ -15,7 +15,7 @@ from fake_gpu import needs_fake
 
 torch = pytest.importorskip("torch")
 
-from fake_gpu.tensors import PATIENCE, FakeTensors  # noqa: E402  # it imports torch
+from fake_gpu.tensors import PATIENCE, STREAMS, FakeTensors  # noqa: E402  # it imports torch
 from world import in_world, world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
@@ -26,7 +26,6 @@ from sirtaki.bindings.topology import Peer, Topology  # noqa: E402
 from sirtaki.common.ops.reduction import Call, Reduction, describe  # noqa: E402
 from sirtaki.torch import device  # noqa: E402
 from sirtaki.torch.backend.work import StreamWork  # noqa: E402
-from sirtaki.torch.ops.nested import tensors_in  # noqa: E402
 from sirtaki.torch.ops.tensors import view  # noqa: E402
 
 pytestmark = needs_fake
@@ -46,11 +45,10 @@ def recorded(tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch) -> list[Reco
     """Returns the tensors that were recorded for a stream."""
     records: list[Record] = []
 
-    def record(gpu: int, nested: Any) -> None:
-        stream = device.current_stream(gpu)
-        records.extend((stream, tensor.data_ptr()) for tensor in tensors_in(nested))
+    def record(tensor: torch.Tensor, stream: Any) -> None:
+        records.append((stream.cuda_stream, tensor.data_ptr()))
 
-    monkeypatch.setattr(device, "record_stream", record)
+    monkeypatch.setattr(torch.Tensor, "record_stream", record)
     return records
 
 
@@ -123,7 +121,7 @@ def test_the_host_does_not_wait_and_memory_lives_until_the_gpu_is_done(
     with world(2, gpu_backend="nccl") as ranks:
         ranks.run(lambda: hvd.allreduce(torch.ones(1)))
         tensors.fake.set("hang", 1)
-        monkeypatch.setattr(tensors.driver, "wait_for", lambda gpu, stream: waits.append(stream))
+        monkeypatch.setattr(tensors.driver, "follow", waits.append)
         ranks.run(body)
         tensors.fake.set("hang", 0)
     assert set(waits) == {tensors.driver.stream(0), tensors.driver.stream(1)}
@@ -191,38 +189,62 @@ def test_a_gradient_that_was_moved_is_kept_for_the_stream(
     optimizer.step()
 
 
-@in_world(2, gpu_backend="nccl")
-def test_works_of_process_groups_release_their_tensors(tensors: FakeTensors, recorded: list[Record]) -> None:
-    context, stream = current(), tensors.driver.stream(hvd.rank())
-    tensor, batch = torch.ones(5), Batch(1)
+def started_work(tensor: torch.Tensor) -> tuple[StreamWork, Batch]:
+    """Starts a sum, in place."""
+    context, batch = current(), Batch(1)
     describe(batch, ALLREDUCE, view(tensor), tensor.data_ptr(), Call("x", 0), 0, how=Reduction(SUM))
-    batch.set_all_streams([stream])
+    batch.set_all_streams([device.current_stream(hvd.rank())])
     batch.keepalive[:] = [tensor]
     context.enqueue(batch)
-    work = StreamWork(context, batch, lambda *_: None, [tensor], timedelta(seconds=PATIENCE))
+    return StreamWork(context, batch, lambda *_: None, [tensor], timedelta(seconds=PATIENCE)), batch
+
+
+@in_world(2, gpu_backend="nccl")
+def test_works_of_process_groups_release_their_tensors(tensors: FakeTensors, recorded: list[Record]) -> None:
+    tensor = torch.ones(5)
+    work, batch = started_work(tensor)
     work.wait()
     assert tensor.tolist() == [2.0] * 5
-    assert (stream, tensor.data_ptr()) in recorded
+    assert (tensors.driver.stream(hvd.rank()), tensor.data_ptr()) in recorded
     assert batch.keepalive == [None]
 
 
-def test_what_is_waited_for_in_another_stream_is_kept_for_it(
-    tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch, recorded: list[Record]
+@in_world(2, gpu_backend="nccl")
+def test_a_stream_that_waits_for_a_work_comes_after_its_end(
+    tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams = {}
+    """A work that has ended before the wait has put its results in place in a stream of its own."""
+    monkeypatch.setattr(tensors.driver, "follow", lambda stream: None)  # the host waits for none
+    gpu, deadline = hvd.rank(), time.monotonic() + PATIENCE
+    others = [torch.cuda.Stream(gpu).cuda_stream for _ in range(STREAMS)]
+    hvd.allreduce_(torch.ones(1))  # connects the GPUs
+    work, _ = started_work(torch.ones(5))
+    for stream in others:
+        tensors.fake.hold(stream, True)
+    while work._end is None and time.monotonic() < deadline:
+        assert not work.is_completed()
+    work.wait()
+    end = torch.cuda.current_stream(gpu).record_event()
+    time.sleep(0.05)
+    has_waited = not end.query()
+    for stream in others:
+        tensors.fake.hold(stream, False)
+    while not (end.query() and work.is_completed()):
+        assert time.monotonic() < deadline
+    assert has_waited
 
-    def body() -> None:
-        rank, tensor = hvd.rank(), torch.ones(5)
-        streams[rank] = tensors.driver.stream(rank)
-        there = hvd.allreduce_async(tensor, name="there")
-        streams[rank] = tensors.driver.new_stream(rank)
+
+@in_world(2, gpu_backend="nccl")
+def test_what_is_waited_for_in_another_stream_is_kept_for_it(
+    tensors: FakeTensors, recorded: list[Record]
+) -> None:
+    tensor = torch.ones(5)
+    there = hvd.allreduce_async(tensor, name="there")
+    stream = torch.cuda.Stream(hvd.rank())
+    with torch.cuda.stream(stream):
         result = hvd.synchronize(there)
-        found = [address for stream, address in recorded if stream == streams[rank]]
-        assert found == [tensor.data_ptr(), result.data_ptr()]
-
-    with world(2, gpu_backend="nccl") as ranks:
-        monkeypatch.setattr(device, "current_stream", lambda gpu: streams[gpu])
-        ranks.run(body)
+    found = [address for number, address in recorded if number == stream.cuda_stream]
+    assert found == [tensor.data_ptr(), result.data_ptr()]
 
 
 @in_world(1)
@@ -244,13 +266,16 @@ def test_gradients_of_several_streams_leave_when_the_pass_ends(
     tensors: FakeTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only at that point does the current stream wait for all of them."""
-    streams = {gpu: [tensors.driver.stream(gpu)] for gpu in (0, 1)}
+    streams = {gpu: [tensors.current_stream(gpu)] for gpu in (0, 1)}
     turns = {gpu: count() for gpu in streams}
     submitted: dict[int, list[int]] = {}
     enqueue: Callable[..., None] = Context.enqueue
 
     def in_turns(gpu: int) -> int:
-        return streams[gpu][next(turns[gpu]) % len(streams[gpu])]
+        stream = streams[gpu][next(turns[gpu]) % len(streams[gpu])]
+        for other in streams[gpu]:  # as autograd has streams wait for each other
+            stream.wait_event(other.record_event())
+        return stream.cuda_stream
 
     def note(context: Context, batch: Any, start: int = 0, number: int | None = None) -> None:
         if number is not None:  # gradients
@@ -271,7 +296,7 @@ def test_gradients_of_several_streams_leave_when_the_pass_ends(
         assert submitted_by_a_pass(model, optimizer) == [12]  # nothing is known yet
         assert len(submitted_by_a_pass(model, optimizer)) > 1
         gpu = hvd.rank()
-        streams[gpu].append(tensors.driver.new_stream(gpu))
+        streams[gpu].append(tensors.new_stream(gpu))
         assert submitted_by_a_pass(model, optimizer) == [12]
 
     with world(2, gpu_backend="nccl") as ranks:

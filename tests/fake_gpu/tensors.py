@@ -1,15 +1,21 @@
 """torch's CPU tensors that pose as tensors on GPUs of the fake libcuda, whose memory is the host's.
 
 The host executes torch's operations on them at once, where a stream of a GPU would do so later. So the host
-waits wherever the real stream would. For the fake's check of the order, a stream reads a request's
-tensors where it is submitted, and where the stream has waited for it.
+waits wherever the real stream would, in a way that orders nothing. For the fake's check of the order, a
+stream reads a request's tensors where it is submitted, and where the stream has waited for it.
+
+`torch.cuda` has streams and events of the fake libcuda meanwhile, so that the functions of
+`sirtaki.torch.device` run as they are, but for two that need memory of a GPU.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -21,29 +27,40 @@ from sirtaki.bindings import waiting
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.default_context import find
 from sirtaki.bindings.request import Batch, DeviceOutput
-from sirtaki.torch import device
+from sirtaki.torch import _private, device
 from sirtaki.torch.backend import work
 
 PATIENCE = 120.0  # seconds: far beyond anything that works
 NOT_READY = 600
-REPLACED = (  # functions of sirtaki.torch.device
-    "ordinal",
-    "current_stream",
-    "new_stream",
-    "record_stream",
-    "record_event",
-    "wait_event",
-    "new_future",
-    "this_stream",
-    "copy_of",
-)
+STREAMS = 3  # that torch.cuda.Stream() returns in turn, on each GPU
 
 
-class PastEvent:
-    """An event of a stream that the host has waited for."""
+class Event:
+    """The part of torch.cuda.Event that is used."""
+
+    def __init__(self, driver: Driver, gpu: int, stream: int) -> None:
+        self._driver, self._gpu, self.cuda_event = driver, gpu, ctypes.c_void_p()
+        driver.call(gpu, "cuEventCreate", ctypes.byref(self.cuda_event), 2)
+        driver.events.append((gpu, self.cuda_event))
+        driver.call(gpu, "cuEventRecord", self.cuda_event, ctypes.c_void_p(stream))
 
     def query(self) -> bool:
-        return True
+        return self._driver.call(self._gpu, "cuEventQuery", self.cuda_event, may_be=NOT_READY) == 0
+
+
+class Stream:
+    """The part of torch.cuda.Stream that is used."""
+
+    def __init__(self, driver: Driver, gpu: int, cuda_stream: int) -> None:
+        self._driver, self.gpu, self.cuda_stream = driver, gpu, cuda_stream
+
+    def record_event(self) -> Event:
+        return Event(self._driver, self.gpu, self.cuda_stream)
+
+    def wait_event(self, event: Event) -> None:
+        stream = ctypes.c_void_p(self.cuda_stream)
+        self._driver.call(self.gpu, "cuStreamWaitEvent", stream, event.cuda_event, 0)
+        self._driver.follow(self.cuda_stream)
 
 
 class Driver:
@@ -54,6 +71,7 @@ class Driver:
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._streams: dict[int, int] = {}
         self._made: list[tuple[int, int]] = []  # GPU and stream
+        self.events: list[tuple[int, ctypes.c_void_p]] = []  # GPU and event
 
     def stream(self, gpu: int) -> int:
         """Returns this GPU's stream."""
@@ -64,7 +82,7 @@ class Driver:
     def new_stream(self, gpu: int) -> int:
         """Creates another stream."""
         made = ctypes.c_void_p()
-        self._call(gpu, "cuStreamCreateWithPriority", ctypes.byref(made), 1, 0)
+        self.call(gpu, "cuStreamCreateWithPriority", ctypes.byref(made), 1, 0)
         self._made.append((gpu, made.value or 0))
         return made.value or 0
 
@@ -74,27 +92,34 @@ class Driver:
             self.wait_for(gpu, stream)
 
     def close(self) -> None:
-        """Destroys the streams; each has a thread."""
+        """Destroys the events, and the streams; each has a thread."""
+        for gpu, event in self.events:
+            self.call(gpu, "cuEventDestroy_v2", event)
         for gpu, stream in self._made:
-            self._call(gpu, "cuStreamDestroy_v2", ctypes.c_void_p(stream))
+            self.call(gpu, "cuStreamDestroy_v2", ctypes.c_void_p(stream))
+        self.events.clear()
         self._made.clear()
         self._streams.clear()
         for gpu in self._contexts:
             assert self._library.cuDevicePrimaryCtxRelease_v2(gpu) == 0
         self._contexts.clear()
 
+    def follow(self, stream: int) -> None:
+        """Waits until a stream is idle; for the fake, nothing comes after its work for that."""
+        self._library.fake_gpu_await_tasks(ctypes.c_void_p(stream))
+
     def wait_for(self, gpu: int, stream: int) -> None:
         """Waits for the work that is in a stream now."""
         event = ctypes.c_void_p()
-        self._call(gpu, "cuEventCreate", ctypes.byref(event), 2)
-        self._call(gpu, "cuEventRecord", event, ctypes.c_void_p(stream))
+        self.call(gpu, "cuEventCreate", ctypes.byref(event), 2)
+        self.call(gpu, "cuEventRecord", event, ctypes.c_void_p(stream))
         deadline = time.monotonic() + PATIENCE
-        while self._call(gpu, "cuEventQuery", event, may_be=NOT_READY):
+        while self.call(gpu, "cuEventQuery", event, may_be=NOT_READY):
             assert time.monotonic() < deadline, "the stream does not end"
             time.sleep(20e-6)
-        self._call(gpu, "cuEventDestroy_v2", event)
+        self.call(gpu, "cuEventDestroy_v2", event)
 
-    def _call(self, gpu: int, function: str, *arguments: Any, may_be: int = 0) -> int:
+    def call(self, gpu: int, function: str, *arguments: Any, may_be: int = 0) -> int:
         if gpu not in self._contexts:
             made = ctypes.c_void_p()
             assert self._library.cuDevicePrimaryCtxRetain(ctypes.byref(made), gpu) == 0
@@ -107,7 +132,7 @@ class Driver:
 
 
 class FakeTensors:
-    """Replacements of the functions of sirtaki.torch.device, for one test. Each rank has its own GPU."""
+    """GPUs for torch's tensors, for one test. Each rank has its own GPU."""
 
     def __init__(self, gpus: int) -> None:
         self.fake = FakeGpu()
@@ -117,12 +142,21 @@ class FakeTensors:
         self._gpus = gpus
         self._lent: dict[int, Any] = {}  # storages, by their addresses: the fake knows them until the end
         self._patch = pytest.MonkeyPatch()
+        self._current: Any = threading.local()  # what `torch.cuda.stream` has entered
+        self._streams: dict[int, Iterator[Stream]] = {}
 
     def __enter__(self) -> FakeTensors:
-        for name in REPLACED:
+        for name in ("ordinal", "copy_of"):
             self._patch.setattr(device, name, getattr(self, name))
+        self._patch.setattr(_private, "current_raw_stream", lambda gpu: self.current_stream(gpu).cuda_stream)
+        self._patch.setattr(torch.cuda, "current_stream", self.current_stream)
+        self._patch.setattr(torch.cuda, "Stream", self.new_stream)
+        self._patch.setattr(torch.cuda, "stream", self.entered)
         self._patch.setattr(torch.cuda, "device_count", lambda: self._gpus)
         self._patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        create = torch.futures.Future.__init__  # which knows GPUs only in builds for CUDA
+        self._patch.setattr(torch.futures.Future, "__init__", lambda future, *, devices=None: create(future))
+        self._patch.setattr(Tensor, "record_stream", self.record_stream, raising=False)
         enqueue, wait_in_stream = Context.enqueue, Context.wait_in_stream
 
         def lend_first(context: Context, batch: Batch, start: int = 0, count: int | None = None) -> None:
@@ -135,7 +169,7 @@ class FakeTensors:
             wait_in_stream(context, batch, stream, *which)
             start, count = which or (0, batch.count)
             self.read(batch.keepalive[start : start + count], stream)
-            self.driver.wait_for(batch.gpu, stream)
+            self.driver.follow(stream)
 
         self._patch.setattr(Context, "enqueue", lend_first)
         self._patch.setattr(Context, "wait_in_stream", wait_there)
@@ -145,7 +179,7 @@ class FakeTensors:
             found = launched(context, batch, stream, seconds)
             if found:
                 self.read(batch.keepalive, stream)
-                self.driver.wait_for(self._gpu_of(context), stream)
+                self.driver.follow(stream)
             return found
 
         self._patch.setattr(work, "wait_for_launch", wait_for_launch)
@@ -188,27 +222,31 @@ class FakeTensors:
         is_elastic = context.survivors is not None
         return (context.topology.local_rank if is_elastic else context.rank) % self._gpus
 
-    def current_stream(self, gpu: int) -> int:
-        return self.driver.stream(gpu)
+    def current_stream(self, gpu: int) -> Stream:
+        stream = getattr(self._current, "stream", None)
+        return stream if stream and stream.gpu == gpu else Stream(self.driver, gpu, self.driver.stream(gpu))
 
-    def record_stream(self, gpu: int, keepalive: Any) -> None:
-        """Does nothing: all memory that was lent stays alive until the end."""
+    def new_stream(self, gpu: int) -> Stream:
+        """Returns a stream of this GPU's pool, as torch does."""
+        if gpu not in self._streams:
+            made = [Stream(self.driver, gpu, self.driver.new_stream(gpu)) for _ in range(STREAMS)]
+            self._streams[gpu] = cycle(made)
+        return next(self._streams[gpu])
 
-    def new_stream(self, gpu: int) -> Any:
-        return nullcontext()
+    @contextmanager
+    def entered(self, stream: Stream) -> Iterator[None]:
+        before = getattr(self._current, "stream", None)
+        self._current.stream = stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
 
-    def record_event(self, gpu: int) -> PastEvent:
-        return PastEvent()
-
-    def wait_event(self, gpu: int, event: PastEvent) -> None:
-        """Does nothing: the host has waited."""
-
-    def new_future(self, gpu: int) -> Any:
-        return torch.futures.Future()
-
-    def this_stream(self, gpu: int) -> Any:
-        return nullcontext
+    @staticmethod
+    def record_stream(tensor: Tensor, stream: Stream) -> None:
+        """Does nothing else: all memory that was lent stays alive until the end."""
+        assert isinstance(stream, Stream)
 
     def copy_of(self, output: DeviceOutput, gpu: int) -> Tensor:
-        self.fake.read(self.current_stream(gpu), output.address, output.bytes)
+        self.fake.read(device.current_stream(gpu), output.address, output.bytes)
         return torch.tensor(bytearray(ctypes.string_at(output.address, output.bytes)), dtype=torch.uint8)
