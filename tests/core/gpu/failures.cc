@@ -299,18 +299,27 @@ TEST(a_rank_that_gives_up_ends_what_is_on_the_gpus_of_others) {
 }
 
 // An abort waits for all kernels on the GPU. One of another library may itself wait for a rank that has to learn of the
-// failure.
+// failure. The engine waits for the abort of an operation that NCCL is still launching.
 TEST(others_learn_of_a_failure_before_an_abort_waits_for_the_gpu) {
   Fake fake;
   fake.set("hang", 1);
   const ForeignKernel foreign(fake, 0);
+  while (fake.calls("ncclKernel") == 0) std::this_thread::yield();
+  fake.set("hang", 0);
+  GpuSum connecting[] = {{fake, 0, "connecting"}, {fake, 1, "connecting"}}, sums[] = {{fake, 0, "x"}, {fake, 1, "x"}};
   World ranks(2, on_gpus({}, Over::sockets));
-  std::barrier launched(2);
+  std::barrier all(2);
   ranks.run([&](int rank, Context& context) {
-    const Launched sum(fake, context, rank);
-    launched.arrive_and_wait();
+    expect_ok(end_of(context, connecting[rank].request));
+    all.arrive_and_wait();
+    const int launches = fake.calls("ncclGroupEnd");
+    if (rank == 0) fake.set("polls", 1 << 30);  // the launch does not end
+    all.arrive_and_wait();
+    const Ticket handle = start(context, sums[rank].request);
+    while (fake.calls("ncclGroupEnd") < launches + 2) std::this_thread::yield();
+    all.arrive_and_wait();
     if (rank == 0) return context.abort("the loss is not a number");
-    CHECK_EQUAL(context.wait(&sum.handle, 1, patience).code(), SRT_ABORTED);
+    CHECK_EQUAL(context.wait(&handle, 1, patience).code(), SRT_ABORTED);
     foreign.abort();
   });
 }
