@@ -53,9 +53,9 @@ from sirtaki.runner.bench.samples import median_ratio
 from sirtaki.runner.bench.sizes import ITEMSIZES, check_range, parse_factor, parse_size
 from sirtaki.runner.cli.command import module_words
 from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
-from sirtaki.runner.launch.allocation import find_allocation
 from sirtaki.runner.launch.capacity import usable_cores
 from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import find_allocation
 from sirtaki.runner.supervise.terminal_status import terminal_status
 
 _USAGE = "sirtaki bench [OPERATION] -np N [-H HOST:SLOTS,… | --hostfile FILE] [options]"

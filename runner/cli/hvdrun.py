@@ -6,22 +6,20 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sirtaki.runner.cli.auto_command import auto_command, hash_seed
 from sirtaki.runner.cli.command import find_program
-from sirtaki.runner.cli.elastic_options import is_elastic
-from sirtaki.runner.cli.options import EXAMPLE, parse
-from sirtaki.runner.hosts.own_host import with_own_host
-from sirtaki.runner.launch.allocation import find_allocation
+from sirtaki.runner.cli.options import EXAMPLE, is_elastic, parse
 from sirtaki.runner.launch.environment import AS_HOROVOD, encrypts
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.launch.hosts import Host, parse_hostfile, parse_hosts
+from sirtaki.runner.launch.hosts import Host, find_allocation, parse_hostfile, parse_hosts
 
 if TYPE_CHECKING:
     from sirtaki.runner.hosts.agent_launcher import AgentLauncher
     from sirtaki.runner.launch.job import Settings
+    from sirtaki.runner.observe.job_timeline import JobTimeline
 
 _PREFIXES = ("SIRTAKI_", "HOROVOD_")
 _READ_BY_HVDRUN = (
@@ -109,19 +107,18 @@ def _settings(
 
     from sirtaki.bindings.bootstrap.job import DEBUGGED
     from sirtaki.runner.launch.job import Settings
-    from sirtaki.runner.observe.job_timeline import JobTimeline
 
-    timeline = _timeline_of(options)
+    timeline = _timeline(options)
     interfaces = [name.strip() for text in options.network_interfaces for name in text.split(",")]
     additions = {
         **({} if options.debug_rank is None else _NO_DEADLINES),
         **settings_of_core,
         **({DEBUGGED: f"{options.debug_rank}:{options.debug_port}"} if options.debug_port else {}),
-        **_timeline_environment(options),
+        **_timeline_environment(timeline, options),
         **({"SIRTAKI_NETWORK_INTERFACES": ",".join(interfaces)} if interfaces else {}),
         **({AS_HOROVOD: "1"} if options.as_horovod else {}),
         **({"SIRTAKI_AS": "gloo"} if options.as_gloo else {}),
-        **(hash_seed(os.environ) if options.auto else {}),
+        **_hash_seed(options),
     }
     if options.launcher == "srun" and encrypts({**os.environ, **additions}):
         notices = [*notices, _KEY_THROUGH_SLURM]
@@ -133,7 +130,7 @@ def _settings(
         output_folder=options.output_filename,
         verbose=options.verbose,
         additions=additions,
-        timeline=JobTimeline(timeline) if timeline is not None else None,
+        timeline=timeline,
         notices=tuple(filter(None, (*notices, warning, *remarks))),
         launcher=_launcher(options),
         interfaces=tuple(interfaces),
@@ -147,8 +144,8 @@ def _settings(
     )
 
 
-def _launcher(options: argparse.Namespace) -> AgentLauncher:
-    """Returns the program that starts the agents of other hosts. Raises LaunchError."""
+def _launcher(options: argparse.Namespace) -> Callable[[], AgentLauncher]:
+    """Returns what returns the launcher of the agents of other hosts. Raises LaunchError."""
     if options.launcher == "srun":
         from sirtaki.runner.hosts.agent_launcher import SrunOptions, check_inside_job
 
@@ -156,11 +153,11 @@ def _launcher(options: argparse.Namespace) -> AgentLauncher:
         for flag, value in (("port", options.ssh_port), ("identity-file", options.ssh_identity_file)):
             if value is not None:
                 raise LaunchError(f"--ssh-{flag} is for ssh: leave it out, or --launcher srun")
-        return SrunOptions()
-    from sirtaki.runner.hosts.ssh import SshOptions
+        return SrunOptions
+    from sirtaki.runner.launch.job import ssh_launcher
 
     identity = options.ssh_identity_file and options.ssh_identity_file.absolute()
-    return SshOptions(options.ssh_port, identity, options.verbose)
+    return partial(ssh_launcher, options.ssh_port, identity, options.verbose)
 
 
 def _take_allocation(options: argparse.Namespace) -> list[str]:
@@ -177,6 +174,8 @@ def _take_allocation(options: argparse.Namespace) -> list[str]:
 def _command(options: argparse.Namespace, size: int) -> tuple[list[str], str]:
     """Returns the command that ranks run, with the path of its program, and a warning ("" for none)."""
     if options.auto:
+        from sirtaki.runner.cli.auto_command import auto_command
+
         return auto_command(options.command, size, os.environ)
     path, warning = find_program(options.command, size, os.environ)
     return [path, *options.command[1:]], warning
@@ -195,6 +194,8 @@ def named_hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:
     """Returns the hosts of --hosts or --hostfile, and notices. Raises LaunchError."""
     if options.hosts is not None and options.hostfile is not None:
         raise LaunchError("--hosts and --hostfile both name the hosts: use one of them")
+    from sirtaki.runner.hosts.own_host import with_own_host
+
     notices: list[str] = []
     if options.hosts is not None:
         hosts = parse_hosts(options.hosts)
@@ -210,15 +211,25 @@ def _read(path: Path) -> str:
         raise LaunchError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _timeline_of(options: argparse.Namespace) -> Path | None:
-    return options.timeline_filename and options.timeline_filename.absolute()
+def _hash_seed(options: argparse.Namespace) -> dict[str, str]:
+    if not options.auto:
+        return {}
+    from sirtaki.runner.cli.auto_command import hash_seed
+
+    return hash_seed(os.environ)
 
 
-def _timeline_environment(options: argparse.Namespace) -> dict[str, str]:
-    timeline = _timeline_of(options)
-    wanted = {"SIRTAKI_TIMELINE": timeline and str(timeline)}
-    wanted["SIRTAKI_TIMELINE_MARK_CYCLES"] = "1" if options.timeline_mark_cycles else None
-    return {name: value for name, value in wanted.items() if value}
+def _timeline(options: argparse.Namespace) -> JobTimeline | None:
+    if options.timeline_filename is None:
+        return None
+    from sirtaki.runner.observe.job_timeline import JobTimeline
+
+    return JobTimeline(options.timeline_filename.absolute())
+
+
+def _timeline_environment(timeline: JobTimeline | None, options: argparse.Namespace) -> dict[str, str]:
+    found = {} if timeline is None else {"SIRTAKI_TIMELINE": str(timeline.path)}
+    return found | ({"SIRTAKI_TIMELINE_MARK_CYCLES": "1"} if options.timeline_mark_cycles else {})
 
 
 def _refuse_without_folder() -> None:

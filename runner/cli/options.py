@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sirtaki.runner.cli.autotune_options import add_autotune_options, check_autotune
-from sirtaki.runner.cli.elastic_options import add_elastic_options, is_elastic, unused_option
-from sirtaki.runner.cli.horovod_flags import add_horovod_flags
 from sirtaki.runner.launch.errors import LaunchError
 
 USAGE = "hvdrun -np N [-H HOST:SLOTS,…] [options] command [arguments]"
 EXAMPLE = "for example: hvdrun -np 2 python train.py"
 DASHBOARD = "--dashboard"
 _ANY_PORT = "0"
+_ELASTIC = ("min_np", "max_np", "host_discovery_script")  # an elastic job has any of them
 _LIKE_AN_ADDRESS = re.compile(r"(.*:)?\d+")
 _EXAMPLES = f"{EXAMPLE}, or on two hosts: hvdrun -np 8 -H hostA:4,hostB:4 python train.py"
 
@@ -62,7 +60,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
     if options.config_file is not None:
         options = parser.parse_args(_with_address([*config_arguments(options.config_file), *arguments]))
     settings = knob_environment(options, knobs)
-    check_autotune(options, settings)
+    _check_autotune(options, settings)
     if options.autotune_load is not None:
         settings = {**loaded_environment(options.autotune_load, knobs), **settings}
     return _checked(options), settings
@@ -81,9 +79,9 @@ def hvdrun_parser() -> OptionParser:
     _add_options_for_observing(parser)
     add_options_for_hosts(parser)
     _add_debugging(parser)
-    add_autotune_options(parser)
-    add_elastic_options(parser, whole_number, _seconds)
-    add_horovod_flags(parser)
+    _add_autotune_options(parser)
+    _add_elastic_options(parser)
+    _add_horovod_flags(parser)
     return parser
 
 
@@ -104,7 +102,7 @@ def _with_address(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _checked(options: argparse.Namespace) -> argparse.Namespace:
-    if option := unused_option(options):
+    if option := _unused_option(options):
         raise LaunchError(f"{option} is for jobs whose ranks may be lost or join: give --min-np as well")
     if (torch_option := _torch_option(options)) and is_elastic(options):
         raise LaunchError(
@@ -119,6 +117,41 @@ def _checked(options: argparse.Namespace) -> argparse.Namespace:
     if options.auto and (reason := _why_not_auto(options)):
         raise LaunchError(f"--auto cannot be used with {reason}: leave one of them out")
     return options
+
+
+def is_elastic(options: argparse.Namespace) -> bool:
+    """Returns whether the options ask for an elastic job."""
+    return any(getattr(options, name) is not None for name in _ELASTIC)
+
+
+def _unused_option(options: argparse.Namespace) -> str:
+    """Returns an option that has an effect in elastic jobs only, if this is none and it is given; else ""."""
+    names: dict[str, Any] = vars(options)
+    others = (
+        "elastic_timeout",
+        "reset_limit",
+        "blacklist_cooldown_range",
+        "elastic_survive",
+        "elastic_failure_domain",
+        "slots_per_host",
+        "spares",
+        "spares_run_script",
+    )
+    given = [f"--{name.replace('_', '-')}" for name in others if names[name] is not None]
+    return "" if is_elastic(options) or not given else given[0]
+
+
+def _check_autotune(options: argparse.Namespace, settings: Mapping[str, str]) -> None:
+    """Raises LaunchError for combinations that have no meaning."""
+    is_on = settings.get("SIRTAKI_AUTOTUNE") == "1"
+    if is_on and is_elastic(options):
+        raise LaunchError(
+            "--autotune is for jobs whose ranks stay, because step times before and after a change of the "
+            "ranks cannot be compared: leave it out, or the options of elastic jobs (--min-np, --max-np, "
+            "--host-discovery-script); --autotune-load works with both"
+        )
+    if settings.get("SIRTAKI_AUTOTUNE_LOG") and not is_on:
+        raise LaunchError("--autotune-log is for --autotune: give that as well, or leave it out")
 
 
 def _torch_option(options: argparse.Namespace) -> str:
@@ -301,6 +334,85 @@ def add_options_for_hosts(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_autotune_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that are no settings of the core."""
+    parser.add_argument(
+        "--autotune-load",
+        metavar="FILE",
+        type=Path,
+        help="start with the settings that a job with --autotune-log FILE has kept; options override them",
+    )
+
+
+def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of elastic jobs: Horovod's, and --elastic-survive, --spares, --spares-run-script."""
+    add = parser.add_argument_group("ranks that may be lost or join (docs/guide/elastic.md)").add_argument
+    add(
+        "--min-np",
+        "--min-num-proc",
+        metavar="N",
+        type=whole_number,
+        help="ranks may be lost: the job goes on while there are N; training runs in @hvd.elastic.run",
+    )
+    add("--max-np", "--max-num-proc", metavar="N", type=whole_number, help="ranks may join, up to N (-np)")
+    add(
+        "--host-discovery-script",
+        metavar="PATH",
+        type=Path,
+        help="a program that prints the available hosts, a line 'host:slots' each; it runs every second",
+    )
+    add(
+        "--slots-per-host",
+        "--slots",
+        metavar="N",
+        type=whole_number,
+        help="slots of hosts that the script prints without a number (1)",
+    )
+    elastic = "with --min-np"
+    add(
+        "--elastic-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        help=f"{elastic}: how long the job waits while there are too few ranks (600)",
+    )
+    add(
+        "--reset-limit", metavar="N", type=whole_number, help=f"{elastic}: losses that the job survives (any)"
+    )
+    add(
+        "--blacklist-cooldown-range",
+        metavar=("MIN", "MAX"),
+        nargs=2,
+        type=_seconds,
+        help=f"{elastic}: pause in seconds before a slot that has lost ranks is used again (1 60)",
+    )
+    add(
+        "--elastic-failure-domain",
+        choices=("rank", "host"),
+        help=f"{elastic}: a lost rank costs only itself, or, as with Horovod, all ranks of its host (rank)",
+    )
+    add(
+        "--elastic-survive",
+        choices=("lost", "exit"),
+        help=f"{elastic}: survive lost ranks only, or, as Horovod, any that ends with an error (lost)",
+    )
+    _add_spares(add, elastic)
+
+
+def _add_spares(add: Callable[..., argparse.Action], elastic: str) -> None:
+    add(
+        "--spares",
+        metavar="N",
+        type=whole_number,
+        help=f"{elastic}: processes with modules loaded, spread over the hosts, that replace lost ranks (0)",
+    )
+    add(
+        "--spares-run-script",
+        action="store_true",
+        default=None,
+        help="with --spares: they also run the program, up to hvd.init()",
+    )
+
+
 def whole_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"it takes a whole number of at least 1, not '{text}'")
@@ -345,6 +457,66 @@ def number_above(least: float, what: str) -> Callable[[str], float]:
 
 
 _seconds = number_above(0, "a number of seconds")
+
+
+# ---- Horovod's flags: options of horovodrun that hvdrun lacks, and why; others change nothing ----------
+# `--cache-capacity`, `--hosts` and others are identical and need no entry; `knobs` translates the flags that
+# are settings of the core.
+
+
+_OWN_STEPS = "autotune chooses the number of its steps, and models no noise: leave it out"
+
+# Options with an alternative, by the reason. With or without a value, the answer is the reason.
+_REFUSED_FOR: dict[str, Sequence[str]] = {
+    "hvdrun keeps nothing between jobs: leave it out": ("--disable-cache",),
+    "there is no MPI here: leave it out": ("--mpi", "--jsrun", "--mpi-args", "--mpi-threads-disable"),
+    "it is for MPI and NCCL; to keep NCCL off InfiniBand, set NCCL_IB_DISABLE=1": ("--tcp",),
+    "there are no cycles; the closest equivalent is --report-window SECONDS": ("--cycle-time-ms",),
+    "all-gathers need no such option: leave it out": ("--hierarchical-allgather",),
+    "use --cpu-algorithm hierarchical": ("--torus-allreduce",),
+    _OWN_STEPS: (
+        *("--autotune-warmup-samples", "--autotune-steps-per-sample"),
+        *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
+    ),
+    "hvdrun binds no rank to cores: start the command through taskset or numactl": (
+        "--binding-args",
+        "--thread-affinity",
+    ),
+    "all operations on a GPU share one stream": ("--num-nccl-streams",),
+    "use --start-timeout for the start, --progress-deadline afterwards": ("--gloo-timeout-seconds",),
+    "there are no log levels: --verbose shows more, --log-descriptor -1 silences the ranks' core": (
+        "--log-level",
+        "--log-with-timestamp",
+        "--log-hide-timestamp",
+    ),
+    "pipe hvdrun's output through `ts` instead": ("-prefix-timestamp", "--prefix-output-with-timestamp"),
+}
+REFUSED = {flag: reason for reason, flags in _REFUSED_FOR.items() for flag in flags}
+# Options that request the behaviour that is always on.
+_ALREADY_SO = (
+    *("--gloo", "--no-autotune", "--stall-check", "--no-torus-allreduce", "--no-hierarchical-allgather"),
+    *("--no-mpi-threads-disable", "--log-without-timestamp", "--no-log-hide-timestamp"),
+)
+
+
+class _Refuse(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        raise LaunchError(f"hvdrun does not take {option_string}: {REFUSED[option_string or '']}")
+
+
+def _add_horovod_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that need no knowledge of the core's settings."""
+    for flag in REFUSED:
+        parser.add_argument(flag, nargs="?", action=_Refuse, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for flag in _ALREADY_SO:
+        nothing = argparse.SUPPRESS
+        parser.add_argument(flag, action="store_true", dest=nothing, default=nothing, help=nothing)
 
 
 # ---- --config-file: a YAML file with Horovod's keys, or hvdrun's, as command-line options --------------

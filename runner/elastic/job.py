@@ -40,8 +40,12 @@ from sirtaki.runner.launch.job_folder import JobFolder
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.observe.endpoints import metrics_question, start_endpoints
 from sirtaki.runner.supervise.display import Display
-from sirtaki.runner.supervise.failure_analysis import ExitStatus, describe_threads, signal_name
-from sirtaki.runner.supervise.finished_peers import finished_peers
+from sirtaki.runner.supervise.failure_analysis import (
+    ExitStatus,
+    describe_threads,
+    finished_peers,
+    signal_name,
+)
 from sirtaki.runner.supervise.main_loop import KILL_SECONDS, MainLoop, Pollable
 from sirtaki.runner.supervise.signals import WakeupPipe
 
@@ -73,7 +77,7 @@ class ElasticJob(MainLoop):
             display.say,
             on_call,
         )
-        connection = Connection(settings.launcher, self.selector, display, metrics_question(settings))
+        connection = Connection(settings.launcher(), self.selector, display, metrics_question(settings))
         self._spares = JobSpares(
             elastic.spares, self._start_spare, self._spares_of, self._folder, self.selector, display
         )

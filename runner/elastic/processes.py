@@ -29,8 +29,7 @@ from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host, is_own_host
 from sirtaki.runner.launch.job import Settings, start_values
 from sirtaki.runner.launch.job_folder import JobFolder
-from sirtaki.runner.launch.process import Rank, RankProcess
-from sirtaki.runner.launch.rank_start import REPORTS, describe_start_failure
+from sirtaki.runner.launch.process import REPORTS, Rank, RankProcess, describe_start_failure
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus

@@ -37,11 +37,11 @@ from sirtaki.runner.launch.capacity import Capacity, count_gpus, usable_cores
 from sirtaki.runner.launch.environment import RankEnvironment, encrypts, merge_login, thread_counts
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.job_folder import JobFolder
-from sirtaki.runner.launch.process import RankProcess
-from sirtaki.runner.launch.rank_start import (
+from sirtaki.runner.launch.process import (
     REPORTS,
     TIMELINE,
     ProcessStart,
+    RankProcess,
     describe_start_failure,
     remove_reports,
     report_file,

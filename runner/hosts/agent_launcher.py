@@ -11,9 +11,9 @@ from typing import Protocol
 from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.runner.hosts.coding import LINES
 from sirtaki.runner.hosts.ssh import AGENT_WORDS, explain_agent
-from sirtaki.runner.launch.allocation import IN_SLURM
 from sirtaki.runner.launch.environment import exported
 from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.hosts import IN_SLURM
 
 
 class AgentLauncher(Protocol):

@@ -18,8 +18,7 @@ from sirtaki.runner.hosts.remote import RemoteHost
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host, is_own_host
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.supervise.display import Display
-from sirtaki.runner.supervise.progress import Progress
+from sirtaki.runner.supervise.display import Display, Progress
 from sirtaki.runner.supervise.signals import WakeupPipe, stop_this_process
 
 _PER_HOST = 6  # descriptors: both ends of three pipes, of a host behind another one

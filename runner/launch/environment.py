@@ -10,7 +10,6 @@ from pathlib import Path
 
 from sirtaki.bindings.bootstrap.job import SERVER
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.launch.torch_variables import variables_of_rank, without_torchruns
 
 AS_HOROVOD = "SIRTAKI_AS_HOROVOD"
 # The folder whose package `horovod` stands for sirtaki, on the host of the ranks (adapters/as_horovod).
@@ -45,7 +44,10 @@ class RankEnvironment:
         for name, value in asdict(placement).items():
             environment[f"SIRTAKI_{name.upper()}"] = environment[f"HOROVOD_{name.upper()}"] = str(value)
         if self.torch:
-            environment = without_torchruns(environment) | {**self.torch, **variables_of_rank(placement)}
+            environment = _without_torchruns(environment) | {
+                **self.torch,
+                **_torch_variables(placement),
+            }
         return environment
 
     def of_server(self, index: int, base: Mapping[str, str]) -> dict[str, str]:
@@ -63,6 +65,21 @@ class RankEnvironment:
             path = environment.get("PYTHONPATH", "")
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_HOROVOD_FOLDER, path)))
         return environment
+
+
+def _without_torchruns(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment without the variables by which torchrun says that it serves the store."""
+    return {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
+
+
+def _torch_variables(placement: RankPlacement) -> dict[str, str]:
+    """Returns the variables that each rank has for itself."""
+    return {
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(placement.size),
+        "LOCAL_RANK": str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.local_size),
+    }
 
 
 def encrypts(environment: Mapping[str, str]) -> bool:

@@ -26,8 +26,6 @@ from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cli.command import runs_python
-from sirtaki.runner.hosts.agent_launcher import AgentLauncher
-from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.launch.capacity import Capacity, count_gpus, usable_cores
 from sirtaki.runner.launch.environment import RankEnvironment, encrypts, exported, thread_counts
 from sirtaki.runner.launch.errors import LaunchError
@@ -43,26 +41,34 @@ from sirtaki.runner.launch.hosts import (
     servers_of,
 )
 from sirtaki.runner.launch.job_folder import JobFolder
-from sirtaki.runner.launch.process import Rank
-from sirtaki.runner.launch.rank_start import REPORTS, SERVER_COMMAND, start_processes, starts_of
+from sirtaki.runner.launch.process import REPORTS, SERVER_COMMAND, Rank, start_processes, starts_of
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.launch.torch_variables import ReservedPort, offer_of_own_host, variables_of_hosts
 from sirtaki.runner.observe.endpoints import Endpoints, metrics_question, start_endpoints
-from sirtaki.runner.observe.job_timeline import JobTimeline
-from sirtaki.runner.supervise.display import Display
+from sirtaki.runner.supervise.display import Display, Progress
 from sirtaki.runner.supervise.failure_analysis import FailureAnalyzer
 from sirtaki.runner.supervise.post_mortem import PostMortem
-from sirtaki.runner.supervise.progress import Progress
 from sirtaki.runner.supervise.signals import WakeupPipe
 from sirtaki.runner.supervise.supervisor import Mailbox, Supervisor
 
 if TYPE_CHECKING:  # needed for some jobs only
     from sirtaki.runner.function.service import FunctionService
+    from sirtaki.runner.hosts.agent_launcher import AgentLauncher
     from sirtaki.runner.hosts.remote import RemoteHost
     from sirtaki.runner.launch.servers import Servers
+    from sirtaki.runner.launch.torch_variables import ReservedPort
+    from sirtaki.runner.observe.job_timeline import JobTimeline
 
 _PER_RANK = 3  # descriptors: the ends of two pipes, and the connection to the rendezvous
 OUTPUT_FILES = 2  # of a rank whose output is kept
+
+
+def ssh_launcher(
+    port: int | None = None, identity: Path | None = None, verbose: bool = False
+) -> AgentLauncher:
+    """Returns the launcher of agents over ssh, which a job on a single host does not import."""
+    from sirtaki.runner.hosts.ssh import SshOptions
+
+    return SshOptions(port, identity, verbose)
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Settings:
     additions: Mapping[str, str] = field(default_factory=dict)  # to the ranks' environment
     timeline: JobTimeline | None = None  # of all ranks
     notices: tuple[str, ...] = ()  # shown before anything else
-    launcher: AgentLauncher = field(default_factory=SshOptions)  # of the agents of other hosts
+    launcher: Callable[[], AgentLauncher] = ssh_launcher  # returns that of the agents of other hosts
     interfaces: tuple[str, ...] = ()  # the only ones that ranks use to reach each other; () for all
     oversubscribe: bool = False  # start ranks although a host seems to lack capacity for them
     torch_env: bool = False  # set torch's variables for the ranks
@@ -160,7 +166,7 @@ class _Launch:
             for remote in (remote for remote in remotes if remote.name == allocation.host.name):
                 values = start_values(settings, job, server.address)
                 values["placements"] = [astuple(placements[rank]) for rank in allocation.ranks]
-                values |= {"torch": torch[remote.name], "lease": settings.launcher.lease_seconds}
+                values |= {"torch": torch[remote.name], "lease": settings.launcher().lease_seconds}
                 started |= self._start_remote(remote, values, allocation.ranks, post_mortem, folder / STATES)
         server.start()
         if self._servers is not None:
@@ -199,7 +205,7 @@ class _Launch:
         question: dict[str, Any] = metrics_question(settings)
         if settings.torch_env:
             question |= {"torch": True, "interfaces": settings.interfaces}
-        connection = Connection(settings.launcher, self._selector, self._display, question)
+        connection = Connection(settings.launcher(), self._selector, self._display, question)
         remotes = connection.connect(hosts, settings.command[0], self._wakeup, self._reaper, relays=True)
         return remotes, allocate(with_slot_counts(hosts, remotes, count_gpus()), settings.size)
 
@@ -268,6 +274,8 @@ class _Launch:
         names = [allocation.host.name for allocation in allocations]
         if not self._settings.torch_env:
             return {name: {} for name in names}
+        from sirtaki.runner.launch.torch_variables import ReservedPort, offer_of_own_host, variables_of_hosts
+
         offers = {remote.name: remote.master_offer for remote in remotes if remote.master_offer is not None}
         if is_own_host(names[0]):
             self._port = ReservedPort()
@@ -448,7 +456,7 @@ def _describe_layout(settings: Settings) -> Iterator[str]:
         yield f"this host serves a page with all ranks at {settings.dashboard} (--dashboard)"
     if any(not is_own_host(host.name) for host in hosts):
         count = len(exported(os.environ))
-        way = f"through {settings.launcher.program}'s input"
+        way = f"through {settings.launcher().program}'s input"
         yield f"{count} of this host's environment variables are sent to other hosts, {way}"
     shares = allocate(with_slot_counts(hosts, [], count_gpus()), settings.size)
     for share in shares:
@@ -459,4 +467,5 @@ def _describe_layout(settings: Settings) -> Iterator[str]:
         if servers := servers_of(share, shares, range(settings.servers)):
             yield f"{name}: {join_names(f'server {index}' for index in servers)}"
         if not is_own_host(name):
-            yield f"  {shlex.join(settings.launcher.command(settings.launcher.program, name))}"
+            launcher = settings.launcher()
+            yield f"  {shlex.join(launcher.command(launcher.program, name))}"

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sirtaki.bindings.topology import RankPlacement
-
 _SSH = "SSH_CONNECTION"  # set by sshd: the client's address and port, then the server's
 _LOOPBACK = "127.0.0.1"
 
@@ -91,21 +89,6 @@ def variables_of_hosts(names: Sequence[str], first: MasterOffer) -> dict[str, di
     return {
         name: {**master, "GROUP_RANK": str(index), "GROUP_WORLD_SIZE": str(len(names))}
         for index, name in enumerate(names)
-    }
-
-
-def without_torchruns(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment without the variables by which torchrun says that it serves the store."""
-    return {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
-
-
-def variables_of_rank(placement: RankPlacement) -> dict[str, str]:
-    """Returns the variables that each rank has for itself."""
-    return {
-        "RANK": str(placement.rank),
-        "WORLD_SIZE": str(placement.size),
-        "LOCAL_RANK": str(placement.local_rank),
-        "LOCAL_WORLD_SIZE": str(placement.local_size),
     }
 
 

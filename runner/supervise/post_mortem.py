@@ -9,12 +9,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.runner.launch.rank_start import remove_reports, report_file
-from sirtaki.runner.observe.job_timeline import JobTimeline
+from sirtaki.runner.launch.process import remove_reports, report_file
 from sirtaki.runner.supervise.failure_analysis import name_process
+
+if TYPE_CHECKING:
+    from sirtaki.runner.observe.job_timeline import JobTimeline
 
 _MAX_LINES = 8
 _STARTERS = (

@@ -15,10 +15,10 @@ from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.bootstrap.termination import ASK_TO_STOP, STOPPED
 from sirtaki.runner.launch.capacity import Capacity
 from sirtaki.runner.launch.process import Rank
+from sirtaki.runner.supervise.display import Progress
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer, JobFailure
 from sirtaki.runner.supervise.main_loop import KILL_SECONDS, MainLoop
 from sirtaki.runner.supervise.post_mortem import PostMortem
-from sirtaki.runner.supervise.progress import Progress
 from sirtaki.runner.supervise.signals import WakeupPipe
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.autotune.candidates import candidates
 from sirtaki.common.autotune.model import TunedJob
 from sirtaki.common.autotune.tuner import Tuner
-from sirtaki.runner.cli.autotune_options import loaded_settings
+from sirtaki.runner.cli.knobs import loaded_settings
 
 K, M = 1 << 10, 1 << 20
 SMALL_STEP = [

@@ -8,9 +8,8 @@ import pytest
 from launching import Run
 
 from sirtaki.bindings.bootstrap.connection.node_list import node_names
-from sirtaki.runner.launch.allocation import find_allocation
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.launch.hosts import parse_hosts
+from sirtaki.runner.launch.hosts import find_allocation, parse_hosts
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[07-09],cpu1", "SLURM_TASKS_PER_NODE": "4(x3),1"}
 

@@ -12,7 +12,7 @@ from launching import Run
 
 from sirtaki.runner.hosts.agent import AgentJob
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.launch.rank_start import REPORTS
+from sirtaki.runner.launch.process import REPORTS
 from sirtaki.runner.launch.reaper import Reaper
 
 RANK = """

@@ -10,8 +10,7 @@ import pytest
 from fake_gpu import FOLDER, needs_fake
 from launching import Run
 
-from sirtaki.runner.cli.horovod_flags import REFUSED
-from sirtaki.runner.cli.options import config_arguments, parse
+from sirtaki.runner.cli.options import REFUSED, config_arguments, parse
 from sirtaki.runner.launch.errors import LaunchError
 
 CONFIG = """\

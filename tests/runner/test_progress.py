@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sirtaki.bindings.bootstrap.job import join_names
-from sirtaki.runner.supervise import progress
-from sirtaki.runner.supervise.progress import FIRST_REFRESH_SECONDS, FIRST_REPEAT_SECONDS, Progress
+from sirtaki.runner.supervise import display
+from sirtaki.runner.supervise.display import FIRST_REFRESH_SECONDS, FIRST_REPEAT_SECONDS, Progress
 
 NAMES = {0: "rank 0", 1: "rank 1 (hostB)", 2: "rank 2 (hostB)"}
 
@@ -23,7 +23,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(display, "time", clock)
     return clock
 
 
