@@ -75,7 +75,7 @@ def _has_failed() -> bool:
 
 def _listen(context: Context, requests: StopRequests) -> None:
     from sirtaki.bindings.bootstrap import lifecycle
-    from sirtaki.bindings.bootstrap.termination import ASK_TO_STOP
+    from sirtaki.bindings.bootstrap.job import ASK_TO_STOP
 
     if context.survivors is not None:  # SIGTERM is the elastic job's, and its next world goes on listening
         requests.listen([signal.SIGUSR1])

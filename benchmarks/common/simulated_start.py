@@ -25,8 +25,7 @@ from common import native
 from common.options import MIB
 from common.report import Columns, Row
 from sirtaki.bindings.bootstrap import identity, messages
-from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
-from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection
+from sirtaki.bindings.bootstrap.connection.handshake import HandshakeConnection, handshake_steps
 from sirtaki.bindings.bootstrap.elastic import messages as elastic_messages
 from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, Role
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient

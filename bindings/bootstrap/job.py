@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,10 @@ RENDEZVOUS_RANK = -1  # the rank number that the rendezvous uses for itself
 COLLECTOR_RANK = -2  # that of a host's collector, towards the rendezvous
 DEBUGGED = "SIRTAKI_DEBUGGED"  # "rank:port": that rank waits in init() for a debugger at this port
 CALLS = 1  # the channel of the connection over which a rank asks the launcher
+# Signal of hvdrun to ranks that can stop, instead of SIGTERM. It reaches the group of a rank's process, in
+# which processes without a handler, such as the workers of a DataLoader, ignore this signal.
+ASK_TO_STOP = signal.SIGURG
+STOPPED = 128 + signal.SIGTERM  # the exit code of a rank, or a job, that has stopped when it was asked
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

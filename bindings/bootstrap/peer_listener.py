@@ -29,8 +29,12 @@ from sirtaki.bindings.bootstrap.connection.address import (
     unix_address,
     unix_path,
 )
-from sirtaki.bindings.bootstrap.connection.handshake import HandshakeSteps, begin_handshake
-from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection, close_selector
+from sirtaki.bindings.bootstrap.connection.handshake import (
+    HandshakeConnection,
+    HandshakeSteps,
+    begin_handshake,
+    close_selector,
+)
 from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces
 from sirtaki.bindings.bootstrap.connection.key import KEY_ADVICE
 from sirtaki.bindings.bootstrap.connection.unauthenticated import (

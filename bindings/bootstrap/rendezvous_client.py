@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING
 from sirtaki.bindings.bootstrap import messages
 from sirtaki.bindings.bootstrap.connection.address import is_unix, require_key, split_addresses
 from sirtaki.bindings.bootstrap.connection.connect import connect
-from sirtaki.bindings.bootstrap.connection.handshake import HandshakeSteps, begin_handshake, check_encryption
-from sirtaki.bindings.bootstrap.connection.handshake_connection import is_trusted_user
+from sirtaki.bindings.bootstrap.connection.handshake import (
+    HandshakeSteps,
+    begin_handshake,
+    check_encryption,
+    is_trusted_user,
+)
 from sirtaki.bindings.bootstrap.connection.interfaces import source_towards
 from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
 from sirtaki.bindings.bootstrap.connection.wire import Frame, printable, receive_frame, send_frame

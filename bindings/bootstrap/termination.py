@@ -13,10 +13,6 @@ from typing import Any
 Handler = Callable[[int, FrameType | None], None]
 
 
-# Signal of hvdrun to ranks that can stop, instead of SIGTERM. It reaches the group of a rank's process, in
-# which processes without a handler, such as the workers of a DataLoader, ignore this signal.
-ASK_TO_STOP = signal.SIGURG
-STOPPED = 128 + signal.SIGTERM  # the exit code of a rank, or a job, that has stopped when it was asked
 _NOTICE = (
     b"sirtaki: asked to end (SIGTERM): all ranks stop at their next hvd.should_stop(); another SIGTERM ends "
     b"this rank at once\n"

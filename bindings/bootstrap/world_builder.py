@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sirtaki.bindings.bootstrap.connection.address import is_unix
 from sirtaki.bindings.bootstrap.connection.connect import Meanwhile, connect
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
-from sirtaki.bindings.bootstrap.connection.handshake import CHOSEN, HandshakeSteps
-from sirtaki.bindings.bootstrap.connection.handshake_connection import is_trusted_user
+from sirtaki.bindings.bootstrap.connection.handshake import CHOSEN, HandshakeSteps, is_trusted_user
 from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.bindings.bootstrap.identity import (
     Offer,

@@ -23,7 +23,6 @@ from sirtaki.bindings.bootstrap.connection.address import unix_address
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
 from sirtaki.bindings.bootstrap.job import Job, RendezvousError, join_names
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
-from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cli.command import runs_python
 from sirtaki.runner.launch.capacity import Capacity, count_gpus, usable_cores
@@ -167,7 +166,7 @@ class _Launch:
                 values = start_values(settings, job, server.address)
                 values["placements"] = [astuple(placements[rank]) for rank in allocation.ranks]
                 values |= {"torch": torch[remote.name], "lease": settings.launcher().lease_seconds}
-                started |= self._start_remote(remote, values, allocation.ranks, post_mortem, folder / STATES)
+                started |= self._start_remote(remote, values, allocation.ranks, post_mortem, folder)
         server.start()
         if self._servers is not None:
             self._servers.start()
@@ -318,8 +317,9 @@ class _Launch:
         values: dict[str, Any],
         host_ranks: range,
         post_mortem: PostMortem,
-        states: Path,
+        folder: Path,
     ) -> dict[int, Rank]:
+        from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
         from sirtaki.runner.hosts.remote import RemoteJob
         from sirtaki.runner.hosts.remote_rank import RemoteRank
 
@@ -331,7 +331,7 @@ class _Launch:
         for rank in ranks:
             self._analyzer.note_start(rank, 0, remote.name)
         on_start, timeline = partial(self._note_start, remote.name), self._settings.timeline
-        job = RemoteJob(ranks, post_mortem, on_start, self._wakeup.wake, timeline, states=states)
+        job = RemoteJob(ranks, post_mortem, on_start, self._wakeup.wake, timeline, states=folder / STATES)
         remote.start(values, job)
         return dict(ranks)
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sirtaki.bindings.bootstrap.job import name_ranks
+from sirtaki.bindings.bootstrap.job import ASK_TO_STOP, STOPPED, name_ranks
 from sirtaki.bindings.bootstrap.messages import RankEvent, describe
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
-from sirtaki.bindings.bootstrap.termination import ASK_TO_STOP, STOPPED
 from sirtaki.runner.launch.capacity import Capacity
 from sirtaki.runner.launch.process import Rank
 from sirtaki.runner.supervise.display import Progress

@@ -21,7 +21,8 @@ from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import CALLS, Identity, RendezvousError
 from sirtaki.bindings.bootstrap.messages import PAYLOAD_LIMIT, RankEvent
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
-from sirtaki.bindings.bootstrap.server import collector_sessions, rendezvous_collector
+from sirtaki.bindings.bootstrap.server import clients as server_clients
+from sirtaki.bindings.bootstrap.server import rendezvous_collector
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 
 Start = Callable[..., tuple[CollectedHosts, MiddleBox]]
@@ -162,7 +163,7 @@ def test_a_server_that_is_not_reached_again_is_reported_and_its_ranks_are_gone(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous_collector, "_RESUME_SECONDS", 0.5)
-    monkeypatch.setattr(collector_sessions, "KEPT_SECONDS", 0.7)
+    monkeypatch.setattr(server_clients, "KEPT_SECONDS", 0.7)
     hosts, box = start()
     clients = initialised(hosts)
     box.refuse()

@@ -19,8 +19,12 @@ from launching import FAILSAFE_SECONDS
 from sirtaki.bindings.bootstrap.connection.address import is_abstract, is_loopback, split_address, unix_path
 from sirtaki.bindings.bootstrap.connection.connect import connect
 from sirtaki.bindings.bootstrap.connection.encryption import Connection
-from sirtaki.bindings.bootstrap.connection.handshake import CHOSEN, handshake_steps
-from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection, is_trusted_user
+from sirtaki.bindings.bootstrap.connection.handshake import (
+    CHOSEN,
+    HandshakeConnection,
+    handshake_steps,
+    is_trusted_user,
+)
 from sirtaki.bindings.bootstrap.connection.interfaces import local_addresses
 from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.bindings.bootstrap.peer_listener import Handshakes, LinkKey, PeerListener

@@ -23,8 +23,7 @@ from launching import FAILSAFE_SECONDS
 
 from sirtaki.bindings.bootstrap.connection import unauthenticated
 from sirtaki.bindings.bootstrap.connection.address import listen_at, require_key, split_address
-from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
-from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection
+from sirtaki.bindings.bootstrap.connection.handshake import HandshakeConnection, handshake_steps
 from sirtaki.bindings.bootstrap.connection.unauthenticated import RejectionLog
 from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.bindings.bootstrap.peer_listener import PeerListener

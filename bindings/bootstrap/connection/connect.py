@@ -23,8 +23,12 @@ from sirtaki.bindings.bootstrap.connection.address import (
     unix_path,
     unknown_host_error,
 )
-from sirtaki.bindings.bootstrap.connection.handshake import HANDSHAKE_SECONDS, HandshakeSteps
-from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection, close_selector
+from sirtaki.bindings.bootstrap.connection.handshake import (
+    HANDSHAKE_SECONDS,
+    HandshakeConnection,
+    HandshakeSteps,
+    close_selector,
+)
 from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, RendezvousError, RendezvousTimeout, Role
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from sirtaki.bindings.bootstrap.connection.handshake import HANDSHAKE_SECONDS
-from sirtaki.bindings.bootstrap.connection.handshake_connection import (
+from sirtaki.bindings.bootstrap.connection.handshake import (
+    HANDSHAKE_SECONDS,
     OWN_MACHINE,
     HandshakeConnection,
     is_trusted_user,

@@ -13,8 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sirtaki.bindings.bootstrap.connection.address import addresses_of, listen_at, split_addresses
-from sirtaki.bindings.bootstrap.connection.handshake import begin_handshake
-from sirtaki.bindings.bootstrap.connection.handshake_connection import HandshakeConnection, close_selector
+from sirtaki.bindings.bootstrap.connection.handshake import (
+    HandshakeConnection,
+    begin_handshake,
+    close_selector,
+)
 from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, Sender
 from sirtaki.bindings.bootstrap.connection.unauthenticated import (
     TOO_SLOW,

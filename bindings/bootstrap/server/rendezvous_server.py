@@ -14,9 +14,8 @@ from sirtaki.bindings.bootstrap.connection.unauthenticated import RejectionLog
 from sirtaki.bindings.bootstrap.connection.wire import TEXT_LIMIT, Frame, printable
 from sirtaki.bindings.bootstrap.job import COLLECTOR_RANK, RENDEZVOUS_RANK, Job, RendezvousError
 from sirtaki.bindings.bootstrap.messages import RankEvent
-from sirtaki.bindings.bootstrap.server.collector_sessions import CollectorSession, CollectorSessions
+from sirtaki.bindings.bootstrap.server.clients import CollectorSession, CollectorSessions, Participant
 from sirtaki.bindings.bootstrap.server.connection_server import ConnectionServer, ServedConnection
-from sirtaki.bindings.bootstrap.server.participant import Participant
 from sirtaki.bindings.bootstrap.server.rendezvous_state import Answer, RendezvousState
 
 _PER_RANK = 4  # connections behind a collector: for a world, for calls, and those that end meanwhile

@@ -1,24 +1,62 @@
-"""The server's view of the collectors of a job's hosts: their ranks, across successive connections."""
+"""The clients of the rendezvous: ranks, with connections of their own or behind the collectors of hosts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import TOKEN_BYTES, MessageKind
+from sirtaki.bindings.bootstrap.connection.message_kinds import TOKEN_BYTES, MessageKind, Sender
 from sirtaki.bindings.bootstrap.connection.wire import Frame
-from sirtaki.bindings.bootstrap.job import RendezvousError
+from sirtaki.bindings.bootstrap.job import CALLS, Identity, RendezvousError
 from sirtaki.bindings.bootstrap.messages import pack_welcome
-from sirtaki.bindings.bootstrap.server.participant import Participant
 from sirtaki.bindings.bootstrap.server.resumable import ResumableFrames
 
 if TYPE_CHECKING:
     from sirtaki.bindings.bootstrap.server.connection_server import ServedConnection
 
+_CALLS_GENERATION = -1  # of connections for calls, which belong to none
 # Longest time, in seconds, for which a broken connection may be replaced. The collector gives up before: it
 # notices the end within 80 s, if nothing is sent, and then tries for 60 s.
 KEPT_SECONDS = 150.0
 _SERVER = 0  # the owner of all frames of the server
+
+
+@dataclass(eq=False)
+class Participant:
+    """One client of the rendezvous, over a connection of its own or that of its host's collector."""
+
+    line: ServedConnection | CollectorSession
+    identity: Identity
+    number: int | None = None  # the collector's, for this client; None: the connection is its own
+    joined: bool = False
+    initialised: bool = False
+    rounds: int = 0  # the number of all-gathers that it has taken part in
+    reports: int = 0  # that it has sent
+    end_report: str = ""  # its report of its own end
+
+    @property
+    def rank(self) -> int:
+        return self.identity.rank
+
+    @property
+    def generation(self) -> int:
+        return _CALLS_GENERATION if self.calls else self.identity.generation
+
+    @property
+    def calls(self) -> bool:
+        """Returns whether a rank asks the launcher's service over this connection."""
+        return self.identity.channel == CALLS
+
+    @property
+    def sender(self) -> Sender:
+        """Returns the sender of its next message."""
+        if not self.joined:
+            return Sender.NEWCOMER
+        return Sender.CALLER if self.calls else Sender.RANK
+
+    @property
+    def numbers(self) -> list[int]:
+        return [] if self.number is None else [self.number]
 
 
 @dataclass(eq=False)
