@@ -29,11 +29,12 @@ from sirtaki.bindings.topology import RankPlacement
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.settings import ExecutorSettings, Shape
 from sirtaki.runner.elastic.arbiter.model import Finish, Rules, Slot
-from sirtaki.runner.elastic.driver import CannotStart, Driver, WorkerEnd
+from sirtaki.runner.elastic.driver import Driver, WorkerEnd
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.engines.outcomes import RankOutcome, results_of
 from sirtaki.runner.function.errors import RunError
 from sirtaki.runner.launch.environment import encrypts
+from sirtaki.runner.launch.errors import CannotStart
 from sirtaki.runner.launch.hosts import is_own_host
 
 _POLL_SECONDS = 1.0  # between two looks at the reservations

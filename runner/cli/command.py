@@ -7,9 +7,8 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
 
-NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _PYTHON = ("python", "python3")
 _HAS_SAFE_PATH = sys.version_info >= (3, 11)
 

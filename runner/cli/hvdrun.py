@@ -18,7 +18,7 @@ from sirtaki.runner.launch.hosts import Host, find_allocation, parse_hostfile, p
 
 if TYPE_CHECKING:
     from sirtaki.runner.hosts.agent_launcher import AgentLauncher
-    from sirtaki.runner.launch.job import Settings
+    from sirtaki.runner.launch.starter import Settings
     from sirtaki.runner.observe.job_timeline import JobTimeline
 
 _PREFIXES = ("SIRTAKI_", "HOROVOD_")
@@ -106,7 +106,7 @@ def _settings(
     command, warning = _command(options, options.size or len(hosts))
 
     from sirtaki.bindings.bootstrap.job import DEBUGGED
-    from sirtaki.runner.launch.job import Settings
+    from sirtaki.runner.launch.starter import Settings
 
     timeline = _timeline(options)
     interfaces = [name.strip() for text in options.network_interfaces for name in text.split(",")]
@@ -154,7 +154,7 @@ def _launcher(options: argparse.Namespace) -> Callable[[], AgentLauncher]:
             if value is not None:
                 raise LaunchError(f"--ssh-{flag} is for ssh: leave it out, or --launcher srun")
         return SrunOptions
-    from sirtaki.runner.launch.job import ssh_launcher
+    from sirtaki.runner.launch.starter import ssh_launcher
 
     identity = options.ssh_identity_file and options.ssh_identity_file.absolute()
     return partial(ssh_launcher, options.ssh_port, identity, options.verbose)

@@ -27,12 +27,9 @@ from sirtaki.runner.elastic.arbiter.model import (
     Start,
 )
 from sirtaki.runner.elastic.post import Post
+from sirtaki.runner.launch.errors import CannotStart
 
 _END_SECONDS = 30.0  # for a worker that was told to end, and may have files to write
-
-
-class CannotStart(Exception):  # the arbiter decides about it
-    """A worker cannot be started; the text says why."""
 
 
 class Starter(Protocol):
@@ -172,7 +169,8 @@ class Driver:
         try:
             self._starter.start(order.worker, order.slot)
         except CannotStart as error:
-            self._carry_out(self.arbiter.ended(order.worker, 126, 0, str(error), time.monotonic()))
+            now = time.monotonic()
+            self._carry_out(self.arbiter.ended(order.worker, error.exit_code, 0, str(error), now))
 
     def _finish(self, result: Finish) -> None:
         if self.result is None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
-import selectors
 import signal
 import time
 from collections import Counter
@@ -13,33 +11,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
-from sirtaki.bindings.bootstrap.job import Job
-from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
+from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.runner.cli.command import runs_python
 from sirtaki.runner.elastic.arbiter.model import Finish, Phase, Slot, Status
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.elastic.driver import Driver, WorkerEnd
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.elastic.processes import HostStart, Processes
+from sirtaki.runner.elastic.processes import Processes
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spares.job_spares import JobSpares, RemoteSpares
 from sirtaki.runner.elastic.spares.spare_command import check_spare_command
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.elastic.summary import describe_separate_runs
-from sirtaki.runner.hosts.host_connection import Connection
+from sirtaki.runner.hosts.lease import HostLease, lease_clock
 from sirtaki.runner.hosts.remote import RemoteHost
-from sirtaki.runner.launch.capacity import Capacity, usable_cores
-from sirtaki.runner.launch.environment import encrypts
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import is_own_host
-from sirtaki.runner.launch.job import OUTPUT_FILES, Settings, with_reaper
-from sirtaki.runner.launch.job_folder import JobFolder
-from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.observe.endpoints import metrics_question, start_endpoints
-from sirtaki.runner.supervise.display import Display
+from sirtaki.runner.launch.starter import JobStarter, Settings, with_starter
+from sirtaki.runner.observe.endpoints import start_endpoints
 from sirtaki.runner.supervise.failure_analysis import (
     ExitStatus,
     describe_threads,
@@ -47,7 +37,6 @@ from sirtaki.runner.supervise.failure_analysis import (
     signal_name,
 )
 from sirtaki.runner.supervise.main_loop import KILL_SECONDS, MainLoop, Pollable
-from sirtaki.runner.supervise.signals import WakeupPipe
 
 _PER_WORKER = 4  # descriptors: the ends of two pipes, and the connections to the arbiter and to a generation
 _NO_WORKER = -1  # the number of a spare, which has none
@@ -57,55 +46,26 @@ _NO_TIMELINE = "no rank has begun to train, or all files were lost with their ho
 class ElasticJob(MainLoop):
     """An elastic job; runs in the main thread only, so that workers can be forked."""
 
-    def __init__(
-        self, settings: Settings, elastic: ElasticSettings, wakeup: WakeupPipe, reaper: Reaper
-    ) -> None:
-        self._settings, self._elastic = settings, elastic
-        selector = selectors.PollSelector()  # epoll refuses regular files
-        display, folder = Display(selector, settings.verbose), JobFolder(reaper)
-        endpoints = start_endpoints(settings, folder.path, reaper, display.say)
-        super().__init__(display, selector, endpoints, wakeup, reaper)
-        self._folder = folder.path
-        encrypt = encrypts({**os.environ, **settings.additions})
-        job = Job(secrets.token_hex(8), 1, folder.key, VERSION, encrypt)
-        on_call = None if settings.service is None else settings.service.answer
+    def __init__(self, starter: JobStarter, elastic: ElasticSettings) -> None:
+        self._starter, self._settings, self._elastic = starter, starter.settings, elastic
+        display, folder = starter.display, starter.folder.path
+        endpoints = start_endpoints(self._settings, folder, starter.reaper, display.say)
+        super().__init__(display, starter.selector, endpoints, starter.wakeup, starter.reaper)
         self._post = Post(
-            job,
-            str(folder.path),
-            settings.interfaces,
+            starter.job,
+            str(folder),
+            self._settings.interfaces,
             lambda *message: self._driver.receive(*message),
             display.say,
-            on_call,
+            starter.on_call,
         )
-        connection = Connection(settings.launcher(), self.selector, display, metrics_question(settings))
         self._spares = JobSpares(
-            elastic.spares, self._start_spare, self._spares_of, self._folder, self.selector, display
-        )
-        self._start_of_hosts = HostStart(
-            settings,
-            job,
-            self._post,
-            connection,
-            wakeup,
-            reaper,
-            lambda *at: self._processes.note_pid(*at),
-            self._spares,
-            self._folder / STATES,
+            elastic.spares, self._start_spare, self._spares_of, folder, self.selector, display
         )
         self._hosts = OtherHosts(
-            self._start_of_hosts.begin, self._start_of_hosts.prepare, display.say, elastic.rules.cooldown
+            starter.connection.begin, self._prepare_host, display.say, elastic.rules.cooldown
         )
-        self._processes = Processes(
-            settings,
-            job.id,
-            folder,
-            elastic.rules.start,
-            self._post,
-            display,
-            reaper,
-            self._spares,
-            self._hosts,
-        )
+        self._processes = Processes(starter, elastic.rules.start, self._post, self._spares, self._hosts)
         self._discovery = Discovery(elastic.script, elastic.slots_per_host, display.say)
         self._slots: Sequence[Slot] = ()
         self._driver = Driver(
@@ -117,14 +77,11 @@ class ElasticJob(MainLoop):
 
     def run(self) -> int:
         """Runs the job to its end; returns hvdrun's exit code. Raises LaunchError if it cannot start."""
-        for notice in self._settings.notices:
-            self.display.say(notice)
-        per_worker = _PER_WORKER + OUTPUT_FILES * bool(self._settings.output_folder)
-        allow_descriptors(per_worker * self._elastic.rules.maximum)
+        self._starter.say_notices()
+        self._starter.allow_descriptors(self._elastic.rules.maximum, _PER_WORKER)
         slots = self._find_slots()
-        own = sum(is_own_host(slot.host) for slot in slots)
-        if own and not self._settings.oversubscribe:
-            Capacity(min(own, self._elastic.rules.start), usable_cores()).check()
+        if own := sum(is_own_host(slot.host) for slot in slots):
+            self._starter.capacity(min(own, self._elastic.rules.start))
         if self._settings.timeline is not None:
             self._settings.timeline.prepare()
         self.begin()
@@ -144,12 +101,32 @@ class ElasticJob(MainLoop):
             return slots
         per_host = elastic.slots_per_host
         hosts = [replace(host, slots=host.slots or per_host) for host in elastic.hosts]
-        remotes, hosts = self._start_of_hosts.connect(hosts)
+        remotes, hosts = self._starter.connection.connect(hosts)
         slots, start = slots_of(hosts), elastic.rules.start
         if len(slots) < start:
             raise LaunchError(f"{start} ranks need {start} slots, but there are {len(slots)}")
         self._hosts.adopt(remotes, slots)
         return slots
+
+    def _prepare_host(self, remote: RemoteHost, slots: int) -> None:
+        """Prepares a host that has answered for this number of workers. Raises LaunchError."""
+        try:
+            address = self._post.address_for_others()
+        except RendezvousError as error:
+            raise LaunchError(str(error), 1) from None
+        seconds, on_start = self._lease_seconds(), self._processes.note_pid
+        lease = HostLease(seconds, lease_clock())
+        values = {"placements": [], "slots": slots, "lease": seconds}
+        spares = self._spares
+        self._starter.start_agent(remote, address, {}, on_start, values, lease=lease, spares=spares)
+
+    def _lease_seconds(self) -> float:
+        """Returns the length of a lease: the time for which ranks let each other's machines be silent."""
+        from sirtaki.bindings import variables  # opens the core
+        from sirtaki.bindings.config import Config
+
+        values = variables.values({**os.environ, **self._settings.additions})
+        return float(Config(values).get("heartbeat"))
 
     # ---- The loop --------------------------------------------------------------------------------------
 
@@ -267,7 +244,8 @@ class ElasticJob(MainLoop):
         """Starts a spare on this host. Raises OSError and LaunchError."""
         slot = next(slot for slot in self._slots if is_own_host(slot.host))
         environment, command = self._processes.environment(_NO_WORKER, slot), self._settings.command
-        return SpareProcess(command, environment, self._folder, self._elastic.spares_run_script, self.reaper)
+        folder, runs_script = self._starter.folder.path, self._elastic.spares_run_script
+        return SpareProcess(command, environment, folder, runs_script, self.reaper)
 
     # ---- The end ---------------------------------------------------------------------------------------
 
@@ -340,4 +318,4 @@ def run_elastic_job(settings: Settings, elastic: ElasticSettings) -> int:
     """Runs an elastic job to its end; returns hvdrun's exit code. Raises LaunchError if it cannot start."""
     if elastic.spares:
         check_spare_command(settings.command)
-    return with_reaper(lambda wakeup, reaper: ElasticJob(settings, elastic, wakeup, reaper).run())
+    return with_starter(settings, lambda starter: ElasticJob(starter, elastic).run())

@@ -15,16 +15,19 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from sirtaki.bindings.bootstrap.connection.address import unix_address
+from sirtaki.bindings.bootstrap.connection.address import (
+    addresses_for_others,
+    network_address,
+    unix_addresses,
+)
 from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.elastic.messages import Message, pack, unpack
 from sirtaki.bindings.bootstrap.job import Job, RendezvousError, job_of_workers
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.elastic.arbiter.model import Open, Slot
-from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import is_own_host
-from sirtaki.runner.launch.job import addresses_for_others, check_reachable, network_address
+from sirtaki.runner.launch.starter import reachable_server
 from sirtaki.runner.supervise.failure_analysis import first_line
 
 _ANSWER_SECONDS = 0.1  # the longest pause of the caller's orders for the connections
@@ -59,7 +62,9 @@ class Post:
         self._messages: deque[tuple[int, Frame]] = deque()  # those that were not delivered yet
         self.failed_threads: dict[str, str] = {}  # by rank: the first exception that ended one of its threads
         self.has_initialised = False  # whether a worker has called hvd.init()
-        self.address = self._listen(self._unix_addresses(self._job_of_workers.id))  # for workers of this host
+        own = self._open(self._unix_addresses(self._job_of_workers.id))
+        self._workers.append(own)
+        self.address = own.address  # for workers of this host
 
     def address_for_others(self) -> str:
         """Returns the address for workers of other hosts; opens it when it is first needed.
@@ -67,17 +72,9 @@ class Post:
         Raises RendezvousError, or LaunchError, if other hosts cannot reach this one.
         """
         if not self._address_for_others:
-            if self._job.encrypt:
-                from sirtaki.bindings.bootstrap.connection.encryption import own_certificate  # opens the core
-
-                own_certificate()
-            address = self._listen(network_address())
-            try:
-                check_reachable(address)
-            except LaunchError:
-                self._workers.pop().close()
-                raise
-            self._address_for_others = addresses_for_others(address)
+            server = reachable_server(self._job.encrypt, lambda: self._open(network_address()))
+            self._workers.append(server)
+            self._address_for_others = addresses_for_others(server.address)
         return self._address_for_others
 
     def send(self, worker: int, message: Message) -> None:
@@ -162,18 +159,14 @@ class Post:
         while self._workers:
             self._workers.pop().close()
 
-    def _listen(self, address: str) -> str:
-        """Opens a rendezvous with workers; returns its address."""
+    def _open(self, address: str) -> RendezvousServer:
+        """Opens a rendezvous with workers."""
         job, note = self._job_of_workers, self._note
 
         def receive(worker: int, frame: Frame) -> None:
             self._messages.append((worker, frame))
 
-        server = RendezvousServer(
-            address, job, _START_SECONDS, note, self._interfaces, receive, self._on_call
-        )
-        self._workers.append(server)
-        return server.address
+        return RendezvousServer(address, job, _START_SECONDS, note, self._interfaces, receive, self._on_call)
 
     def _open_generation(self, name: str, slots: Sequence[Slot]) -> RendezvousServer:
         addresses = self._unix_addresses(name)
@@ -185,7 +178,7 @@ class Post:
     def _unix_addresses(self, job: str) -> str:
         """Returns a Unix socket's address in the job's folder, and an abstract address as a fallback."""
         name = f"sirtaki-{hashlib.sha256(job.encode()).hexdigest()[:24]}"
-        return ",".join(dict.fromkeys([unix_address(name, self._folder), unix_address(name)]))
+        return unix_addresses(name, self._folder)
 
     def _note(self, event: RankEvent) -> None:
         self.has_initialised |= event.kind == "initialised"

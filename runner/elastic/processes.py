@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import SPARES
-from sirtaki.bindings.bootstrap.job import ARBITER, WORKER, Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import ARBITER, WORKER
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.elastic.arbiter.model import Slot
-from sirtaki.runner.elastic.driver import CannotStart
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.elastic.spares.host_spares import SpareNews
 from sirtaki.runner.elastic.spares.job_spares import JobSpares
-from sirtaki.runner.hosts.host_connection import Connection, with_slot_counts
-from sirtaki.runner.hosts.lease import HostLease, lease_clock
-from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
+from sirtaki.runner.hosts.remote import RemoteHost
 from sirtaki.runner.hosts.remote_rank import RemoteRank
-from sirtaki.runner.launch.capacity import count_gpus, usable_cores
-from sirtaki.runner.launch.environment import RankEnvironment, thread_counts
-from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.launch.hosts import Host, is_own_host
-from sirtaki.runner.launch.job import Settings, start_values
-from sirtaki.runner.launch.job_folder import JobFolder
-from sirtaki.runner.launch.process import REPORTS, Rank, RankProcess, describe_start_failure
-from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.supervise.display import Display
+from sirtaki.runner.launch.capacity import usable_cores
+from sirtaki.runner.launch.environment import thread_counts
+from sirtaki.runner.launch.errors import CannotStart
+from sirtaki.runner.launch.hosts import is_own_host
+from sirtaki.runner.launch.process import ProcessStart, Rank
+from sirtaki.runner.launch.starter import JobStarter
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
-from sirtaki.runner.supervise.signals import WakeupPipe
 
 _LAST_MESSAGE_SECONDS = 5.0  # for the last message of a worker, at most; elsewhere it may come after the end
 
@@ -54,19 +46,14 @@ class Processes:
     Each slot has a lane: the number under which its output is shown, and by which agents know it.
 
     Attributes:
-        settings, job, folder: those of the job; `job` is its name.
-        size: the number of ranks with which it starts.
+        size: the number of ranks with which the job starts.
         spares: processes that take the places of lost workers, on the same hosts.
         hosts: the connections to other hosts.
     """
 
-    settings: Settings
-    job: str
-    folder: JobFolder
+    starter: JobStarter
     size: int
     post: Post
-    display: Display
-    reaper: Reaper
     spares: JobSpares
     hosts: OtherHosts
     running: dict[int, Slot] = field(default_factory=dict)
@@ -81,7 +68,8 @@ class Processes:
             if slot not in self._lanes:
                 lane = self._lanes[slot] = len(self._lanes)
                 label = str(slot.index) if is_own_host(slot.host) else str(slot)
-                self.display.add(lane, label, self.settings.output_folder, max(len(slots), lane + 1))
+                folder = self.starter.settings.output_folder
+                self.starter.display.add(lane, label, folder, max(len(slots), lane + 1))
 
     def start(self, worker: int, slot: Slot) -> None:
         """Starts a worker. Raises CannotStart."""
@@ -100,25 +88,21 @@ class Processes:
 
     def environment(self, worker: int, slot: Slot) -> Mapping[str, str]:
         """Returns the environment of a worker on this host."""
-        settings = self.settings
         slots_here = sum(is_own_host(lane.host) for lane in self._lanes)
         threads = thread_counts(min(self.size, slots_here), usable_cores(), os.environ)
-        additions = {**threads, **settings.additions}
-        additions.setdefault(REPORTS, os.environ.get(REPORTS, str(self.folder.path)))
-        additions |= {WORKER: str(worker), "HOROVOD_ELASTIC": "1", ARBITER: self.post.address}
-        if self.spares.wanted:
-            additions[SPARES] = "1"
-        environment = RankEnvironment(
-            self.job, self.post.address, self.folder.key_file, settings.start_timeout, additions
-        )
+        address = self.post.address
+        environment = self.starter.environment(address, threads, self._additions(worker, address))
         return environment.of(self._placement(slot), os.environ)
 
     def values_elsewhere(self, worker: int, slot: Slot) -> dict[str, Any]:
         """Returns from which values an agent makes the environment of a worker on its host."""
-        own = {WORKER: str(worker), "HOROVOD_ELASTIC": "1", ARBITER: self.post.address_for_others()}
-        if self.spares.wanted:
-            own[SPARES] = "1"
-        return {"placement": astuple(self._placement(slot)), "additions": own}
+        additions = self._additions(worker, self.post.address_for_others())
+        return {"placement": astuple(self._placement(slot)), "additions": additions}
+
+    def _additions(self, worker: int, arbiter: str) -> dict[str, str]:
+        """Returns the variables that only workers have; `arbiter` is the address of its rendezvous."""
+        found = {WORKER: str(worker), "HOROVOD_ELASTIC": "1", ARBITER: arbiter}
+        return found | ({SPARES: "1"} if self.spares.wanted else {})
 
     def ended(self, now: float) -> Iterator[tuple[int, ExitStatus, float]]:
         """Yields the workers that have ended, each after its last message if that can be known.
@@ -174,7 +158,7 @@ class Processes:
     def note_pid(self, lane: int, pid: int) -> None:
         """Records the process that runs in a lane."""
         slot = next(slot for slot, number in self._lanes.items() if number == lane)
-        self.display.detail(f"the worker in slot {slot} is pid {pid}")
+        self.starter.display.detail(f"the worker in slot {slot} is pid {pid}")
 
     def reap(self) -> None:
         for process in self._all.values():
@@ -188,16 +172,12 @@ class Processes:
 
     def _start_here(self, worker: int, slot: Slot) -> None:
         lane, environment = self._lanes[slot], self.environment(worker, slot)
-        command = self.settings.command
-        try:
-            self.folder.restore_key()
-            process = self.spares.take(slot.host, lane, environment, time.monotonic())
-            is_new = process is None
-            process = process or RankProcess(lane, command, environment, self.reaper)
-        except OSError as error:
-            raise CannotStart(describe_start_failure(f"rank {lane}", command, error)) from None
-        if is_new:
-            self.display.read_rank(lane, process.stdout, process.stderr)
+        with contextlib.suppress(OSError):  # the spare will name what is missing
+            self.starter.folder.restore_key()
+        process = self.spares.take(slot.host, lane, environment, time.monotonic())
+        if process is None:
+            command = self.starter.settings.command
+            process = self.starter.start_here(ProcessStart(lane, f"rank {lane}", command, environment))
         self._all[worker] = process
         self.note_pid(lane, process.pid)
 
@@ -212,61 +192,3 @@ class Processes:
         """Returns a worker's place until a world exists."""
         rank = min(self._lanes[slot], self.size - 1)
         return RankPlacement(rank, self.size, slot.index, self.size, 0, 1)
-
-
-# ---- Reaches the other hosts of an elastic job, and prepares their agents for workers ------------------
-
-
-@dataclass(frozen=True)
-class HostStart:
-    """The way to other hosts.
-
-    `on_start` is called with a worker's lane and its pid there, `spares` for the spares of all hosts.
-    """
-
-    settings: Settings
-    job: Job
-    post: Post
-    connection: Connection
-    wakeup: WakeupPipe
-    reaper: Reaper
-    on_start: Callable[[int, int], None]
-    spares: SpareNews
-    states: Path  # the folder of the states of this host's workers
-
-    def connect(self, hosts: Sequence[Host]) -> tuple[list[RemoteHost], list[Host]]:
-        """Reaches all hosts, and returns the connections, and the hosts with their numbers of slots.
-
-        Raises LaunchError if one cannot take part.
-        """
-        program = self.settings.command[0]
-        remotes = self.connection.connect(hosts, program, self.wakeup, self.reaper)
-        if all(host.slots for host in hosts):
-            return remotes, list(hosts)
-        return remotes, with_slot_counts(hosts, remotes, count_gpus())
-
-    def begin(self, name: str) -> RemoteHost:
-        """Queries a host, and returns at once. Raises LaunchError."""
-        return self.connection.begin(name, self.settings.command[0], self.reaper)
-
-    def prepare(self, remote: RemoteHost, slots: int) -> None:
-        """Prepares a host that has answered for this number of workers. Raises LaunchError."""
-        try:
-            address = self.post.address_for_others()
-        except RendezvousError as error:
-            raise LaunchError(str(error), 1) from None
-        lease = self._lease_seconds()
-        values = start_values(self.settings, self.job, address)
-        values |= {"placements": [], "slots": slots, "lease": lease}
-        timeline, hosts_lease = self.settings.timeline, HostLease(lease, lease_clock())
-        wake = self.wakeup.wake
-        job = RemoteJob({}, None, self.on_start, wake, timeline, hosts_lease, self.spares, self.states)
-        remote.start(values, job)
-
-    def _lease_seconds(self) -> float:
-        """Returns the length of a lease: the time for which ranks let each other's machines be silent."""
-        from sirtaki.bindings import variables  # opens the core
-        from sirtaki.bindings.config import Config
-
-        values = variables.values({**os.environ, **self.settings.additions})
-        return float(Config(values).get("heartbeat"))

@@ -13,7 +13,7 @@ from sirtaki.runner.cli.hvdrun import open_standard_streams, run_options
 from sirtaki.runner.function.process import LauncherOrders
 from sirtaki.runner.function.service import FunctionService
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.launch.job import Settings
+from sirtaki.runner.launch.starter import Settings
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.address import unix_address
+from sirtaki.bindings.bootstrap.connection.address import unix_addresses
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind, Sender
 from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
@@ -35,16 +35,16 @@ from sirtaki.runner.hosts.lease import AgentLease, lease_clock
 from sirtaki.runner.hosts.relays import ORDERS, Relays
 from sirtaki.runner.launch.capacity import Capacity, count_gpus, usable_cores
 from sirtaki.runner.launch.environment import RankEnvironment, encrypts, merge_login, thread_counts
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import CannotStart, LaunchError
 from sirtaki.runner.launch.job_folder import JobFolder
 from sirtaki.runner.launch.process import (
     REPORTS,
     TIMELINE,
     ProcessStart,
     RankProcess,
-    describe_start_failure,
     remove_reports,
     report_file,
+    start_process,
     starts_of,
 )
 from sirtaki.runner.launch.reaper import Reaper
@@ -462,8 +462,7 @@ class AgentJob:
         job = Job(
             str(values["job"]), self._placements[0].size, bytes.fromhex(values["key"]), VERSION, encrypt
         )
-        name = f"sirtaki-{secrets.token_hex(16)}"  # the second address serves when this folder is removed
-        address = ",".join(dict.fromkeys([unix_address(name, str(self.folder)), unix_address(name)]))
+        address = unix_addresses(f"sirtaki-{secrets.token_hex(16)}", str(self.folder))
         timeout = float(values["start_timeout"])
         try:
             return RendezvousCollector(address, job, str(values["rendezvous"]), count, timeout, _say)
@@ -525,10 +524,9 @@ class AgentJob:
 
     def _start(self, start: ProcessStart, send: Callable[[Frame], None]) -> RankProcess | None:
         try:
-            self._job_folder.restore_key()
-            process = RankProcess(start.number, start.command, start.environment, self._reaper)
-        except OSError as error:
-            text = describe_start_failure(start.name, start.command, error)
+            process = start_process(start, self._job_folder, self._reaper)
+        except CannotStart as error:
+            text = str(error)
         except LaunchError:
             if not self.comes_and_goes:
                 raise

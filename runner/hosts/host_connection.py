@@ -8,13 +8,14 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
 from sirtaki.runner.hosts.agent_launcher import AgentLauncher
 from sirtaki.runner.hosts.host_attempts import HostAttempts
 from sirtaki.runner.hosts.remote import RemoteHost
+from sirtaki.runner.launch.capacity import count_gpus
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host, is_own_host
 from sirtaki.runner.launch.reaper import Reaper
@@ -30,31 +31,33 @@ class Connection:
     """The connections to a job's hosts, before any rank has been started."""
 
     launcher: AgentLauncher
+    program: str  # that ranks run
     selector: selectors.BaseSelector
     display: Display
-    question: Mapping[str, Any] = field(default_factory=dict)  # to the agents, besides folder and program
+    wakeup: WakeupPipe
+    reaper: Reaper
+    question: Mapping[str, Any]  # to the agents, besides folder and program
 
-    def connect(
-        self, hosts: Sequence[Host], program: str, wakeup: WakeupPipe, reaper: Reaper, relays: bool = False
-    ) -> list[RemoteHost]:
-        """Queries all hosts except this host; returns when all have answered. Raises LaunchError.
+    def connect(self, hosts: Sequence[Host], relays: bool = False) -> tuple[list[RemoteHost], list[Host]]:
+        """Queries all hosts except this host, until all have answered. Raises LaunchError.
 
         `relays`: the hosts of a large job may be reached over each other, so that they are lost together.
+        Returns the connections, and the hosts with their numbers of slots.
         """
         names = [host.name for host in hosts if not is_own_host(host.name)]
-        if not names:
-            return []
+        remotes: list[RemoteHost] = []
+        if names:
+            allow_descriptors(_PER_HOST * len(names))
+            attempts = HostAttempts(names, self._begin_undisturbed, relays and self.launcher.relays)
+            self._wait(names, attempts)
+            remotes = attempts.remotes()
+        return remotes, with_slot_counts(hosts, remotes)
 
-        def begin(name: str, over: RemoteHost | None) -> RemoteHost:
-            with wakeup.signals_blocked():
-                return self.begin(name, program, reaper, over)
+    def _begin_undisturbed(self, name: str, over: RemoteHost | None) -> RemoteHost:
+        with self.wakeup.signals_blocked():
+            return self.begin(name, over)
 
-        allow_descriptors(_PER_HOST * len(names))
-        attempts = HostAttempts(names, begin, relays and self.launcher.relays)
-        self._wait(names, attempts, wakeup)
-        return attempts.remotes()
-
-    def begin(self, name: str, program: str, reaper: Reaper, over: RemoteHost | None = None) -> RemoteHost:
+    def begin(self, name: str, over: RemoteHost | None = None) -> RemoteHost:
         """Queries a host, from here or over another host, and returns at once.
 
         Raises LaunchError if ssh or srun cannot be started.
@@ -66,20 +69,21 @@ class Connection:
                 f"ranks on {name} are started over {launcher.program}, but there is no {launcher.program} on "
                 f"the PATH here: {launcher.package}"
             )
-        question = {**self.question, "folder": os.getcwd(), "program": os.path.abspath(program)}
+        question = {**self.question, "folder": os.getcwd(), "program": os.path.abspath(self.program)}
         remote = RemoteHost(name, launcher, self.selector, self.display)
         command = launcher.command(path, name)
         where = "" if over is None else f" over {over.name}"
         self.display.detail(f"reaching {name}{where}: {' '.join(command)}")
         try:
-            remote.connect(command, question, reaper, over)
+            remote.connect(command, question, self.reaper, over)
             if over is not None:  # it is tried from here, and heard, if that fails
                 remote.mute()
         except OSError as error:
             raise LaunchError(f"cannot start {path}: {error.strerror}", 126) from None
         return remote
 
-    def _wait(self, names: Sequence[str], attempts: HostAttempts, wakeup: WakeupPipe) -> None:
+    def _wait(self, names: Sequence[str], attempts: HostAttempts) -> None:
+        wakeup = self.wakeup
         progress = Progress(
             "hosts have answered",
             dict(enumerate(names)),
@@ -125,8 +129,9 @@ def _handle_wakeup(wakeup: WakeupPipe) -> None:
             raise LaunchError("interrupted before any rank was started", 128 + number)
 
 
-def with_slot_counts(hosts: Sequence[Host], remotes: Sequence[RemoteHost], own_gpus: int) -> list[Host]:
+def with_slot_counts(hosts: Sequence[Host], remotes: Sequence[RemoteHost]) -> list[Host]:
     """Returns the hosts with a slot count; the default is the number of GPUs, or 1 without GPUs."""
+    own_gpus = count_gpus()
     gpus = {remote.name: (remote.answer or {}).get("gpus", 0) for remote in remotes}
     return [
         Host(host.name, host.slots or max(1, own_gpus if is_own_host(host.name) else gpus.get(host.name, 0)))

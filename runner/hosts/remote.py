@@ -17,13 +17,13 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind, Sender
 from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError, one_line
 from sirtaki.bindings.observing.ownership import held_folder
-from sirtaki.runner.cli.command import NOT_EXECUTABLE
 from sirtaki.runner.hosts.agent_launcher import AgentLauncher
 from sirtaki.runner.hosts.channel import FINAL_CREDIT, INITIAL_CREDIT, Channel
 from sirtaki.runner.hosts.coding import LoginOutput
 from sirtaki.runner.hosts.lease import HostLease, lease_clock
 from sirtaki.runner.hosts.outgoing import Outgoing
 from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.launch.errors import NOT_EXECUTABLE
 from sirtaki.runner.launch.process import Process
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.launch.torch_variables import MasterOffer

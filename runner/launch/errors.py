@@ -1,6 +1,8 @@
-"""The error that keeps a job from starting."""
+"""The errors that keep a job, or one of its processes, from starting."""
 
 from __future__ import annotations
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit codes for programs that cannot be run
 
 
 class LaunchError(Exception):
@@ -9,3 +11,10 @@ class LaunchError(Exception):
     def __init__(self, text: str, exit_code: int = 2) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+class CannotStart(LaunchError):
+    """A process cannot be started. An elastic job goes on: its arbiter decides what follows."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, NOT_EXECUTABLE)

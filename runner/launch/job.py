@@ -1,36 +1,32 @@
-"""Sets up a job: reaper, hosts, key, rendezvous and ranks; then the supervisor takes over."""
+"""Sets up a static job: hosts, rendezvous and ranks; then the supervisor takes over."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import secrets
-import selectors
 import shlex
-import socket
 import stat
 import struct
 import termios
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.address import unix_address
-from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
+from sirtaki.bindings.bootstrap.connection.address import (
+    addresses_for_others,
+    network_address,
+    unix_addresses,
+)
 from sirtaki.bindings.bootstrap.job import Job, RendezvousError, join_names
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cli.command import runs_python
-from sirtaki.runner.launch.capacity import Capacity, count_gpus, usable_cores
-from sirtaki.runner.launch.environment import RankEnvironment, encrypts, exported, thread_counts
+from sirtaki.runner.launch.capacity import Capacity, usable_cores
+from sirtaki.runner.launch.environment import RankEnvironment, exported, thread_counts
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import (
     OWN_HOST,
-    Host,
     HostAllocation,
     allocate,
     is_own_host,
@@ -39,134 +35,72 @@ from sirtaki.runner.launch.hosts import (
     placements_of,
     servers_of,
 )
-from sirtaki.runner.launch.job_folder import JobFolder
-from sirtaki.runner.launch.process import REPORTS, SERVER_COMMAND, Rank, start_processes, starts_of
-from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.observe.endpoints import Endpoints, metrics_question, start_endpoints
-from sirtaki.runner.supervise.display import Display, Progress
+from sirtaki.runner.launch.process import SERVER_COMMAND, Rank, starts_of
+from sirtaki.runner.launch.starter import JobStarter, Settings, reachable_server, with_starter
+from sirtaki.runner.observe.endpoints import Endpoints, start_endpoints
+from sirtaki.runner.supervise.display import Progress
 from sirtaki.runner.supervise.failure_analysis import FailureAnalyzer
 from sirtaki.runner.supervise.post_mortem import PostMortem
-from sirtaki.runner.supervise.signals import WakeupPipe
 from sirtaki.runner.supervise.supervisor import Mailbox, Supervisor
 
 if TYPE_CHECKING:  # needed for some jobs only
-    from sirtaki.runner.function.service import FunctionService
-    from sirtaki.runner.hosts.agent_launcher import AgentLauncher
     from sirtaki.runner.hosts.remote import RemoteHost
     from sirtaki.runner.launch.servers import Servers
     from sirtaki.runner.launch.torch_variables import ReservedPort
-    from sirtaki.runner.observe.job_timeline import JobTimeline
 
 _PER_RANK = 3  # descriptors: the ends of two pipes, and the connection to the rendezvous
-OUTPUT_FILES = 2  # of a rank whose output is kept
-
-
-def ssh_launcher(
-    port: int | None = None, identity: Path | None = None, verbose: bool = False
-) -> AgentLauncher:
-    """Returns the launcher of agents over ssh, which a job on a single host does not import."""
-    from sirtaki.runner.hosts.ssh import SshOptions
-
-    return SshOptions(port, identity, verbose)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The user's settings for a job."""
-
-    hosts: Sequence[Host]  # this host is called "localhost"
-    size: int | None  # None: one rank for each slot
-    command: Sequence[str]  # the path of a program, and its arguments
-    start_timeout: float = 120.0  # seconds
-    output_folder: Path | None = None
-    verbose: bool = False
-    additions: Mapping[str, str] = field(default_factory=dict)  # to the ranks' environment
-    timeline: JobTimeline | None = None  # of all ranks
-    notices: tuple[str, ...] = ()  # shown before anything else
-    launcher: Callable[[], AgentLauncher] = ssh_launcher  # returns that of the agents of other hosts
-    interfaces: tuple[str, ...] = ()  # the only ones that ranks use to reach each other; () for all
-    oversubscribe: bool = False  # start ranks although a host seems to lack capacity for them
-    torch_env: bool = False  # set torch's variables for the ranks
-    metrics: str | None = None  # the address, "PORT" or "HOST:PORT", at which each host serves metrics
-    dashboard: str | None = None  # the address, "PORT" or "HOST:PORT", of the page
-    debug_rank: int | None = None  # the rank that is debugged: it has hvdrun's terminal, or
-    debug_port: int | None = None  # waits for a debugger here
-    servers: int = 0  # processes beside the ranks, which serve tables
-    service: FunctionService | None = None  # of a job that `sirtaki.run` has started
-
-    @property
-    def terminal_rank(self) -> int | None:
-        """Returns the rank that has the terminal of hvdrun."""
-        return self.debug_rank if self.debug_port is None else None
 
 
 def run_job(settings: Settings) -> int:
     """Runs a job to its end and returns hvdrun's exit code. Raises LaunchError if it cannot start."""
-    return with_reaper(lambda wakeup, reaper: _Launch(settings, wakeup, reaper).run())
-
-
-def with_reaper(run: Callable[[WakeupPipe, Reaper], int]) -> int:
-    """Returns the result of `run`, during which signals are blocked until it unblocks them.
-
-    Afterwards the reaper has ended everything that was started. Raises LaunchError if there is no /proc.
-    """
-    if not os.path.exists("/proc/self/stat"):
-        raise LaunchError("sirtaki needs the file system /proc, which is not mounted here", 1)
-    with contextlib.closing(WakeupPipe()) as wakeup, Reaper() as reaper:
-        wakeup.block_signals()
-        return run(wakeup, reaper)
+    return with_starter(settings, lambda starter: _Launch(starter).run())
 
 
 class _Launch:
     """The launch of a job, step by step, from the user's settings to the supervisor."""
 
-    def __init__(self, settings: Settings, wakeup: WakeupPipe, reaper: Reaper) -> None:
-        self._settings = settings
-        self._wakeup = wakeup
-        self._reaper = reaper
-        self._mailbox = Mailbox(wakeup)
-        self._selector = selectors.PollSelector()  # epoll refuses regular files
-        self._display = Display(self._selector, settings.verbose)
+    def __init__(self, starter: JobStarter) -> None:
+        self._starter = starter
+        self._settings = starter.settings
+        self._display = starter.display
+        self._mailbox = Mailbox(starter.wakeup)
         self._capacity: Capacity | None = None  # for the ranks of this host
         self._servers: Servers | None = None
         self._port: ReservedPort | None = None  # for rank 0, if it is here and torch's variables are set
 
     def run(self) -> int:
-        settings, display = self._settings, self._display
-        for notice in settings.notices:
-            display.say(notice)
+        settings, display, starter = self._settings, self._display, self._starter
+        starter.say_notices()
         remotes, allocations = self._connect_hosts()
         placements = self._placements(allocations)
-        allow_descriptors((_PER_RANK + OUTPUT_FILES * bool(settings.output_folder)) * len(placements))
+        starter.allow_descriptors(len(placements), _PER_RANK)
         display.expect(len(placements), settings.output_folder)
         self._analyzer = FailureAnalyzer(
             len(placements), settings.start_timeout, runs_python(settings.command), settings.torch_env
         )
-        job_folder = JobFolder(self._reaper)
-        folder, key_file = job_folder.path, job_folder.key_file
-        endpoints = self._start_endpoints(folder, allocations)
-        encrypt = encrypts({**os.environ, **settings.additions})
-        job = Job(secrets.token_hex(8), len(placements), job_folder.key, VERSION, encrypt)
-        on_call = None if settings.service is None else settings.service.answer
-        callbacks = {"on_event": self._mailbox.put, "on_call": on_call}
-        server = self._make_server(job, folder, bool(remotes), accepts_collectors=bool(remotes), **callbacks)
-        self._servers = self._make_servers(job, folder, bool(remotes), allocations)
+        endpoints = self._start_endpoints(allocations)
+        job = starter.job = replace(starter.job, size=len(placements))
+        callbacks = {"on_event": self._mailbox.put, "on_call": starter.on_call}
+        server = self._make_server(job, bool(remotes), accepts_collectors=bool(remotes), **callbacks)
+        self._servers = self._make_servers(job, bool(remotes), allocations)
         if settings.service is not None:
             settings.service.note_size(len(placements))
-        post_mortem = self._make_post_mortem(len(placements), folder, bool(remotes))
+        post_mortem = PostMortem(
+            len(placements), starter.reports, starter.keeps_reports, settings.timeline, bool(remotes)
+        )
+        post_mortem.prepare()
         started: dict[int, Rank] = {}
         torch = self._torch_variables(remotes, allocations)
         for allocation in allocations:  # forks, so it must precede the first thread
             if is_own_host(allocation.host.name):
-                environment = self._environment_of(job, server.address, key_file, post_mortem, allocation)
-                environment = replace(environment, torch=torch[allocation.host.name])
+                environment = self._environment_of(server.address, allocation, torch[allocation.host.name])
                 started |= self._start_local(environment, [placements[rank] for rank in allocation.ranks])
         for allocation in allocations:
             for remote in (remote for remote in remotes if remote.name == allocation.host.name):
-                values = start_values(settings, job, server.address)
+                values: dict[str, Any] = {"torch": torch[remote.name]}
                 values["placements"] = [astuple(placements[rank]) for rank in allocation.ranks]
-                values |= {"torch": torch[remote.name], "lease": settings.launcher().lease_seconds}
-                started |= self._start_remote(remote, values, allocation.ranks, post_mortem, folder)
+                values["lease"] = settings.launcher().lease_seconds
+                started |= self._start_remote(remote, server.address, allocation.ranks, post_mortem, values)
         server.start()
         if self._servers is not None:
             self._servers.start()
@@ -174,10 +108,10 @@ class _Launch:
             display.say("standard input is not passed on: every rank reads /dev/null")
         supervisor = Supervisor(
             display,
-            self._selector,
+            starter.selector,
             endpoints,
-            self._wakeup,
-            self._reaper,
+            starter.wakeup,
+            starter.reaper,
             [started[number] for number in sorted(started)],
             remotes,
             self._analyzer,
@@ -194,19 +128,13 @@ class _Launch:
 
     def _connect_hosts(self) -> tuple[list[RemoteHost], list[HostAllocation]]:
         """Connects to the other hosts, if any; returns them, and the ranks of each host."""
-        settings = self._settings
-        hosts = needed(settings.hosts, settings.size)
-        allocations = allocate(hosts, settings.size) if all(host.slots for host in hosts) else []
+        size = self._settings.size
+        hosts = needed(self._settings.hosts, size)
+        allocations = allocate(hosts, size) if all(host.slots for host in hosts) else []
         if allocations and all(is_own_host(allocation.host.name) for allocation in allocations):
             return [], allocations
-        from sirtaki.runner.hosts.host_connection import Connection, with_slot_counts
-
-        question: dict[str, Any] = metrics_question(settings)
-        if settings.torch_env:
-            question |= {"torch": True, "interfaces": settings.interfaces}
-        connection = Connection(settings.launcher(), self._selector, self._display, question)
-        remotes = connection.connect(hosts, settings.command[0], self._wakeup, self._reaper, relays=True)
-        return remotes, allocate(with_slot_counts(hosts, remotes, count_gpus()), settings.size)
+        remotes, hosts = self._starter.connection.connect(hosts, relays=True)
+        return remotes, allocate(hosts, size)
 
     def _placements(self, allocations: Sequence[HostAllocation]) -> list[RankPlacement]:
         """Returns the placement of each rank. Raises LaunchError if the rank to debug cannot be."""
@@ -214,7 +142,7 @@ class _Launch:
         return placements_of(allocations)
 
     def _make_servers(
-        self, job: Job, folder: Path, several_hosts: bool, allocations: Sequence[HostAllocation]
+        self, job: Job, several_hosts: bool, allocations: Sequence[HostAllocation]
     ) -> Servers | None:
         """Prepares for the servers of tables, if the user wants any, and creates their rendezvous."""
         if not self._settings.servers:
@@ -223,7 +151,7 @@ class _Launch:
 
         servers = Servers(self._settings.servers, job, allocations, self._mailbox.put)
         callbacks = {"on_event": servers.on_event, "on_message": servers.on_message}
-        servers.serve(self._make_server(servers.job, folder, several_hosts, **callbacks))
+        servers.serve(self._make_server(servers.job, several_hosts, **callbacks))
         for number in servers.numbers:
             self._display.add(number, self._analyzer.name(number), None, self._settings.servers)
         return servers
@@ -231,40 +159,30 @@ class _Launch:
     def _servers_on(self, host: str) -> Sequence[int]:
         return [] if self._servers is None else self._servers.on_host[host]
 
-    def _make_server(self, job: Job, folder: Path, several_hosts: bool, **callbacks: Any) -> RendezvousServer:
-        """Creates the rendezvous: Unix sockets for this host's ranks, TCP on all addresses for other hosts.
-
-        The abstract socket serves another init() after the system has cleaned the job's folder away.
-        """
-        name = f"sirtaki-{job.id}"
-        address = ",".join(dict.fromkeys([unix_address(name, str(folder)), unix_address(name)]))
-        if several_hosts:
-            address += f",{network_address()}"
+    def _make_server(self, job: Job, several_hosts: bool, **callbacks: Any) -> RendezvousServer:
+        """Creates the rendezvous: Unix sockets for ranks of this host, TCP on all addresses for others."""
+        address = unix_addresses(f"sirtaki-{job.id}", str(self._starter.folder.path))
         settings = self._settings
-        try:
-            if several_hosts and job.encrypt:
-                from sirtaki.bindings.bootstrap.connection.encryption import own_certificate  # opens the core
 
-                own_certificate()
-            server = RendezvousServer(
-                address, job, settings.start_timeout, interfaces=settings.interfaces, **callbacks
+        def open_server(more: str = "") -> RendezvousServer:
+            interfaces = settings.interfaces
+            return RendezvousServer(
+                address + more, job, settings.start_timeout, interfaces=interfaces, **callbacks
             )
+
+        try:
+            if not several_hosts:
+                return open_server()
+            return reachable_server(job.encrypt, lambda: open_server(f",{network_address()}"))
         except RendezvousError as error:
             raise LaunchError(str(error), 1) from None
-        if several_hosts:
-            try:
-                check_reachable(server.address)
-            except LaunchError:
-                server.close()
-                raise
-        return server
 
-    def _start_endpoints(self, folder: Path, allocations: Sequence[HostAllocation]) -> Endpoints:
+    def _start_endpoints(self, allocations: Sequence[HostAllocation]) -> Endpoints:
         """Starts what the user wants to be served: the page, and the metrics of this host's ranks, if any."""
-        settings = self._settings
+        settings, starter = self._settings, self._starter
         if not any(is_own_host(allocation.host.name) for allocation in allocations):
             settings = replace(settings, metrics=None)
-        return start_endpoints(settings, folder, self._reaper, self._display.say)
+        return start_endpoints(settings, starter.folder.path, starter.reaper, self._display.say)
 
     def _torch_variables(
         self, remotes: Sequence[RemoteHost], allocations: Sequence[HostAllocation]
@@ -284,55 +202,46 @@ class _Launch:
         return variables_of_hosts(names, offer)
 
     def _environment_of(
-        self, job: Job, rendezvous: str, key_file: str, post_mortem: PostMortem, allocation: HostAllocation
+        self, rendezvous: str, allocation: HostAllocation, torch: Mapping[str, str]
     ) -> RankEnvironment:
-        settings = self._settings
         cores, ranks, servers = usable_cores(), allocation.ranks, self._servers_on(allocation.host.name)
         threads = thread_counts(len(ranks) + len(servers), cores, os.environ)
         if threads:
-            show = self._display.say if settings.service is None else self._display.detail
+            show = self._display.say if self._settings.service is None else self._display.detail
             show(_describe_threads(threads, len(ranks), len(servers), cores))
-        additions = {**threads, **settings.additions, REPORTS: str(post_mortem.reports)}
-        if self._servers is not None:
-            additions |= self._servers.variables()
-        return RankEnvironment(job.id, rendezvous, key_file, settings.start_timeout, additions)
+        additions = {} if self._servers is None else self._servers.variables()
+        return self._starter.environment(rendezvous, threads, additions, torch)
 
     def _start_local(
         self, environment: RankEnvironment, placements: Sequence[RankPlacement]
     ) -> dict[int, Rank]:
-        settings, servers = self._settings, self._servers_on(OWN_HOST)
-        capacity = self._capacity = Capacity(len(placements), usable_cores(), servers=len(servers))
-        if not settings.oversubscribe:
-            capacity.check()
-        starts = starts_of(settings.command, environment, os.environ, placements, servers)
-        started = start_processes(starts, self._reaper, capacity, settings.terminal_rank)
-        for process in started:
-            self._display.read_rank(process.rank, process.stdout, process.stderr)
-            self._note_start("", process.rank, process.pid)
-        return {process.rank: process for process in started}
+        servers, started = self._servers_on(OWN_HOST), dict[int, Rank]()
+        self._capacity = self._starter.capacity(len(placements), len(servers))
+        for start in starts_of(self._settings.command, environment, os.environ, placements, servers):
+            if shortage := self._capacity.shortage(len(started)):
+                raise LaunchError(shortage, 1)
+            process = started[start.number] = self._starter.start_here(start)
+            self._note_start("", start.number, process.pid)
+        return started
 
     def _start_remote(
         self,
         remote: RemoteHost,
-        values: dict[str, Any],
+        rendezvous: str,
         host_ranks: range,
         post_mortem: PostMortem,
-        folder: Path,
+        values: Mapping[str, Any],
     ) -> dict[int, Rank]:
-        from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
-        from sirtaki.runner.hosts.remote import RemoteJob
         from sirtaki.runner.hosts.remote_rank import RemoteRank
 
         servers = self._servers_on(remote.name)
-        if self._servers is not None:
-            values["additions"] |= self._servers.variables(addresses_for_others)
-            values["servers"] = servers
+        additions = {} if self._servers is None else self._servers.variables(addresses_for_others)
         ranks = {rank: RemoteRank(rank, remote) for rank in (*host_ranks, *servers)}
         for rank in ranks:
             self._analyzer.note_start(rank, 0, remote.name)
-        on_start, timeline = partial(self._note_start, remote.name), self._settings.timeline
-        job = RemoteJob(ranks, post_mortem, on_start, self._wakeup.wake, timeline, states=folder / STATES)
-        remote.start(values, job)
+        on_start = partial(self._note_start, remote.name)
+        values = {**values, "servers": servers}
+        self._starter.start_agent(remote, rendezvous, ranks, on_start, values, additions, post_mortem)
         return dict(ranks)
 
     def _note_start(self, host: str, number: int, pid: int) -> None:
@@ -341,14 +250,6 @@ class _Launch:
         command = self._settings.command if number < self._analyzer.size else SERVER_COMMAND
         self._display.detail(f"{self._analyzer.name(number)} is pid {pid}{where}: {' '.join(command)}")
 
-    def _make_post_mortem(self, size: int, job_folder: Path, several_hosts: bool) -> PostMortem:
-        """Creates the post-mortem. Failure reports go to the folder that the user chose, else the job's."""
-        folder = self._settings.additions.get(REPORTS) or os.environ.get(REPORTS)
-        reports, timeline = Path(folder or job_folder).absolute(), self._settings.timeline
-        post_mortem = PostMortem(size, reports, bool(folder), timeline, several_hosts)
-        post_mortem.prepare()
-        return post_mortem
-
     def _progress(self, allocations: Sequence[HostAllocation]) -> Progress:
         names = {
             rank: f"rank {rank}" + ("" if is_own_host(allocation.host.name) else f" ({allocation.host.name})")
@@ -356,43 +257,6 @@ class _Launch:
             for rank in allocation.ranks
         }
         return Progress("ranks are here", names, self._display.show_progress, self._display.refreshes)
-
-
-def start_values(settings: Settings, job: Job, rendezvous: str) -> dict[str, Any]:
-    """Returns what an agent needs to start ranks: the input of `AgentJob`, but for their placements."""
-    additions = dict(settings.additions)
-    if folder := os.environ.get(REPORTS):
-        additions.setdefault(REPORTS, folder)
-    return {
-        "job": job.id,
-        "key": job.key.hex(),
-        "rendezvous": addresses_for_others(rendezvous),
-        "start_timeout": settings.start_timeout,
-        "command": [os.path.abspath(settings.command[0]), *settings.command[1:]],
-        "environment": exported(os.environ),
-        "additions": additions,
-        "oversubscribe": settings.oversubscribe,
-        "metrics": settings.metrics,
-    }
-
-
-def network_address() -> str:
-    """Returns the address of a server that listens on all of this machine's interfaces."""
-    return "[::]:0" if socket.has_dualstack_ipv6() else "0.0.0.0:0"
-
-
-def check_reachable(rendezvous: str) -> None:
-    """Raises LaunchError if other hosts cannot reach any of these addresses."""
-    if not addresses_for_others(rendezvous):
-        raise LaunchError("this machine has only loopback addresses, at which other hosts cannot reach it", 1)
-
-
-def addresses_for_others(rendezvous: str) -> str:
-    """Returns the rendezvous's addresses that ranks of other hosts may be able to reach."""
-    found = [
-        address for address in rendezvous.split(",") if not address.startswith(("unix:", "127.", "[::1]"))
-    ]
-    return ",".join(found)
 
 
 def _describe_threads(threads: Mapping[str, str], size: int, servers: int, cores: int) -> str:
@@ -458,7 +322,7 @@ def _describe_layout(settings: Settings) -> Iterator[str]:
         count = len(exported(os.environ))
         way = f"through {settings.launcher().program}'s input"
         yield f"{count} of this host's environment variables are sent to other hosts, {way}"
-    shares = allocate(with_slot_counts(hosts, [], count_gpus()), settings.size)
+    shares = allocate(with_slot_counts(hosts, []), settings.size)
     for share in shares:
         name = share.host.name
         yield f"{name}: {name_range(share.ranks)}" + (

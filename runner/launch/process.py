@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.cli.command import NOT_EXECUTABLE, module_words
-from sirtaki.runner.launch.capacity import Capacity
+from sirtaki.runner.cli.command import module_words
 from sirtaki.runner.launch.environment import RankEnvironment
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import CannotStart, LaunchError
+from sirtaki.runner.launch.job_folder import JobFolder
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 from sirtaki.runner.supervise.signals import HANDLED, refuse_to_start_after_a_signal
@@ -270,26 +270,20 @@ def starts_of(
         yield ProcessStart(number, f"server {index}", SERVER_COMMAND, environment.of_server(index, base))
 
 
-def start_processes(
-    starts: Iterable[ProcessStart], reaper: Reaper, capacity: Capacity, terminal_rank: int | None = None
-) -> list[RankProcess]:
-    """Starts processes; the rank `terminal_rank` has the terminal of this process.
+def start_process(
+    start: ProcessStart, folder: JobFolder, reaper: Reaper, has_terminal: bool = False
+) -> RankProcess:
+    """Starts a process of a job; `has_terminal`: it has the terminal of this process.
 
-    Raises LaunchError if one cannot be started, if memory runs out, or at a signal that asks hvdrun to end.
+    Raises CannotStart, or LaunchError at a signal that asks hvdrun to end.
     """
-    processes: list[RankProcess] = []
-    for number, name, command, environment in starts:
-        if shortage := capacity.shortage(len(processes)):
-            raise LaunchError(shortage, 1)
-        try:
-            processes.append(RankProcess(number, command, environment, reaper, number == terminal_rank))
-        except OSError as error:
-            text = describe_start_failure(name, command, error)
-            raise LaunchError(text, NOT_EXECUTABLE) from None
-    return processes
-
-
-def describe_start_failure(name: str, command: Sequence[str], error: OSError) -> str:
-    if error.errno == errno.ENOEXEC:
-        return f"{command[0]} is neither a program nor a script that begins with '#!'"
-    return f"cannot start {name}: {command[0]}: {error.strerror}"
+    number, name, command, environment = start
+    try:
+        folder.restore_key()
+        return RankProcess(number, command, environment, reaper, has_terminal)
+    except OSError as error:
+        if error.errno == errno.ENOEXEC:
+            text = f"{command[0]} is neither a program nor a script that begins with '#!'"
+        else:
+            text = f"cannot start {name}: {command[0]}: {error.strerror}"
+        raise CannotStart(text) from None

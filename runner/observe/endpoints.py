@@ -11,7 +11,7 @@ from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.supervise.failure_analysis import signal_name
 
 if TYPE_CHECKING:
-    from sirtaki.runner.launch.job import Settings
+    from sirtaki.runner.launch.starter import Settings
 
 
 class Endpoint(Protocol):
@@ -74,11 +74,6 @@ def start_endpoints(
     if settings.dashboard is not None:
         endpoints.serve_page(settings.dashboard, folder, reaper)
     return endpoints
-
-
-def metrics_question(settings: Settings) -> dict[str, str]:
-    """Returns what other hosts are asked about metrics: whether the port is free there."""
-    return {} if settings.metrics is None else {"metrics": settings.metrics}
 
 
 def _notice(endpoint: Endpoint, code: int, killed_by: int) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from sirtaki.bindings.bootstrap.elastic.messages import End, Enlist, Message, Received
 from sirtaki.runner.elastic.arbiter.model import Finish, Open, Rules, Slot
-from sirtaki.runner.elastic.driver import CannotStart, Driver, WorkerEnd
+from sirtaki.runner.elastic.driver import Driver, WorkerEnd
+from sirtaki.runner.launch.errors import CannotStart
 
 SLOTS = [Slot("localhost", 0), Slot("localhost", 1)]
 

@@ -58,7 +58,7 @@ def test_the_end_of_a_worker_follows_its_last_message_even_if_that_was_not_read_
     served.set()
     assert sent.wait(FAILSAFE_SECONDS)
     unused: Any = None
-    processes = Processes(unused, job.id, "", 1, post, unused, unused, unused, unused)
+    processes = Processes(unused, 1, post, unused, unused)
     process: Any = Ended()
     processes.running[WORKER], processes._all[WORKER] = Slot("localhost", 0), process
     ends = list(processes.ended(time.monotonic()))

@@ -16,6 +16,7 @@ from sirtaki.runner.elastic import job
 from sirtaki.runner.elastic.arbiter.model import Rules
 from sirtaki.runner.elastic.settings import ElasticSettings
 from sirtaki.runner.launch import job as launch
+from sirtaki.runner.launch import starter
 from sirtaki.runner.launch.hosts import Host
 from sirtaki.runner.launch.process import RankProcess
 from sirtaki.runner.launch.reaper import Reaper
@@ -54,8 +55,8 @@ def test_the_files_of_kept_output_are_counted(
     def allow(count: int) -> None:
         raise Allowed(count)
 
-    monkeypatch.setattr(module, "allow_descriptors", allow)
-    settings = launch.Settings([Host("localhost", 5)], 5, ["/bin/true"], output_folder=folder)
+    monkeypatch.setattr(starter, "allow_descriptors", allow)
+    settings = starter.Settings([Host("localhost", 5)], 5, ["/bin/true"], output_folder=folder)
     elastic = () if module is launch else (ElasticSettings(Rules(5, 1, 5), settings.hosts, None, None),)
     run = launch.run_job if module is launch else job.run_elastic_job
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])

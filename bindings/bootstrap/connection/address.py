@@ -51,6 +51,25 @@ def unix_address(name: str, folder: str = "") -> str:
     return f"{_UNIX}{path}" if folder and fits else f"{_UNIX}@{name}"
 
 
+def unix_addresses(name: str, folder: str) -> str:
+    """Returns the addresses of a Unix socket in a folder, and of an abstract socket of this name.
+
+    The abstract socket serves another init() after the system has cleaned the folder away.
+    """
+    return ",".join(dict.fromkeys([unix_address(name, folder), unix_address(name)]))
+
+
+def network_address() -> str:
+    """Returns the address of a server that listens on all of this machine's interfaces."""
+    return "[::]:0" if socket.has_dualstack_ipv6() else "0.0.0.0:0"
+
+
+def addresses_for_others(addresses: str) -> str:
+    """Returns those of a server's addresses that processes of other hosts may be able to reach."""
+    found = [address for address in addresses.split(",") if not address.startswith((_UNIX, "127.", "[::1]"))]
+    return ",".join(found)
+
+
 def unix_path(address: str) -> str:
     """Returns the name of a Unix socket in the form that the socket functions take."""
     name = address[len(_UNIX) :]
