@@ -29,7 +29,6 @@ from sirtaki.runner.hosts.remote import RemoteHost
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import is_own_host
 from sirtaki.runner.launch.starter import JobStarter, Settings, with_starter
-from sirtaki.runner.observe.endpoints import start_endpoints
 from sirtaki.runner.supervise.failure_analysis import (
     ExitStatus,
     describe_threads,
@@ -47,14 +46,15 @@ class ElasticJob(MainLoop):
     """An elastic job; runs in the main thread only, so that workers can be forked."""
 
     def __init__(self, starter: JobStarter, elastic: ElasticSettings) -> None:
-        self._starter, self._settings, self._elastic = starter, starter.settings, elastic
+        super().__init__(starter)
+        self._elastic = elastic
         display, folder = starter.display, starter.folder.path
-        endpoints = start_endpoints(self._settings, folder, starter.reaper, display.say)
-        super().__init__(display, starter.selector, endpoints, starter.wakeup, starter.reaper)
+        self.endpoints.serve_metrics(self.settings.metrics)
+        self.endpoints.serve_page(self.settings.dashboard)
         self._post = Post(
             starter.job,
             str(folder),
-            self._settings.interfaces,
+            self.settings.interfaces,
             lambda *message: self._driver.receive(*message),
             display.say,
             starter.on_call,
@@ -77,13 +77,13 @@ class ElasticJob(MainLoop):
 
     def run(self) -> int:
         """Runs the job to its end; returns hvdrun's exit code. Raises LaunchError if it cannot start."""
-        self._starter.say_notices()
-        self._starter.allow_descriptors(self._elastic.rules.maximum, _PER_WORKER)
+        self.starter.say_notices()
+        self.starter.allow_descriptors(self._elastic.rules.maximum, _PER_WORKER)
         slots = self._find_slots()
         if own := sum(is_own_host(slot.host) for slot in slots):
-            self._starter.capacity(min(own, self._elastic.rules.start))
-        if self._settings.timeline is not None:
-            self._settings.timeline.prepare()
+            self.starter.capacity(min(own, self._elastic.rules.start))
+        if self.settings.timeline is not None:
+            self.settings.timeline.prepare()
         self.begin()
         self._set_slots(slots)
         self.run_until(self.has_ended)
@@ -101,7 +101,7 @@ class ElasticJob(MainLoop):
             return slots
         per_host = elastic.slots_per_host
         hosts = [replace(host, slots=host.slots or per_host) for host in elastic.hosts]
-        remotes, hosts = self._starter.connection.connect(hosts)
+        remotes, hosts = self.starter.connection.connect(hosts)
         slots, start = slots_of(hosts), elastic.rules.start
         if len(slots) < start:
             raise LaunchError(f"{start} ranks need {start} slots, but there are {len(slots)}")
@@ -118,14 +118,14 @@ class ElasticJob(MainLoop):
         lease = HostLease(seconds, lease_clock())
         values = {"placements": [], "slots": slots, "lease": seconds}
         spares = self._spares
-        self._starter.start_agent(remote, address, {}, on_start, values, lease=lease, spares=spares)
+        self.starter.start_agent(remote, address, {}, on_start, values, lease=lease, spares=spares)
 
     def _lease_seconds(self) -> float:
         """Returns the length of a lease: the time for which ranks let each other's machines be silent."""
         from sirtaki.bindings import variables  # opens the core
         from sirtaki.bindings.config import Config
 
-        values = variables.values({**os.environ, **self._settings.additions})
+        values = variables.values({**os.environ, **self.settings.additions})
         return float(Config(values).get("heartbeat"))
 
     # ---- The loop --------------------------------------------------------------------------------------
@@ -243,8 +243,8 @@ class ElasticJob(MainLoop):
     def _start_spare(self) -> SpareProcess:
         """Starts a spare on this host. Raises OSError and LaunchError."""
         slot = next(slot for slot in self._slots if is_own_host(slot.host))
-        environment, command = self._processes.environment(_NO_WORKER, slot), self._settings.command
-        folder, runs_script = self._starter.folder.path, self._elastic.spares_run_script
+        environment, command = self._processes.environment(_NO_WORKER, slot), self.settings.command
+        folder, runs_script = self.starter.folder.path, self._elastic.spares_run_script
         return SpareProcess(command, environment, folder, runs_script, self.reaper)
 
     # ---- The end ---------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class ElasticJob(MainLoop):
         self._post.close()
         self._processes.reap()
         self._spares.reap()
-        timeline = self._settings.timeline
+        timeline = self.settings.timeline
         notices = [] if timeline is None else [timeline.merge(_NO_TIMELINE)]
         self.conclude(lambda: self._show_result(notices))
         return self._result.code
@@ -275,13 +275,11 @@ class ElasticJob(MainLoop):
         return self._driver.result or Finish(0)
 
     def _show_result(self, notices: Sequence[str]) -> None:
-        result, service = self._result, self._settings.service
+        result, service = self._result, self.settings.service
         reason, culprit = "", result.culprit
         name = "" if culprit is None else self._driver.arbiter.workers[culprit].name
-        explains = service is not None and service.has_outcome(culprit)
-        if culprit is not None and not explains and (lane := self._processes.lane(culprit)) is not None:
-            died = self._processes.died(culprit)
-            reason = self.display.show_error_of(lane, name, died)
+        if culprit is not None and (lane := self._processes.lane(culprit)) is not None:
+            reason = self.show_error_of(culprit, lane, name, self._processes.died(culprit))
         for notice in filter(None, [self._driver.summary(), *notices, self._remark(result.code)]):
             self.display.say(notice)
         text = result.text and f"{result.text}{reason and ': '}{reason}"
@@ -289,19 +287,16 @@ class ElasticJob(MainLoop):
             text = peers.explain("had returned from the training function", name)
         if service is not None:
             service.note_ranks(self._driver.last_ranks())
-        if service is not None and result.code:
-            service.note_failure(text, culprit)
-        elif text:
-            self.display.say(text)
+        self.show_last(text, result.code != 0, culprit)
 
     def _remark(self, code: int) -> str:
         """Returns a notice if a successful job had failed threads, or no worker was ever a rank; else ""."""
         arbiter = self._driver.arbiter
-        if code or self._settings.service is not None:
+        if code or self.settings.service is not None:
             return ""
         if arbiter.generation:
             return describe_threads(self._post.failed_threads)
-        is_python = runs_python(self._settings.command)
+        is_python = runs_python(self.settings.command)
         return describe_separate_runs(len(arbiter.workers.all()), self._post.has_initialised, is_python)
 
 

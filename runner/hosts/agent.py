@@ -424,9 +424,8 @@ class AgentJob:
         self._base = merge_login({str(k): str(v) for k, v in values["environment"].items()}, os.environ)
         additions = thread_counts(count + len(self._servers), cores, self._base)
         additions |= {str(k): str(v) for k, v in values["additions"].items()}
-        self.endpoints = Endpoints(_say)
-        if (address := values.get("metrics")) is not None:
-            self.endpoints.serve_metrics(str(address), self.folder, reaper)
+        self.endpoints = Endpoints(self.folder, reaper, _say)
+        self.endpoints.serve_metrics(None if (address := values.get("metrics")) is None else str(address))
         additions.setdefault(REPORTS, str(self.folder))
         self._reports = Path(additions[REPORTS])
         remove_reports(self._reports, [placement.rank for placement in self._placements])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sirtaki.runner.launch.process import Process
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.supervise.failure_analysis import signal_name
-
-if TYPE_CHECKING:
-    from sirtaki.runner.launch.starter import Settings
 
 
 class Endpoint(Protocol):
@@ -30,23 +27,26 @@ class Endpoint(Protocol):
 
 
 class Endpoints:
-    """The servers of this host. `say` shows a line."""
+    """The servers of this host. `folder` is the job's, `say` shows a line."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
+    def __init__(self, folder: Path, reaper: Reaper, say: Callable[[str], object]) -> None:
+        self._folder, self._reaper = folder, reaper
         self._say = say
         self._running: list[Endpoint] = []
 
-    def serve_metrics(self, address: str, folder: Path, reaper: Reaper) -> None:
-        """Starts the server of metrics, and says its address. Raises LaunchError."""
-        from sirtaki.runner.metrics.endpoint import MetricsEndpoint
+    def serve_metrics(self, address: str | None) -> None:
+        """Starts the server of metrics, if it has an address, and says that. Raises LaunchError."""
+        if address is not None:
+            from sirtaki.runner.metrics.endpoint import MetricsEndpoint
 
-        self._add(MetricsEndpoint(address, folder, reaper))
+            self._add(MetricsEndpoint(address, self._folder, self._reaper))
 
-    def serve_page(self, address: str, folder: Path, reaper: Reaper) -> None:
-        """Starts the server of the page, and says its address. Raises LaunchError."""
-        from sirtaki.runner.dashboard.endpoint import Dashboard
+    def serve_page(self, address: str | None) -> None:
+        """Starts the server of the page, if it has an address, and says that. Raises LaunchError."""
+        if address is not None:
+            from sirtaki.runner.dashboard.endpoint import Dashboard
 
-        self._add(Dashboard(address, folder, reaper))
+            self._add(Dashboard(address, self._folder, self._reaper))
 
     def _add(self, endpoint: Endpoint) -> None:
         self._running.append(endpoint)
@@ -62,18 +62,6 @@ class Endpoints:
     def release(self) -> None:
         """Stops watching the servers: they end with the job."""
         self._running.clear()
-
-
-def start_endpoints(
-    settings: Settings, folder: Path, reaper: Reaper, say: Callable[[str], object]
-) -> Endpoints:
-    """Starts the servers of hvdrun's own host that the settings name. Raises LaunchError."""
-    endpoints = Endpoints(say)
-    if settings.metrics is not None:
-        endpoints.serve_metrics(settings.metrics, folder, reaper)
-    if settings.dashboard is not None:
-        endpoints.serve_page(settings.dashboard, folder, reaper)
-    return endpoints
 
 
 def _notice(endpoint: Endpoint, code: int, killed_by: int) -> str:

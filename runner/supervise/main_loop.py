@@ -6,13 +6,11 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from sirtaki.runner.launch.reaper import Reaper
+from sirtaki.runner.launch.starter import JobStarter
 from sirtaki.runner.observe.endpoints import Endpoints
-from sirtaki.runner.supervise.display import Display
-from sirtaki.runner.supervise.signals import PASSED_ON, WakeupPipe, stop_this_process
+from sirtaki.runner.supervise.signals import PASSED_ON, stop_this_process
 
 if TYPE_CHECKING:
     from sirtaki.runner.hosts.remote import RemoteHost
@@ -50,24 +48,23 @@ class Patience:
         return self._skips_result or (self.due is not None and time.monotonic() >= self.due)
 
 
-@dataclass
 class MainLoop:
     """The main loop. A subclass implements what depends on the kind of job.
 
     Attributes:
         selector: of all descriptors; when one is ready, the loop calls the `data` of its key.
-        endpoints: the servers that are restarted if they are killed.
+        endpoints: the servers that hvdrun has started.
         patience: the user's, after all processes have ended.
         kill_at: when to kill the processes that remain of a job that ends (time.monotonic()).
     """
 
-    display: Display
-    selector: selectors.BaseSelector
-    endpoints: Endpoints
-    wakeup: WakeupPipe
-    reaper: Reaper
-    patience: Patience = field(default_factory=Patience, init=False)
-    kill_at: float | None = field(default=None, init=False)
+    def __init__(self, starter: JobStarter) -> None:
+        self.starter, self.settings = starter, starter.settings
+        self.display, self.selector = starter.display, starter.selector
+        self.wakeup, self.reaper = starter.wakeup, starter.reaper
+        self.endpoints = Endpoints(starter.folder.path, starter.reaper, starter.display.say)
+        self.patience = Patience()
+        self.kill_at: float | None = None
 
     def run_until(self, is_over: Callable[[], bool]) -> None:
         while not is_over():
@@ -101,6 +98,23 @@ class MainLoop:
     def await_hosts(self) -> None:
         """Waits until the agents, which have been ordered to end, have sent the last output."""
         self.run_until(lambda: all(remote.ended for remote in self.remotes()) or self.patience.has_ended)
+
+    def show_error_of(self, number: int, lane: int, name: str, died: bool) -> str:
+        """Shows or returns, as the display's method, the error of the process that explains a failure.
+
+        Does neither for a process whose own outcome the service has: it is `number` there.
+        """
+        service = self.settings.service
+        if service is not None and service.has_outcome(number):
+            return ""
+        return self.display.show_error_of(lane, name, died)
+
+    def show_last(self, text: str, has_failed: bool, culprit: int | None) -> None:
+        """Shows the last line of the job, or none (""); the service receives that of a failed job instead."""
+        if has_failed and self.settings.service is not None:
+            self.settings.service.note_failure(text, culprit)
+        elif text:
+            self.display.say(text)
 
     # ---- What depends on the kind of job ---------------------------------------------------------------
 

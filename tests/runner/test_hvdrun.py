@@ -302,8 +302,8 @@ def test_the_launcher_is_imported_without_the_core(module: str) -> None:
 
 def test_a_rank_that_does_not_end_is_named(hvdrun: Run, environment: dict[str, str]) -> None:
     soon = (
-        "from sirtaki.runner.cli import hvdrun; from sirtaki.runner.supervise import supervisor; "
-        "supervisor.FIRST_SECONDS = 0.2; hvdrun.main()"
+        "from sirtaki.runner.cli import hvdrun; from sirtaki.runner.launch import job; "
+        "job.FIRST_SECONDS = 0.2; hvdrun.main()"
     )
     command = [
         sys.executable,

@@ -16,9 +16,9 @@ from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import Job
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.runner.launch.hosts import Host, allocate, servers_of
+from sirtaki.runner.launch.job import Stragglers
 from sirtaki.runner.launch.servers import Servers
 from sirtaki.runner.supervise.failure_analysis import ExitStatus, FailureAnalyzer
-from sirtaki.runner.supervise.supervisor import Stragglers
 
 TRAIN = """
 import os, signal, sys

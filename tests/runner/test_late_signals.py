@@ -13,7 +13,7 @@ from launching import FAILSAFE_SECONDS, is_running, read_pids, wait_until
 
 ELASTIC = ("--min-np", "1", "--reset-limit", "1")
 PATIENT = (
-    "import sys; from sirtaki.runner.supervise import supervisor; supervisor.RESULT_SECONDS = 100.0; "
+    "import sys; from sirtaki.runner.supervise import main_loop; main_loop.RESULT_SECONDS = 100.0; "
     "from sirtaki.runner.cli.hvdrun import main; sys.exit(main())"
 )
 # Fails when it has written more than a pipe holds, and less than hvdrun keeps for its reader.
