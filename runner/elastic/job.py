@@ -33,7 +33,7 @@ from sirtaki.runner.supervise.failure_analysis import (
     ExitStatus,
     describe_threads,
     finished_peers,
-    signal_name,
+    killed_by,
 )
 from sirtaki.runner.supervise.main_loop import KILL_SECONDS, MainLoop, Pollable
 
@@ -147,8 +147,7 @@ class ElasticJob(MainLoop):
             is_running = self._driver.arbiter.phase is Phase.RUNNING
             self._spares.advance(self._ranks_of_hosts(), is_running, time.monotonic())
         if self._signal_to_send is not None:
-            self.signal(self._signal_to_send)
-            self.signal(signal.SIGCONT)  # a stopped process does not handle signals
+            self.ask_to_end(self._signal_to_send)
             self._signal_to_send = None
 
     def _serve(self) -> None:
@@ -194,14 +193,14 @@ class ElasticJob(MainLoop):
         # When the job ends, nothing depends on the last messages of a worker.
         until = time.monotonic() if self._driver.result is None else math.inf
         for worker, status, since in list(self._processes.ended(until)):
-            killed_by = signal.SIGKILL if status.lost else status.killed_by
+            number = signal.SIGKILL if status.lost else status.killed_by
             keeps_slot = self._hosts.takes_workers(self._driver.arbiter.workers[worker].slot)
             self._post.deliver()  # what has come while the end of another worker was handled
             # A member that ends with exit code 0 has not returned: another may take its place.
             is_member = self._driver.arbiter.workers[worker].status is Status.MEMBER
             if status.failed or (is_member and self._driver.result is None):
                 self._processes.clear(worker)
-            end = WorkerEnd(status.code, killed_by, _describe(status), since, keeps_slot)
+            end = WorkerEnd(status.code, number, _describe(status), since, keeps_slot)
             self._driver.note_end(worker, end)
 
     def _discover(self, now: float) -> None:
@@ -282,12 +281,12 @@ class ElasticJob(MainLoop):
             reason = self.show_error_of(culprit, lane, name, self._processes.died(culprit))
         for notice in filter(None, [self._driver.summary(), *notices, self._remark(result.code)]):
             self.display.say(notice)
-        text = result.text and f"{result.text}{reason and ': '}{reason}"
+        text = result.text
         if (peers := finished_peers(reason)) is not None:
-            text = peers.explain("had returned from the training function", name)
+            text, reason = peers.explain("had returned from the training function", name), ""
         if service is not None:
             service.note_ranks(self._driver.last_ranks())
-        self.show_last(text, result.code != 0, culprit)
+        self.show_last(text, reason, result.code != 0, culprit)
 
     def _remark(self, code: int) -> str:
         """Returns a notice if a successful job had failed threads, or no worker was ever a rank; else ""."""
@@ -305,7 +304,7 @@ def _describe(status: ExitStatus) -> str:
     if status.lost:
         return f"its host {status.host} was lost: {status.lost}"
     if status.killed_by:
-        return f"killed by signal {status.killed_by} ({signal_name(status.killed_by)})"
+        return killed_by(status.killed_by)
     return f"failed with exit code {status.code}" if status.code else "ended"
 
 

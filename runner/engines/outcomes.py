@@ -12,9 +12,9 @@ from typing import Any
 from sirtaki.bindings import default_context
 from sirtaki.bindings.bootstrap import lifecycle
 from sirtaki.bindings.observing import user_code
-from sirtaki.runner.function.call import FunctionCall, show_sources
+from sirtaki.runner.function.call import show_sources
 from sirtaki.runner.function.errors import RunError
-from sirtaki.runner.function.pickling import import_cloudpickle
+from sirtaki.runner.function.pickling import cannot_pickle, import_cloudpickle, load_call, load_result
 from sirtaki.runner.function.report import RETURNED, exit_code, raise_reported, report_of
 
 
@@ -58,9 +58,10 @@ def call_on_rank(
     `first` are arguments before those of the call; the outcome is what `then` returns for the result.
     """
     try:
-        call = _load(pickled_call, rank)
+        call = load_call(pickled_call, rank, "; every host needs the modules that the function comes from")
+        show_sources(call)
         result = then(call.function(*first, *call.args, **call.kwargs))
-        return _outcome(rank, RETURNED, _pickled_result(result, rank))
+        return _outcome(rank, RETURNED, _pickled(result, rank))
     except SystemExit as end:
         outcome = _failed(rank, end, "exited")
         return replace(outcome, exit_code=exit_code(end))
@@ -112,32 +113,15 @@ def results_of(outcomes: Sequence[RankOutcome], lost: str = "") -> list[Any]:
     if failed:
         first = min(culprits or failed, key=lambda culprit: culprit.rank)
         raise_reported(first.rank, first.host, first.pid, first.report, first.load)
-    return [_load_result(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
+    ordered = sorted(outcomes, key=lambda outcome: outcome.rank)
+    return [load_result(outcome.pickled, outcome.rank, outcome.host) for outcome in ordered]
 
 
-def _summary_of(outcome: RankOutcome) -> str:
-    return f"rank {outcome.rank} raised {outcome.report['type']}: {outcome.report['text']}"
-
-
-def _load(pickled_call: bytes, rank: int) -> FunctionCall:
-    try:
-        call: FunctionCall = import_cloudpickle().loads(pickled_call)
-    except Exception as error:
-        text = (
-            f"rank {rank} on {socket.gethostname()} cannot load the function: {type(error).__name__}: {error}"
-        )
-        advice = "; every host needs the modules that the function comes from"
-        raise RunError(text + advice * isinstance(error, ImportError)) from error
-    show_sources(call)
-    return call
-
-
-def _pickled_result(result: object, rank: int) -> bytes:
+def _pickled(result: object, rank: int) -> bytes:
     try:
         pickled: bytes = import_cloudpickle().dumps(result)
     except Exception as error:
-        text = f"the result of rank {rank}, a {type(result).__name__}, cannot be pickled: {error}"
-        raise TypeError(f"{text}; return plain values, arrays or tensors") from None
+        raise cannot_pickle(result, rank, error) from None
     return pickled
 
 
@@ -154,11 +138,3 @@ def _outcome(
     rank: int, report: Mapping[str, Any], pickled: bytes, is_caused_elsewhere: bool = False
 ) -> RankOutcome:
     return RankOutcome(rank, socket.gethostname(), os.getpid(), report, pickled, is_caused_elsewhere)
-
-
-def _load_result(outcome: RankOutcome) -> Any:
-    try:
-        return outcome.load()
-    except Exception as error:
-        text = f"the result of rank {outcome.rank} on {outcome.host} cannot be loaded here"
-        raise RunError(f"{text}: {type(error).__name__}: {error}") from error

@@ -17,7 +17,7 @@ from sirtaki.runner.function.arguments import (
 )
 from sirtaki.runner.function.call import python_version, write_call
 from sirtaki.runner.function.errors import RunError
-from sirtaki.runner.function.pickling import import_cloudpickle
+from sirtaki.runner.function.pickling import import_cloudpickle, load_result
 from sirtaki.runner.function.process import LauncherOrders, run_launcher
 from sirtaki.runner.function.report import raise_reported
 from sirtaki.runner.function.service import RankEnd, Summary, read_outcome, read_summary
@@ -234,7 +234,8 @@ def results_in(file: int) -> list[Any]:
     if not returned:
         raise RunError("no rank has returned a result")
     ordered = sorted(returned, key=lambda worker: (summary.last_ranks.get(worker, worker), worker))
-    return [_load_result(file, rank, summary.outcomes[key]) for rank, key in enumerate(ordered)]
+    ended = [summary.outcomes[key] for key in ordered]
+    return [load_result(read_outcome(file, end), rank, end.host) for rank, end in enumerate(ended)]
 
 
 def _has_returned(outcome: RankEnd) -> bool:
@@ -246,14 +247,6 @@ def _check_complete(summary: Summary) -> None:
         outcome = summary.outcomes.get(rank)
         if outcome is None or not _has_returned(outcome):
             raise RunError(f"rank {rank} ended with exit code 0 before the function had returned a result")
-
-
-def _load_result(file: int, rank: int, outcome: RankEnd) -> Any:
-    try:
-        return import_cloudpickle().loads(read_outcome(file, outcome))
-    except Exception as error:
-        text = f"the result of rank {rank} on {outcome.host} cannot be loaded here"
-        raise RunError(f"{text}: {type(error).__name__}: {error}") from error
 
 
 def _raise_failure(file: int, summary: Summary) -> NoReturn:

@@ -25,8 +25,7 @@ from sirtaki.bindings.bootstrap.job import (
 from sirtaki.bindings.bootstrap.providers import find_world
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.function.call import FunctionCall, python_version, settle
-from sirtaki.runner.function.errors import RunError
-from sirtaki.runner.function.pickling import import_cloudpickle
+from sirtaki.runner.function.pickling import cannot_pickle, import_cloudpickle, load_call
 from sirtaki.runner.function.report import RETURNED, exit_code, report_of
 from sirtaki.runner.function.service import PIECE_BYTES
 from sirtaki.runner.launch.environment import encrypts
@@ -67,15 +66,10 @@ def _call(launcher: LauncherConnection) -> int:
 
 
 def _load(launcher: LauncherConnection) -> FunctionCall:
-    cloudpickle = import_cloudpickle()
-    data = launcher.read_call()
-    try:
-        return cloudpickle.loads(data)
-    except Exception as error:
-        text = f"rank {launcher.number} on {socket.gethostname()} cannot load the function"
-        advice = "; every host needs the modules that the function comes from, in the same folders"
-        advice *= isinstance(error, ImportError)
-        raise RunError(f"{text}: {type(error).__name__}: {error}{advice}") from error
+    import_cloudpickle()
+    advice = "; every host needs the modules that the function comes from, in the same folders"
+    call: FunctionCall = load_call(launcher.read_call(), launcher.number, advice)
+    return call
 
 
 def _send_result(launcher: LauncherConnection, result: object) -> None:
@@ -84,8 +78,7 @@ def _send_result(launcher: LauncherConnection, result: object) -> None:
     except LauncherGone:
         raise
     except Exception as error:
-        text = f"the result of rank {launcher.number}, a {type(result).__name__}, cannot be pickled: {error}"
-        raise TypeError(f"{text}; return plain values, arrays or tensors") from None
+        raise cannot_pickle(result, launcher.number, error) from None
     launcher.end_outcome()
 
 

@@ -448,8 +448,7 @@ class StaticJob(MainLoop):
         self._failure = failure
         self._decide_at = None
         self.kill_at = time.monotonic() + seconds
-        self.signal(number)
-        self.signal(signal.SIGCONT)  # a stopped process does not handle signals
+        self.ask_to_end(number)
 
     def signal(self, number: int) -> None:
         self._analyzer.note_signal(number)
@@ -468,8 +467,8 @@ class StaticJob(MainLoop):
         notices = [self._analyzer.notice, self._servers.notice if self._servers is not None else ""]
         for notice in filter(None, notices if failure is None and self.settings.service is None else []):
             self.display.say(notice)
-        text = f"{failure.text}{reason and ': '}{reason}" if failure is not None and failure.text else ""
-        self.show_last(text, failure is not None, None if failure is None else failure.culprit)
+        text, culprit = ("", None) if failure is None else (failure.text, failure.culprit)
+        self.show_last(text, reason, failure is not None, culprit)
 
 
 def _describe_threads(threads: Mapping[str, str], size: int, servers: int, cores: int) -> str:

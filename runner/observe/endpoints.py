@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sirtaki.runner.launch.process import Process
 from sirtaki.runner.launch.reaper import Reaper
-from sirtaki.runner.supervise.failure_analysis import signal_name
+from sirtaki.runner.supervise.failure_analysis import killed_by
 
 
 class Endpoint(Protocol):
@@ -64,10 +64,8 @@ class Endpoints:
         self._running.clear()
 
 
-def _notice(endpoint: Endpoint, code: int, killed_by: int) -> str:
-    ended = f"ended with exit code {code}"
-    if killed_by:
-        ended = f"was killed by signal {killed_by} ({signal_name(killed_by)})"
+def _notice(endpoint: Endpoint, code: int, number: int) -> str:
+    ended = f"was {killed_by(number)}" if number else f"ended with exit code {code}"
     return (
         f"the process that serves {endpoint.subject} (pid {endpoint.process.pid}) {ended}: the job goes on "
         "without it; `sirtaki top` shows its ranks"

@@ -297,7 +297,7 @@ class FailureAnalyzer:
             return f"{subject} was lost with its host: {status.lost}"
         if not status.killed_by:
             return f"{subject} failed with exit code {status.code}{reason and ': '}{reason}"
-        text = f"{subject} was killed by signal {status.killed_by} ({signal_name(status.killed_by)})"
+        text = f"{subject} was {killed_by(status.killed_by)}"
         if status.killed_by == signal.SIGKILL:
             return f"{text}: often the machine ran out of memory"
         return text
@@ -326,11 +326,13 @@ def first_line(text: str) -> str:
     return next(iter(text.splitlines()), "")
 
 
-def signal_name(number: int) -> str:
+def killed_by(number: int) -> str:
+    """Formats "killed by signal 9 (SIGKILL)"."""
     try:
-        return signal.Signals(number).name
+        name = signal.Signals(number).name
     except ValueError:
-        return "a real-time signal"
+        name = "a real-time signal"
+    return f"killed by signal {number} ({name})"
 
 
 # ---- A failure caused by another rank's normal end: the ranks made different numbers of calls -----------

@@ -109,8 +109,12 @@ class MainLoop:
             return ""
         return self.display.show_error_of(lane, name, died)
 
-    def show_last(self, text: str, has_failed: bool, culprit: int | None) -> None:
-        """Shows the last line of the job, or none (""); the service receives that of a failed job instead."""
+    def show_last(self, text: str, reason: str, has_failed: bool, culprit: int | None) -> None:
+        """Shows the last line of the job, with its `reason`; none if `text` is "".
+
+        The service receives that of a failed job instead.
+        """
+        text = text and f"{text}{reason and ': '}{reason}"
         if has_failed and self.settings.service is not None:
             self.settings.service.note_failure(text, culprit)
         elif text:
@@ -157,6 +161,11 @@ class MainLoop:
     def stop(self, code: int, text: str, number: int) -> None:
         """Ends the job by a signal. hvdrun's exit code is `code`, its last line `text` ("" for none)."""
         raise NotImplementedError
+
+    def ask_to_end(self, number: int) -> None:
+        """Sends all processes signal `number`, which asks them to end."""
+        self.signal(number)
+        self.signal(signal.SIGCONT)  # a stopped process does not handle signals
 
     # ---- Signals to hvdrun -----------------------------------------------------------------------------
 

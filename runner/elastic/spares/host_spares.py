@@ -14,7 +14,7 @@ from typing import Protocol
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.supervise.failure_analysis import ExitStatus, signal_name
+from sirtaki.runner.supervise.failure_analysis import ExitStatus, killed_by
 
 _LIST_SECONDS = 0.5  # between looks for the list of modules, which a rank writes after its first commit
 _END_SECONDS = 2.0  # for spares that were told to end, and only have to leave
@@ -163,7 +163,7 @@ class HostSpares:
 
 def _describe(status: ExitStatus) -> str:
     if status.killed_by:
-        return f"was killed by signal {status.killed_by} ({signal_name(status.killed_by)})"
+        return f"was {killed_by(status.killed_by)}"
     if status.code:
         return f"has failed with exit code {status.code}"
     return "has ended before it called hvd.init()"
