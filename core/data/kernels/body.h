@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <iterator>
 #include <limits>
 #include <type_traits>
@@ -29,8 +30,9 @@ using Accumulator = std::conditional_t<is_small_float<T>, float, std::conditiona
 
 template <ReduceOp op, typename A>
 inline A combine(A a, A b) {
-  if constexpr (op == ReduceOp::min) return a < b || a != a ? a : b;  // a NaN on either side wins
-  if constexpr (op == ReduceOp::max) return a > b || a != a ? a : b;
+  // A NaN on either side wins. The operator | serves vectors, too.
+  if constexpr (op == ReduceOp::min) return ((a < b) | (a != a)) ? a : b;
+  if constexpr (op == ReduceOp::max) return ((a > b) | (a != a)) ? a : b;
   if constexpr (std::is_integral_v<A>) {
     using U = std::make_unsigned_t<A>;
     if constexpr (op == ReduceOp::sum) return static_cast<A>(static_cast<U>(a) + static_cast<U>(b));
@@ -92,19 +94,18 @@ template <typename T, typename A>
   else std::copy_n(in, count, out);
 }
 
-// Adds one unit of the exponent to a float's magnitude, as bits: the top bit is then set for infinities and NaNs, whose
-// exponents are all ones, and for no other value. Such loops are vectorised with any instruction set.
-inline uint32_t with_next_exponent(float value) { return (std::bit_cast<uint32_t>(value) & ~0U >> 1) + (1U << 23); }
-inline uint64_t with_next_exponent(double value) {
-  return (std::bit_cast<uint64_t>(value) & ~0ULL >> 1) + (1ULL << 52);
-}
-
-// Gathers what a loop writes, to find out whether all of it is finite. Integers are.
+// Gathers what a loop writes, to find out whether all of it is finite: a finite number minus itself has no bit that is
+// set, an infinity or a NaN minus itself is a NaN. Integers are finite.
 template <typename A>
 struct FiniteBits {
-  decltype(with_next_exponent(A{})) bits = 0;
-  void add(A value) { bits |= with_next_exponent(value); }
-  bool are_finite() const { return !(bits >> (8 * sizeof(A) - 1)); }
+  using Bits = std::conditional_t<std::is_same_v<A, Floats>, Words,
+                                  std::conditional_t<std::is_same_v<A, double>, uint64_t, uint32_t>>;
+  Bits bits = {};
+  void add(A value) { bits |= std::bit_cast<Bits>(value - value); }
+  bool are_finite() const {
+    static constexpr Bits none = {};
+    return !std::memcmp(&bits, &none, sizeof bits);
+  }
 };
 template <typename A>
   requires std::is_integral_v<A>
@@ -178,13 +179,51 @@ bool are_finite(const void* source, size_t elements) {
   return true;
 }
 
-// Reduces any number of ranks whose elements must be converted, block by block.
+// The next register's elements, widened; meanwhile a processor loads what is read next. By itself it does not look far
+// enough ahead, as it meets many instructions per byte.
+template <typename T>
+inline Widened widen_ahead(const void* source, size_t at) {
+  constexpr size_t ahead = 2048 / sizeof(T);
+  const T* in = static_cast<const T*>(source) + at;
+  __builtin_prefetch(in + ahead);
+  return widen_register(in);
+}
+
+template <typename T>
+concept FitsRegisters = requires(T* elements) { narrow_register(elements, widen_register(elements)); };
+
+// Reduces any number of ranks in one pass over memory, a register at a time. Returns how many elements fill registers.
+template <ReduceOp op, FitsRegisters T>
+[[gnu::noinline]] size_t reduce_registers(T* out, const void* const* sources, int count, size_t elements, Scale scale,
+                                          bool& are_finite) {
+  constexpr size_t each = register_bytes / sizeof(T);
+  const auto factor = static_cast<float>(scale.factor), divisor = static_cast<float>(scale.divisor);
+  FiniteBits<Floats> results;
+  size_t at = 0;
+  for (; at + each <= elements; at += each) {
+    Widened sum = widen_ahead<T>(sources[0], at);
+    for (int s = 1; s < count; ++s) {
+      const Widened next = widen_ahead<T>(sources[s], at);
+      sum = {combine<op>(sum.first, next.first), combine<op>(sum.second, next.second)};
+    }
+    results.add(sum.first);
+    results.add(sum.second);
+    if (!scale.is_one()) sum = {sum.first * factor / divisor, sum.second * factor / divisor};
+    narrow_register(out + at, sum);
+  }
+  are_finite = results.are_finite();
+  return at;
+}
+
+// Reduces any number of ranks whose elements must be converted: block by block what is not done in registers.
 template <ReduceOp op, typename T>
 bool reduce_converted(T* out, const void* const* sources, int count, size_t elements, Scale scale) {
   using A = Accumulator<T>;
   A sum[block], next[block];
   bool is_finite = true;
-  for (size_t at = 0; at < elements; at += block) {
+  size_t at = 0;
+  if constexpr (FitsRegisters<T>) at = reduce_registers<op>(out, sources, count, elements, scale, is_finite);
+  for (; at < elements; at += block) {
     const size_t n = std::min(block, elements - at);
     load_block(sum, static_cast<const T*>(sources[0]) + at, n);
     for (int s = 1; s < count; ++s) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -22,11 +23,16 @@ struct BFloat16 {
   return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
 }
 
+// Rounds the bits of floats to those of bfloat16, in the upper halves; a NaN whose lower half is zero stays a NaN.
+template <typename Bits>
+inline Bits round_to_upper_half(Bits bits) {
+  return bits + 0x7fff + (bits >> 16 & 1);
+}
+
 [[maybe_unused]] inline BFloat16 narrow_bfloat16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
-  const auto rounded = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-  return {is_nan ? static_cast<uint16_t>(bits >> 16 | 0x40) : rounded};
+  return {static_cast<uint16_t>((is_nan ? bits | 0x400000 : round_to_upper_half(bits)) >> 16)};
 }
 
 [[maybe_unused]] inline float widen(Float16 value) {
@@ -80,5 +86,44 @@ struct BFloat16 {
 #endif
   for (; i < count; ++i) out[i] = narrow_float16(in[i]);
 }
+
+#ifdef __AVX2__
+constexpr size_t register_bytes = 32;
+#else
+constexpr size_t register_bytes = 16;
+#endif
+using Floats = float __attribute__((vector_size(register_bytes)));
+using Words = uint32_t __attribute__((vector_size(register_bytes)));
+
+// A register of 16-bit floats, widened to two of 32 bits, in the order of elements that suits the format.
+struct Widened {
+  Floats first, second;
+};
+
+// The elements of even and of odd index, as neither has to change its lane.
+[[maybe_unused]] inline Widened widen_register(const BFloat16* in) {
+  Words pairs;
+  std::memcpy(&pairs, in, sizeof pairs);
+  return {std::bit_cast<Floats>(pairs << 16), std::bit_cast<Floats>(pairs & 0xffff0000)};
+}
+// For results of arithmetic on bfloat16, in which the lower half of a NaN is zero.
+[[maybe_unused]] inline void narrow_register(BFloat16* out, Widened in) {
+  const Words even = round_to_upper_half(std::bit_cast<Words>(in.first));
+  const Words odd = round_to_upper_half(std::bit_cast<Words>(in.second));
+  const Words pairs = even >> 16 | (odd & 0xffff0000);
+  std::memcpy(out, &pairs, sizeof pairs);
+}
+
+#if defined(__AVX2__) && defined(__F16C__)
+[[maybe_unused]] inline Widened widen_register(const Float16* in) {
+  const auto* halves = reinterpret_cast<const __m128i*>(in);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+[[maybe_unused]] inline void narrow_register(Float16* out, Widened in) {
+  auto* halves = reinterpret_cast<__m128i*>(out);
+  _mm_storeu_si128(halves, _mm256_cvtps_ph(in.first, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(halves + 1, _mm256_cvtps_ph(in.second, _MM_FROUND_TO_NEAREST_INT));
+}
+#endif
 
 }  // namespace

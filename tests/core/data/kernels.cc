@@ -245,6 +245,30 @@ TEST(sixteen_bit_sums_are_rounded_once) {
   }
 }
 
+// Registers of 16-bit floats are reduced by code of their own, an element alone is not.
+template <typename T>
+void check_registers(DType dtype) {
+  std::vector<T> a(0x10000), b(a.size()), out(a.size());
+  for (size_t i = 0; i < a.size(); ++i) a[i].bits = static_cast<uint16_t>(i);
+  b = a;
+  std::shuffle(b.begin(), b.end(), std::mt19937(5));
+  for (const Kernels* table : tables())
+    for (int op : {SRT_SUM, SRT_MIN, SRT_MAX, SRT_PRODUCT})
+      for (const Scale scale : {Scale{}, Scale{0.5, 3}}) {
+        const auto reduce = table->of(dtype)->reduce[op];
+        const void* const sources[] = {a.data(), b.data(), b.data()};
+        reduce(out.data(), sources, 3, out.size(), scale);
+        int differ = 0;
+        for (size_t i = 0; i < out.size(); ++i) {
+          const void* const parts[] = {&a[i], &b[i], &b[i]};
+          T alone;
+          reduce(&alone, parts, 3, 1, scale);  // NaNs may differ in their payload
+          differ += out[i].bits != alone.bits && !(std::isnan(widen(out[i])) && std::isnan(widen(alone)));
+        }
+        CHECK_EQUAL(differ, 0);
+      }
+}
+
 TEST(half_precision_round_trips_and_rounds_to_even) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const Float16 half{static_cast<uint16_t>(bits)};
@@ -262,6 +286,11 @@ TEST(half_precision_round_trips_and_rounds_to_even) {
   CHECK_EQUAL(narrow_float16(1.0f + 0x1p-11f).bits, 0x3c00);              // a tie, to even
   CHECK_EQUAL(narrow_float16(1.0f + 0x1p-10f + 0x1p-11f).bits, 0x3c02);
   CHECK_EQUAL(narrow_bfloat16(1.0f + 0x1p-8f).bits, 0x3f80);
+}
+
+TEST(registers_of_sixteen_bit_floats_give_the_bits_of_single_elements) {
+  check_registers<Float16>(DType::float16);
+  check_registers<BFloat16>(DType::bfloat16);
 }
 
 TEST(streaming_copies_every_byte_and_no_other) {
