@@ -2,27 +2,31 @@
 
     python benchmarks/collectives.py [-np 2] [--only broadcast alltoall] [--sizes 1K 64K 1M 16M]
     python benchmarks/collectives.py --only allreduce --sizes 4 1K 64K 1M 4M 16M 64M 256M --rounds 15
+    python benchmarks/collectives.py --only allreduce --dtypes float32 bfloat16 --threads 1 2
 
-sirtaki (from C, numpy and torch, and from C with tensors in memory that the ranks share), gloo, Open MPI and
-the memory-bound prototype take turns in blocks of calls, so that other load on the machine affects them
-alike. A ratio is the median of the ratios of adjacent blocks. The results of sirtaki's all-gather,
-reduce-scatter and all-to-all are new tensors, as Horovod's calls return them; the peers write into an
-existing tensor. "C" is sirtaki's C functions, called through cffi on requests that have been described in
-advance.
+sirtaki (from C, numpy and torch, and from C with tensors in memory that the ranks share), gloo, DeepSpeed's
+all-reduce for CPUs, Open MPI and the memory-bound prototype take turns in blocks of calls, so that other load
+on the machine affects them alike. A ratio is the median of the ratios of adjacent blocks. The results of
+sirtaki's all-gather, reduce-scatter and all-to-all are new tensors, as Horovod's calls return them; the peers
+write into an existing tensor. "C" is sirtaki's C functions, called through cffi on requests that have been
+described in advance.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
 
 from common.harness import Benchmark, Results
-from common.options import KIB, MIB, RANKS, choice, rounds, sizes
+from common.options import KIB, MIB, RANKS, Option, choice, rounds, sizes
 from common.peer_jobs import BOUND, CORE, latency_tables, peer_jobs
 from common.peers import OPERATIONS
 from common.report import Row, Table, Target, at_least, at_most, readable
 
 ALLREDUCE = "allreduce"
+DTYPES = ["float32", "bfloat16", "float16"]
 SIZES = [KIB, 64 * KIB, MIB, 16 * MIB]
 SHARED_SPEEDS = {MIB: 3.5, 4 * MIB: 3.0, 16 * MIB: 2.2, 64 * MIB: 1.7}  # targets, times the bound's speed
 JUDGED_FROM = 64 * KIB
@@ -34,6 +38,7 @@ PAIR_BOUNDS = [
     (BOUND, "slower", MIB, 256 * MIB, 0.8, "speed from numpy / memory bound's, ≥ 1 MiB"),
     ("gloo", "slower", MIB, 16 * MIB, 10, "speed / gloo's, 1 to 16 MiB"),
     ("gloo", "slower", 64 * MIB, 64 * MIB, 5, "speed / gloo's, 64 MiB"),
+    ("deepspeed", "slower", 64 * KIB, 64 * MIB, 1, "speed / DeepSpeed's, 64 KiB to 64 MiB"),
     ("mpi", "slower", MIB, 16 * MIB, 1.5, "speed / Open MPI's, 1 to 16 MiB"),
     ("mpi", "slower", 64 * MIB, 64 * MIB, 3, "speed / Open MPI's, 64 MiB"),
 ]
@@ -42,10 +47,12 @@ SMALL_BOUNDS = {CORE: 5.0, "sirtaki numpy": 15.0, "sirtaki torch": 15.0}  # micr
 
 def measure(options: Namespace) -> Results:
     rows: list[Row] = []
-    with peer_jobs(options.ranks) as jobs:
-        for collective in options.only:
-            for size in sizes_of(collective, options.sizes, options.ranks):
-                rows += jobs.measure(collective, size, options.rounds, cold=collective == ALLREDUCE)
+    for threads in options.threads:
+        with peer_jobs(options.ranks, threads=threads) as jobs:
+            for collective, dtype in product(options.only, options.dtypes):
+                how: dict[str, Any] = {"dtype": dtype, "cold": collective == ALLREDUCE}
+                for size in sizes_of(collective, options.sizes, options.ranks):
+                    rows += jobs.measure(collective, size, options.rounds, **how)
     return {"versions": jobs.versions, "ranks": options.ranks, "rows": rows}
 
 
@@ -113,7 +120,14 @@ def ratios(rows: Sequence[Row], who: str, layer: str, low: int, high: int) -> li
 
 OTHERS = [name for name in OPERATIONS if name != ALLREDUCE]
 ONLY = choice("--only", list(OPERATIONS), f"these operations (all but {ALLREDUCE})", default=OTHERS)
-OPTIONS = [RANKS, sizes(SIZES), rounds(11, "blocks of each"), ONLY]
+OPTIONS = [
+    RANKS,
+    sizes(SIZES),
+    rounds(11, "blocks of each"),
+    ONLY,
+    choice("--dtypes", DTYPES, "with elements of these types (float32)", default=DTYPES[:1]),
+    Option("--threads", type=int, nargs="+", default=[1], help="of each rank (1); a job for each number"),
+]
 BENCHMARK = Benchmark(__doc__, OPTIONS, measure, tables, judge)
 
 if __name__ == "__main__":

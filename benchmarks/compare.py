@@ -2,10 +2,10 @@
 
     python benchmarks/compare.py [--only allreduce steps] [--sizes 1K 1M] [--rounds 5] [--folder FOLDER]
 
-The parts are other benchmarks, whose peers are gloo, Open MPI, the memory-bound prototype, DDP and FSDP, JAX
-and TensorFlow, and NCCL. What is not installed here, or needs a GPU, is left out, and the page says so. The
-page is a Markdown file with tables and pictures, the targets that are met, and the processor, its number of
-cores and its load.
+The parts are other benchmarks, whose peers are gloo, DeepSpeed, Open MPI, the memory-bound prototype, DDP and
+FSDP, JAX and TensorFlow, and NCCL. What is not installed here, or needs a GPU, is left out, and the page says
+so. The page is a Markdown file with tables and pictures, the targets that are met, and the processor, its
+number of cores and its load.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 from argparse import Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from collectives import DTYPES
 from common.harness import Benchmark, Results
 from common.options import KIB, MIB, Option, choice, number, parse_size
 from common.report import Table, Target, as_json, describe_machine, machine, targets_table
 
 PAIR_SIZES = [4, KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
+CORES = len(os.sched_getaffinity(0))
 CROWD = 4
 CROWD_SIZES = [64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
 
@@ -65,6 +68,12 @@ PARTS = {
     "allreduce": Part("All-reduce, 2 ranks", "collectives", 7, {**ALL_REDUCE, "sizes": PAIR_SIZES}),
     "crowd": Part(
         f"All-reduce, {CROWD} ranks", "collectives", 7, {**ALL_REDUCE, "sizes": CROWD_SIZES, "ranks": CROWD}
+    ),
+    "dtypes": Part(
+        "All-reduce by dtype and by threads of a rank, 2 ranks",
+        "collectives",
+        7,
+        {**ALL_REDUCE, "sizes": CROWD_SIZES, "dtypes": DTYPES, "threads": sorted({1, CORES})},
     ),
     "collectives": Part("The other collectives, 2 ranks", "collectives", 5),
     "steps": Part("Training steps beside DDP", "train_step", 20),
@@ -125,7 +134,7 @@ def draw(name: str, found: Results, folder: Path) -> str:
     from plot import PICTURES
 
     picture = PICTURES.get(f"{PARTS[name].script}.py")
-    if picture is None or name == "collectives":
+    if picture is None or name in ("collectives", "dtypes"):
         return ""
     own = folder / name
     own.mkdir(exist_ok=True)

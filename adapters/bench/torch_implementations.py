@@ -32,9 +32,9 @@ class TorchSirtaki:
         self.version = f"{VERSION}, torch {torch.__version__}"
 
     def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
-        given = torch.from_numpy(array).to(self._device)
+        given = tensor_of(array).to(self._device)
         call, result = bind_own(hvd_torch, operation, given)
-        return _bound(call, given, result)
+        return _bound(call, array, given, result)
 
 
 class TorchDistributed:
@@ -56,25 +56,33 @@ class TorchDistributed:
 
     def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
         function = getattr(dist, operation.torch)
-        given = torch.from_numpy(array).to(self._device)
+        given = tensor_of(array).to(self._device)
         if not operation.has_size:
-            return _bound(function, given, lambda: given)
+            return _bound(function, array, given, lambda: given)
         if operation.is_in_place:
             extra = () if operation.reduces else (operation.root,)
-            return _bound(lambda: function(given, *extra), given, lambda: given)
-        into = torch.from_numpy(output).to(self._device)
-        return _bound(lambda: function(into, given), given, lambda: into)
+            return _bound(lambda: function(given, *extra), array, given, lambda: given)
+        into = tensor_of(output).to(self._device)
+        return _bound(lambda: function(into, given), array, given, lambda: into)
 
 
-def _bound(call: Callable[[], object], given: Tensor, result: Callable[[], Tensor]) -> Bound:
-    """Returns an operation on a tensor; its call returns when the GPU has the result."""
-    dtype = torch.empty(0, dtype=given.dtype).numpy().dtype
+def tensor_of(array: Array) -> Tensor:
+    """Returns a tensor in the array's memory, by bytes: numpy's bfloat16 is unknown to torch."""
+    return torch.from_numpy(array.view(np.uint8)).view(getattr(torch, array.dtype.name))
+
+
+def _bound(call: Callable[[], object], array: Array, given: Tensor, result: Callable[[], Tensor]) -> Bound:
+    """Returns an operation on the array's tensor; its call returns when the GPU has the result."""
 
     def fill(values: Array | int) -> None:
-        given.copy_(torch.from_numpy(np.full(given.numel(), values, dtype)))
+        np.copyto(array, values)
+        given.copy_(tensor_of(array))
 
     def call_and_wait() -> None:
         call()
         torch.cuda.synchronize(given.device)
 
-    return Bound(call_and_wait if given.is_cuda else call, fill, lambda: result().cpu().numpy())
+    def get() -> Array:
+        return result().cpu().view(torch.uint8).numpy().view(array.dtype)
+
+    return Bound(call_and_wait if given.is_cuda else call, fill, get)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +36,9 @@ SENDRECV = BenchOperation("sendrecv", "", "", lambda _: 1.0)  # to the next rank
 OPERATIONS = {**PRODUCT, GROUPED.name: GROUPED, SENDRECV.name: SENDRECV}
 
 
-def bind(name: str, peer: Implementation, size: int, rank: int, ranks: int) -> Bound | None:
+def bind(
+    name: str, peer: Implementation, size: int, rank: int, ranks: int, dtype: str = "float32"
+) -> Bound | None:
     """Returns a peer's operation on `size` bytes of zeros; None if the peer lacks the operation.
 
     Checks its result on the ranks' patterns, and ends the process if that is wrong.
@@ -41,19 +46,18 @@ def bind(name: str, peer: Implementation, size: int, rank: int, ranks: int) -> B
     operation = OPERATIONS[name]
     if operation is SENDRECV:
         operation = replace(operation, root=(rank - 1) % ranks)  # whose array the rank receives
-    count = operation.count(size, 4, ranks)
+    count = operation.count(size, np.dtype(dtype).itemsize, ranks)
     given, output = (
-        np.empty(amount(count, ranks), np.float32)
-        for amount in (operation.input_count, operation.output_count)
+        np.empty(amount(count, ranks), dtype) for amount in (operation.input_count, operation.output_count)
     )
     try:
         bound = peer.bind(OPERATIONS[name], given, output)
     except NotImplementedError:
         return None
-    patterns = Patterns(operation, "float32", ranks)
+    patterns = Patterns(operation, dtype, ranks)
     bound.fill(patterns.input(count, rank))
     bound.call()
-    result: Array | None = bound.result()  # None: the core has allocated it
+    result: Array | None = bound.result()  # None: nothing to check
     if operation.has_size and result is not None and patterns.count_wrong(result, count, rank):
         raise SystemExit(f"rank {rank}: the result of {name} on {count} elements is wrong")
     bound.fill(0)  # zeros stay zeros, however often they are summed in place
@@ -68,12 +72,15 @@ class Extended:
     convert: Callable[[Array], Any]
     send_receive: Callable[[Any, Any], object]
     reduce_group: Callable[[Sequence[Any]], object]
+    lacks: Sequence[str] = ()  # dtypes
 
     @property
     def version(self) -> str:
         return self.implementation.version
 
     def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
+        if array.dtype.name in self.lacks:
+            raise NotImplementedError
         fill = partial(np.copyto, array)
         if operation is SENDRECV:
             call = partial(self.send_receive, self.convert(array), self.convert(output))
@@ -89,9 +96,8 @@ def sirtaki_of(framework: str, rank: int, ranks: int) -> Extended:
     hvd = importlib.import_module(f"sirtaki.{framework}")
     following, previous = (rank + 1) % ranks, (rank - 1) % ranks
     if framework == "torch":
-        from torch import from_numpy as convert
-
         from sirtaki.bench.torch_implementations import TorchSirtaki
+        from sirtaki.bench.torch_implementations import tensor_of as convert
 
         implementation: Implementation = TorchSirtaki("cpu")
     else:
@@ -110,15 +116,16 @@ def sirtaki_of(framework: str, rank: int, ranks: int) -> Extended:
 
 def gloo(rank: int, ranks: int) -> Extended:
     """Returns gloo, by torch.distributed. Its ranks are those of sirtaki."""
-    import torch
     import torch.distributed as dist
+
+    from sirtaki.bench.torch_implementations import tensor_of
 
     def send_receive(sent: Any, received: Any) -> None:
         sending: Any = dist.isend(sent, (rank + 1) % ranks)
         dist.recv(received, (rank - 1) % ranks)
         sending.wait()
 
-    return Extended(implement("gloo", "cpu"), torch.from_numpy, send_receive, dist.all_reduce_coalesced)
+    return Extended(implement("gloo", "cpu"), tensor_of, send_receive, dist.all_reduce_coalesced)
 
 
 def open_mpi() -> tuple[Extended, int, int]:
@@ -138,7 +145,8 @@ def open_mpi() -> tuple[Extended, int, int]:
         for part in parts:
             world.Allreduce(mpi.IN_PLACE, part, op=mpi.SUM)
 
-    return Extended(implement("mpi", "cpu"), np.asarray, send_receive, reduce_group), rank, ranks
+    lacks = ("float16", "bfloat16")
+    return Extended(implement("mpi", "cpu"), np.asarray, send_receive, reduce_group, lacks), rank, ranks
 
 
 class Core:
@@ -209,11 +217,49 @@ class Core:
 
 
 def _view(array: Array) -> TensorView:
-    return TensorView(array.ctypes.data, array.shape, DTYPE_CODES["float32"], ROW_MAJOR, array)
+    return TensorView(array.ctypes.data, array.shape, DTYPE_CODES[array.dtype.name], ROW_MAJOR, array)
+
+
+class DeepSpeed:
+    """DeepSpeed's all-reduce for CPUs, an operation of torch that DeepSpeed compiles at its first use.
+
+    It sums tensors of less than 2 GiB among ranks of one host, which wait for each other without a pause.
+    """
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        import deepspeed
+        from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+        import sirtaki.numpy as hvd
+
+        try:
+            native = ShareMemCommBuilder().load()
+        except RuntimeError as error:  # without a compiler or ninja
+            raise ImportError(str(error).partition("\n")[0]) from error
+        self.version = f"deepspeed {deepspeed.__version__}"
+        self._level = native.vector_kernel_level()
+        job = f"sirtaki-benchmark-{hvd.broadcast_object(os.getpid(), root_rank=0)}"
+        own = {"LOCAL_SIZE": str(ranks), "MASTER_ADDR": job, "MASTER_PORT": "0"}
+        with mock.patch.dict(os.environ, own):
+            native.initialize(ranks, rank)
+        hvd.barrier()
+        for segment in Path("/dev/shm").glob(f"*_{job}_0_{rank}"):  # which DeepSpeed does not remove
+            segment.unlink()
+
+    def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
+        least = 1 if array.dtype == np.float32 else 2  # DeepSpeed's rule: AVX2, or AVX-512
+        if operation.name != "allreduce" or self._level < least:
+            raise NotImplementedError
+        import torch
+
+        from sirtaki.bench.torch_implementations import tensor_of
+
+        call = partial(torch.ops.deepspeed.inference_all_reduce_, tensor_of(array))
+        return Bound(call, partial(np.copyto, array), lambda: array)
 
 
 class Prototype:
-    """The memory-bound prototype."""
+    """The memory-bound prototype. It adds float32; as many bytes of other dtypes take it the same time."""
 
     version = "memory-bound prototype"
 
@@ -223,5 +269,6 @@ class Prototype:
     def bind(self, operation: BenchOperation, array: Array, output: Array) -> Bound:
         if operation.name != "allreduce":
             raise NotImplementedError
-        call = self._bound.bind([array.ctypes.data], [array.size])
-        return Bound(call, partial(np.copyto, array), lambda: array)
+        call = self._bound.bind([array.ctypes.data], [array.nbytes // 4])
+        result: Array | None = array if array.dtype == np.float32 else None
+        return Bound(call, partial(np.copyto, array), lambda: result)  # type: ignore[arg-type,return-value]

@@ -36,14 +36,15 @@ class CompiledCalls:
 
 
 def bind(rank: int, size: int) -> None:
-    """Binds the calling thread to a core of its own if there are enough cores, as mpirun does for its ranks.
+    """Binds a rank's threads, which the caller starts, to cores of their own if there are enough cores, as
+    mpirun does for its ranks.
 
     Otherwise two ranks that wake each other may or may not share a core, by chance. Call it after sirtaki and
     gloo have started their threads, which may run on any core.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    if size <= len(cores):
-        os.sched_setaffinity(0, {cores[rank]})
+    cores, threads = sorted(os.sched_getaffinity(0)), int(os.environ["OMP_NUM_THREADS"])
+    if size * threads <= len(cores):
+        os.sched_setaffinity(0, cores[rank * threads : (rank + 1) * threads])
 
 
 def serve(path: str, rank: Any) -> None:

@@ -57,6 +57,19 @@ def test_every_collective_is_measured_from_numpy_and_torch_beside_gloo(tmp_path:
         )
 
 
+def test_allreduces_of_16_bit_floats_are_measured_by_threads_of_a_rank(tmp_path: Path) -> None:
+    path = tmp_path / "dtypes.json"
+    kinds = ("--only", "allreduce", "--dtypes", "float32", "bfloat16", "--threads", "2")
+    run("collectives.py", *kinds, "--sizes", "64K", "--rounds", "1", "--json", path)
+    measured = json.loads(path.read_text())
+    found = {(row["dtype"], row["who"]) for row in measured["rows"]}
+    deepspeed = importlib.util.find_spec("deepspeed") is not None
+    for who in ("sirtaki C", "sirtaki numpy", "sirtaki torch", "gloo", *["deepspeed"] * deepspeed):
+        assert {("float32", who), ("bfloat16", who)} <= found
+    assert measured["versions"]["deepspeed"].startswith("left out: ") != deepspeed
+    assert all(row["threads"] == 2 and row["bytes"] == 1 << 16 for row in measured["rows"])
+
+
 @pytest.mark.exhaustive
 def test_one_command_writes_a_page_about_the_peers_that_are_here(tmp_path: Path) -> None:
     tiny = ("--sizes", "1K", "64K", "--rounds", "1", "--folder", tmp_path, "--json", tmp_path / "all.json")
