@@ -17,7 +17,7 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.runner.doctor.answering import MARK
 from sirtaki.runner.doctor.decoding import decode, line
 from sirtaki.runner.doctor.facts import HostFacts
-from sirtaki.runner.hosts.host_attempts import ANSWER_SECONDS
+from sirtaki.runner.hosts.host_connection import ANSWER_SECONDS
 from sirtaki.runner.hosts.ssh import StartFailure
 
 FACTS_SECONDS = 1500.0  # for all frameworks at their own deadlines

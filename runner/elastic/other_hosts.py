@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sirtaki.runner.elastic.arbiter.model import Slot, doubled
-from sirtaki.runner.hosts.host_attempts import ANSWER_SECONDS
+from sirtaki.runner.hosts.host_connection import ANSWER_SECONDS
 from sirtaki.runner.hosts.remote import RemoteHost
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import is_own_host

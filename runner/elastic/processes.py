@@ -17,8 +17,7 @@ from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.spares.job_spares import JobSpares
-from sirtaki.runner.hosts.remote import RemoteHost
-from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.hosts.remote import RemoteHost, RemoteRank
 from sirtaki.runner.launch.capacity import usable_cores
 from sirtaki.runner.launch.environment import thread_counts
 from sirtaki.runner.launch.errors import CannotStart

@@ -1,6 +1,6 @@
 """An agent's connections to the agents of further hosts, between which and hvdrun it passes bytes on.
 
-hvdrun itself connects to the first hosts of a large job only (`host_attempts`), so that no machine runs too
+hvdrun itself connects to the first hosts of a large job only (`HostAttempts`), so that no machine runs too
 many processes of ssh. The agent does not look into the bytes: it takes the place of a pipe.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
-from sirtaki.runner.hosts.outgoing import Outgoing
+from sirtaki.runner.hosts.channel import Outgoing
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.process import Process
 from sirtaki.runner.launch.reaper import Reaper

@@ -241,7 +241,7 @@ class StaticJob(MainLoop):
     def _start_remote(
         self, remote: RemoteHost, host_ranks: range, values: Mapping[str, Any]
     ) -> dict[int, Rank]:
-        from sirtaki.runner.hosts.remote_rank import RemoteRank
+        from sirtaki.runner.hosts.remote import RemoteRank
 
         servers = self._servers_on(remote.name)
         additions = {} if self._servers is None else self._servers.variables(addresses_for_others)

@@ -34,8 +34,7 @@ if TYPE_CHECKING:  # needed for some jobs only
     from sirtaki.runner.hosts.agent_launcher import AgentLauncher
     from sirtaki.runner.hosts.host_connection import Connection
     from sirtaki.runner.hosts.lease import HostLease
-    from sirtaki.runner.hosts.remote import RemoteHost
-    from sirtaki.runner.hosts.remote_rank import RemoteRank
+    from sirtaki.runner.hosts.remote import RemoteHost, RemoteRank
     from sirtaki.runner.observe.job_timeline import JobTimeline
     from sirtaki.runner.supervise.post_mortem import PostMortem
 

@@ -18,8 +18,7 @@ from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.hosts.coding import START_MARK
 from sirtaki.runner.hosts.lease import HostLease, lease_clock
-from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
-from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob, RemoteRank
 from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.supervise.display import Display

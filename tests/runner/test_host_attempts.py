@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from sirtaki.runner.hosts import host_attempts
-from sirtaki.runner.hosts.host_attempts import ANSWER_SECONDS, HostAttempts
+from sirtaki.runner.hosts import host_connection
+from sirtaki.runner.hosts.host_connection import ANSWER_SECONDS, HostAttempts
 from sirtaki.runner.hosts.remote import RemoteHost
 
 
@@ -69,7 +69,7 @@ class Network:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    monkeypatch.setattr(host_attempts, "AT_A_TIME", 3)
+    monkeypatch.setattr(host_connection, "AT_A_TIME", 3)
     return Network()
 
 

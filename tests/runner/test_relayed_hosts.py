@@ -21,8 +21,8 @@ Cluster = Callable[..., Path]
 LIMITED = """
 import sys
 from sirtaki.runner.cli import hvdrun
-from sirtaki.runner.hosts import host_attempts
-host_attempts.AT_A_TIME = int(sys.argv.pop(1))
+from sirtaki.runner.hosts import host_connection
+host_connection.AT_A_TIME = int(sys.argv.pop(1))
 sys.exit(hvdrun.main())
 """
 

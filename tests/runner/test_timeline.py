@@ -16,8 +16,7 @@ from timelines import check_trace, read_trace, slices_named
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
 from sirtaki.runner.hosts.lease import HostLease
-from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
-from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob, RemoteRank
 from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.observe.job_timeline import JobTimeline
 from sirtaki.runner.observe.timeline import merge_timelines

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
 from sirtaki.runner.hosts.channel import INITIAL_CREDIT
-from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
-from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob, RemoteRank
 from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.post_mortem import PostMortem

@@ -22,8 +22,7 @@ from sirtaki.runner.dashboard.feed import Feed
 from sirtaki.runner.hosts import remote
 from sirtaki.runner.hosts.channel import Channel
 from sirtaki.runner.hosts.lease import HostLease
-from sirtaki.runner.hosts.remote import RelayedHosts, RemoteHost, RemoteJob
-from sirtaki.runner.hosts.remote_rank import RemoteRank
+from sirtaki.runner.hosts.remote import RelayedHosts, RemoteHost, RemoteJob, RemoteRank
 from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.observe import job_timeline, remote_states
 from sirtaki.runner.observe.job_timeline import JobTimeline
