@@ -26,7 +26,8 @@ struct GpuParts {
 };
 
 // Ranks whose GPUs share a communicator. Process sets of the same ranks share the group, which lasts as long as the
-// context.
+// context. Its communicator has an id of its own: ncclCommSplit, which could share another communicator's memory, needs
+// all ranks of that, also those outside of the group, and nothing in flight on it.
 struct GpuGroup {
   bool is_open() const { return communicator && !is_aborted && communicator->is_open(); }
 
