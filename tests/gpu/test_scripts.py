@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +73,25 @@ def test_several_gpus(tmp_path: Path) -> None:
     assert "nccl-tests 9.50 GB/s" in first
 
 
-def test_a_step_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
-    script = tmp_path / "script.sh"
-    script.write_text(
-        f"set -- --dry-run\n. {HERE}/steps.sh\n"
-        "step good 5 echo 'FIGURE {\"speed\": 7}'\nstep bad 5 sh -c 'echo why; exit 3'\n"
-        "step absent 5 echo 'SKIPPED: no card'\nstep late 5 sh -c 'exit 124'\nfinish\n"
-    )
-    out = tmp_path / "out"
+def run_steps(folder: Path, options: str, steps: str) -> tuple[int, list[tuple[Any, ...]]]:
+    """Runs a script of these steps. Returns its exit code, and each step's results."""
+    script, out = folder / "script.sh", folder / "out"
+    script.write_text(f"set -- {options}\n. {HERE}/steps.sh\n{steps}\nfinish\n")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", script], env={**os.environ, "OUT": str(out), "PATH": path}, capture_output=True, text=True
     )
-    assert done.returncode == 1, done.stderr
-    results = [tuple(step.values()) for step in json.loads((out / "results.json").read_text())]
+    return done.returncode, [tuple(step.values()) for step in json.loads((out / "results.json").read_text())]
+
+
+def test_a_step_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
+    code, results = run_steps(
+        tmp_path,
+        "--dry-run",
+        "step good 5 echo 'FIGURE {\"speed\": 7}'\nstep bad 5 sh -c 'echo why; exit 3'\n"
+        "step absent 5 echo 'SKIPPED: no card'\nstep late 5 sh -c 'exit 124'",
+    )
+    assert code == 1
     assert [(name, outcome, note) for name, outcome, _, note, _ in results] == [
         ("good", "passed", ""),
         ("bad", "failed", "exit code 3: why"),
@@ -93,6 +99,21 @@ def test_a_step_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
         ("late", "failed", "over its limit"),
     ]
     assert results[0][-1] == {"speed": 7}
+
+
+def test_wheels_are_installed_without_a_network(tmp_path: Path) -> None:
+    description = "prepared-1.0.dist-info"
+    with zipfile.ZipFile(tmp_path / "prepared-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("prepared.py", "")
+        wheel.writestr(f"{description}/METADATA", "Metadata-Version: 2.1\nName: prepared\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{description}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{description}/RECORD", "")
+    code, results = run_steps(
+        tmp_path, f"--wheels {tmp_path}", "step imported 60 python -c 'import prepared'"
+    )
+    assert (code, results[0][:2]) == (0, ("imported", "passed"))
 
 
 def test_resnet_50_has_the_tensors_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
