@@ -29,11 +29,15 @@ needs_fake = pytest.mark.skipif(
 
 
 class FakeGpu:
-    """The fakes of this process. Creating it loads them, so that the core finds them before any others."""
+    """The fakes of this process. Creating it loads them, so that the core finds them before any others.
+
+    The setting gpu_libraries may name a folder with another NCCL.
+    """
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(FOLDER / "libcuda.so.1"))
-        self._nccl = ctypes.CDLL(str(FOLDER / "libnccl.so.2"))
+        if "SIRTAKI_GPU_LIBRARIES" not in os.environ:
+            self._nccl = ctypes.CDLL(str(FOLDER / "libnccl.so.2"))
         self._library.fake_gpu_misuse.restype = ctypes.c_char_p
         self._library.fake_gpu_copied.restype = ctypes.c_longlong
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from fake_gpu import FOLDER, needs_fake
 from process_world import PATIENCE, hvdrun
 
@@ -17,6 +18,16 @@ print(int(hvd.cuda_built()), hvd.nccl_built(), hvd.rocm_built())
 for library in find_libraries()[:2]:
     print(library.version, library.path, library.text, sep="|")
 """
+
+SUM = """
+import torch
+from fake_gpu import tensors_on_gpus
+import sirtaki.torch as hvd
+with tensors_on_gpus():
+    hvd.init()
+    hvd.allreduce(torch.ones(9), name="loss")
+"""
+NVIDIAS = [folder for entry in sys.path if (folder := Path(entry, "nvidia", "nccl", "lib")).is_dir()]
 
 
 def tell(folders: str = "", **environment: str) -> tuple[str, list[list[str]]]:
@@ -84,3 +95,21 @@ def test_what_is_missing_is_told() -> None:
     _, libraries = tell("/nowhere")
     for version, path, text in libraries:
         assert path or (version == "0" and "it is not in /nowhere, " in text)
+
+
+@needs_fake
+@pytest.mark.skipif(not NVIDIAS, reason="pip install '.[gpu-headers]' brings NVIDIA's NCCL")
+def test_the_real_nccl_refuses_the_fake_driver_and_says_why() -> None:
+    """NVIDIA's library has the functions, and makes an id, but no communicator without a GPU."""
+    pytest.importorskip("torch")
+    environment = {
+        "SIRTAKI_GPU_LIBRARIES": f"{NVIDIAS[0]}:{FOLDER}",
+        "SIRTAKI_GPU_BACKEND": "nccl",
+        "TORCH_TENSORS_ON_GPUS": "2",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    command = hvdrun(2, sys.executable, "-c", SUM, **environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 1, ended.stderr
+    assert f" from {NVIDIAS[0]}/libnccl.so.2" in ended.stderr
+    assert "'loss': ncclCommInitRankConfig failed; NCCL says: unhandled cuda error" in ended.stderr
