@@ -44,8 +44,9 @@
   X(copied, fake_gpu_copied, long long, ())                                                                    \
   /* Holds or releases a stream: a held one starts nothing (nullptr: the current context's default stream). */ \
   X(hold, fake_gpu_hold, void, (sirtaki::CudaStream, int held))                                                \
-  /* Waits until a stream's tasks (nullptr: all) have ended, which orders none for the GPU or its program. */  \
-  X(await_tasks, fake_gpu_await_tasks, void, (sirtaki::CudaStream))                                            \
+  /* Waits until a stream's tasks (nullptr: all) have ended, which orders none for the GPU or its program.     \
+     Returns whether that came in time. */                                                                     \
+  X(await_tasks, fake_gpu_await_tasks, int, (sirtaki::CudaStream, int seconds))                                \
   /* Holds or releases calls of a CUDA or NCCL function: they wait, and are a misuse after free_limit. */      \
   X(hold_calls, fake_gpu_hold_calls, void, (const char* function, int held))                                   \
   /* Declares that memory of the test is on a GPU, and that it no longer is. */                                \

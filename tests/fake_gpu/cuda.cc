@@ -1,5 +1,6 @@
 // The functions of the fake libcuda.so.1, on top of cuda_state.h.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 
@@ -219,9 +220,9 @@ void fake_gpu_hold(CudaStream stream, int held) {
   found->changed.notify_one();
 }
 
-void fake_gpu_await_tasks(CudaStream of) {
+int fake_gpu_await_tasks(CudaStream of, int seconds) {
   std::unique_lock lock(gpus().mutex);
-  gpus().task_done.wait(lock, [of] {
+  return gpus().task_done.wait_for(lock, std::chrono::seconds(seconds), [of] {
     return std::all_of(gpus().streams.begin(), gpus().streams.end(),
                        [of](CudaStream stream) { return (of && stream != of) || stream->tasks.empty(); });
   });

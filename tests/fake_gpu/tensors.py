@@ -30,7 +30,7 @@ from sirtaki.bindings.request import Batch, DeviceOutput
 from sirtaki.torch import _private, device
 from sirtaki.torch.backend import work
 
-PATIENCE = 120.0  # seconds: far beyond anything that works
+PATIENCE = 120  # seconds: far beyond anything that works
 NOT_READY = 600
 STREAMS = 3  # that torch.cuda.Stream() returns in turn, on each GPU
 
@@ -106,7 +106,8 @@ class Driver:
 
     def follow(self, stream: int) -> None:
         """Waits until a stream is idle; for the fake, nothing comes after its work for that."""
-        self._library.fake_gpu_await_tasks(ctypes.c_void_p(stream))
+        ended = self._library.fake_gpu_await_tasks(ctypes.c_void_p(stream), PATIENCE)
+        assert ended, "the stream does not end"
 
     def wait_for(self, gpu: int, stream: int) -> None:
         """Waits for the work that is in a stream now."""

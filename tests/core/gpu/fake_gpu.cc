@@ -134,7 +134,7 @@ TEST(accesses_without_an_order_are_noticed_whenever_they_run) {
     gpu.wait(event);
   };
   const auto is_race = [&](CudaMemory to, CudaMemory from) {
-    fakes.control.await_tasks(nullptr);  // no access is a race of the test's own
+    CHECK(fakes.control.await_tasks(nullptr, 60));  // no access is a race of the test's own
     OK(gpu.cuda.copy(to, from, 4, other));
     const std::string found = fakes.take_misuse();
     fakes.control.set("delay", 0);
@@ -191,7 +191,7 @@ TEST(the_host_uses_pinned_memory_when_it_knows_that_a_task_has_ended) {
   CHECK(written.ends_with("reads"));
   end();
   OK(fakes.control.fill(gpu.stream, address, 3, 4));
-  fakes.control.await_tasks(nullptr);
+  CHECK(fakes.control.await_tasks(nullptr, 60));
   CHECK_EQUAL(*number, 0x3030303);
   CHECK(fakes.take_misuse().ends_with("writes"));
   OK(fakes.control.fill(gpu.stream, address, 4, 4));

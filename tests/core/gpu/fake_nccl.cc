@@ -181,7 +181,7 @@ TEST(a_kernel_comes_after_the_tasks_that_make_its_inputs_and_before_those_that_u
     OK(gpu.cuda.copy(source.memory, output.memory, 4, gpu.stream));
     CHECK_EQUAL(std::string(fakes.control.misuse()), "");
     OK(gpu.cuda.copy(input.memory, source.memory, 4, gpu.stream));
-    fakes.control.await_tasks(nullptr);  // no access is a race of the test's own
+    CHECK(fakes.control.await_tasks(nullptr, 60));  // no access is a race of the test's own
     reduce();
     std::string found = fakes.take_misuse();
     CHECK(found.starts_with("ncclAllReduce (task ") && found.ends_with("writes"));
@@ -190,7 +190,7 @@ TEST(a_kernel_comes_after_the_tasks_that_make_its_inputs_and_before_those_that_u
     gpu.wait(gpu.record());
     reduce();
     wait_in(gpu.stream, early);  // recorded before the launch
-    fakes.control.await_tasks(nullptr);
+    CHECK(fakes.control.await_tasks(nullptr, 60));
     OK(gpu.cuda.copy(source.memory, output.memory, 4, gpu.stream));
     found = fakes.take_misuse();
     CHECK(contains(found, "reads: the same memory, in no order with it: ncclAllReduce (task "));
