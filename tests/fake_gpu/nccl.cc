@@ -41,9 +41,10 @@ struct NcclCommunicatorTag {
 namespace {
 
 // Opens each function that takes a communicator.
-#define FAKE_NCCL_ENTER(communicator)                                                           \
-  std::unique_lock lock(nccl().mutex);                                                          \
-  if (const int failure = fake::enter(__func__)) return refuse("a test asked for it", failure); \
+#define FAKE_NCCL_ENTER(communicator)                                                 \
+  const int failure = fake::enter(__func__); /* a call that is held holds no other */ \
+  std::unique_lock lock(nccl().mutex);                                                \
+  if (failure) return refuse("a test asked for it", failure);                         \
   if (!is_alive(communicator)) return misuse(__func__, "there is no such communicator")
 
 using namespace sirtaki;

@@ -7,8 +7,8 @@
 namespace sirtaki {
 namespace {
 
-// A communicator that has not begun by then is left to the thread that begins it.
-constexpr Nanoseconds longest_beginning = seconds(1);
+// A communicator that has not begun by then, or has not been destroyed, is left to the thread that does so.
+constexpr Nanoseconds longest_call = seconds(1);
 
 }  // namespace
 
@@ -50,7 +50,7 @@ Status Communicator::check(NcclResult result, const char* attempt) const {
 }
 
 void Communicator::abort() {
-  if (beginning_ && beginning_->wait(now() + longest_beginning)) communicator_ = beginning_->result().communicator;
+  if (beginning_ && beginning_->wait(now() + longest_call)) communicator_ = beginning_->result().communicator;
   beginning_.reset();
   abort(*device_, std::exchange(communicator_, nullptr));
 }
@@ -71,8 +71,12 @@ void Communicator::finish(Nanoseconds deadline) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   if (!is_over) return abort();
-  std::ignore = nccl().destroy(communicator_);
-  communicator_ = nullptr;
+  const auto destroy = [device = device_, communicator = std::exchange(communicator_, nullptr)] {
+    const GpuDevice::Scope own_scope(device.get());
+    return device->libraries().nccl().destroy(communicator);
+  };
+  BackgroundCall<NcclResult> destroying;
+  if (destroying.start(destroy, [](NcclResult) {}).is_ok()) destroying.wait(now() + longest_call);
 }
 
 }  // namespace sirtaki

@@ -149,6 +149,22 @@ TEST(a_rank_is_lost_while_communicators_are_finalized) {
   work_again(fake, 2);
 }
 
+// NCCL's plugins may hang in it.
+TEST(a_shutdown_does_not_wait_for_a_communicator_that_is_not_destroyed) {
+  Fake fake;
+  const int before = fake.alive();
+  fake.hold_calls("ncclCommDestroy", 1);
+  {
+    World ranks(2, on_gpus());
+    ranks.run([&](int rank, Context& context) {
+      sum_once(fake, context, rank, 2);
+      leave(context);
+    });
+  }
+  fake.hold_calls("ncclCommDestroy", 0);
+  while (fake.alive() != before) std::this_thread::yield();  // the threads that destroy them have ended
+}
+
 // The kernel of one process set runs, and that of the other waits behind it in the stream. The older NCCL ignores
 // groups of aborts.
 TEST(communicators_of_several_process_sets_are_aborted_together) {
