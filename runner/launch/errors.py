@@ -1,4 +1,4 @@
-"""The errors that keep a job, or one of its processes, from starting."""
+"""The errors that keep a job, or a process of it, from starting."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Mailbox:
 
 
 class StaticJob(MainLoop):
-    """A job whose ranks stay: their start, their rendezvous, and the verdict on a failure."""
+    """A job of fixed ranks: their start, their rendezvous, and the verdict on a failure."""
 
     def __init__(self, starter: JobStarter) -> None:
         """Starts the ranks. Raises LaunchError."""
@@ -164,7 +164,7 @@ class StaticJob(MainLoop):
         return [] if self._servers is None else self._servers.on_host[host]
 
     def _make_server(self, job: Job, **callbacks: Any) -> RendezvousServer:
-        """Creates the rendezvous: Unix sockets for ranks of this host, TCP on all addresses for others."""
+        """Creates the rendezvous: Unix sockets for ranks of this host, TCP for different hosts."""
         address = unix_addresses(f"sirtaki-{job.id}", str(self.starter.folder.path))
         settings = self.settings
 

@@ -1,4 +1,4 @@
-"""Processes that hvdrun, or an agent, starts on its own host: ranks, and others, each in a process group."""
+"""Processes that hvdrun, or an agent, starts on its own host, each in a process group."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class JobStarter:
             self.display.say(notice)
 
     def allow_descriptors(self, ranks: int, per_rank: int) -> None:
-        """Lets hvdrun have so many descriptors for each rank, and those of the files of its output."""
+        """Raises hvdrun's limit to so many descriptors for each rank, and for the files of its output."""
         allow_descriptors((per_rank + _OUTPUT_FILES * bool(self.settings.output_folder)) * ranks)
 
     def capacity(self, ranks: int, servers: int = 0) -> Capacity:

@@ -65,7 +65,7 @@ def network_address() -> str:
 
 
 def addresses_for_others(addresses: str) -> str:
-    """Returns those of a server's addresses that processes of other hosts may be able to reach."""
+    """Returns the addresses of a server that processes on different hosts may be able to reach."""
     found = [address for address in addresses.split(",") if not address.startswith((_UNIX, "127.", "[::1]"))]
     return ",".join(found)
 

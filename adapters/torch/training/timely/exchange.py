@@ -1,4 +1,4 @@
-"""The exchange of an optimizer's gradients without those of ranks that are late.
+"""The exchange of an optimizer's gradients without the gradients of late ranks.
 
 The gradients of a step are concatenated and reduced in a single all-reduce with a deadline. All ranks apply
 the result of every round, in order, so their parameters stay equal; the ranks that contribute are the same

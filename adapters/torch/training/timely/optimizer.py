@@ -14,7 +14,7 @@ from sirtaki.torch.training.wrapping import Wrapped, closure_of
 
 
 class Timely(Wrapped):
-    """An optimizer whose gradients stay on this rank until `step()`, or `synchronize()` before it."""
+    """An optimizer that keeps gradients on this rank until `step()`, or `synchronize()` before it."""
 
     _technique = "DistributedOptimizer(…, deadline=…)"
     _reducer: GradientReducer
