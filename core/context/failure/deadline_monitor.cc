@@ -19,6 +19,10 @@ namespace {
 // ranks after stall_report, every rank sees that question, and the answers are due by then.
 constexpr Nanoseconds coordinator_grace = seconds(1);
 
+// The time beyond stall_deadline after which a rank gives up by itself. A running coordinator gives up before, when the
+// answers are due, and names the rank that is late.
+constexpr Nanoseconds verdict_grace = seconds(3);
+
 bool contains(const std::vector<int32_t>& ranks, int32_t rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
@@ -193,7 +197,7 @@ std::optional<AbortNotice> DeadlineMonitor::check_coordinator(Nanoseconds now, c
     next_coordinator_line_ = stall_report_ + coordinator_grace;
   }
   const Nanoseconds silent = now - asked_at_;
-  const bool is_over = stall_deadline_ && silent > stall_deadline_ + coordinator_grace;
+  const bool is_over = stall_deadline_ && silent > stall_deadline_ + verdict_grace;
   if (silent < next_coordinator_line_ && !is_over) return std::nullopt;
   next_coordinator_line_ = 2 * silent;
   const std::string name = oldest_waiting();
