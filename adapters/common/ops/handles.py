@@ -79,17 +79,19 @@ def recycle(context: Context, batch: Batch) -> None:
     else:
         context.detach(batch)
     batch.context = None
-    if batch.key is not None:
-        kept = context.described_batches
-        if kept.setdefault(batch.key, batch) is batch:
-            if len(kept) <= _MOST_DESCRIBED:
-                return
-            oldest = next(iter(list(kept)), None)  # of an atomic copy: other threads change it meanwhile
-            evicted = kept.pop(oldest, None)
-            if evicted is None:  # another thread uses it
-                return
-            batch = evicted
-        batch.key = None
+    kept = context.described_batches
+    if batch.key is None or kept.setdefault(batch.key, batch) is not batch:
+        _return_to_pool(batch)
+        return
+    while len(kept) > _MOST_DESCRIBED:
+        oldest = next(iter(list(kept)), None)  # of an atomic copy: other threads change it meanwhile
+        evicted = kept.pop(oldest, None)
+        if evicted is not None:  # None: another thread uses the batch, or has evicted it
+            _return_to_pool(evicted)
+
+
+def _return_to_pool(batch: Batch) -> None:
+    batch.key = None
     pool = _pool[batch.count]
     if len(pool) * batch.count < _MAX_POOLED_REQUESTS:
         pool.append(batch)
