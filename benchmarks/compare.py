@@ -39,6 +39,7 @@ class Part:
     rounds: int
     options: dict[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ("torch",)
+    is_drawn: bool = True  # if the benchmark has a picture
 
     @property
     def benchmark(self) -> Benchmark:
@@ -74,8 +75,9 @@ PARTS = {
         "collectives",
         7,
         {**ALL_REDUCE, "sizes": CROWD_SIZES, "dtypes": DTYPES, "threads": sorted({1, CORES})},
+        is_drawn=False,
     ),
-    "collectives": Part("The other collectives, 2 ranks", "collectives", 5),
+    "collectives": Part("The other collectives, 2 ranks", "collectives", 5, is_drawn=False),
     "steps": Part("Training steps beside DDP", "train_step", 20),
     "torch": Part("DDP and FSDP over sirtaki and gloo", "torch_backend", 20),
     "jax": Part("JAX beside its own collectives", "jax_beside_gloo", 5, needs=("jax",)),
@@ -134,7 +136,7 @@ def draw(name: str, found: Results, folder: Path) -> str:
     from plot import PICTURES
 
     picture = PICTURES.get(f"{PARTS[name].script}.py")
-    if picture is None or name in ("collectives", "dtypes"):
+    if picture is None or not PARTS[name].is_drawn:
         return ""
     own = folder / name
     own.mkdir(exist_ok=True)

@@ -66,7 +66,7 @@ def _call(launcher: LauncherConnection) -> int:
 
 
 def _load(launcher: LauncherConnection) -> FunctionCall:
-    import_cloudpickle()
+    import_cloudpickle()  # an ImportError with its command is clearer than what load_call would make of it
     advice = "; every host needs the modules that the function comes from, in the same folders"
     call: FunctionCall = load_call(launcher.read_call(), launcher.number, advice)
     return call

@@ -66,7 +66,19 @@ class Collectives:
         self, context: Context, collective: Collective, tensor: Any, options: CollectiveOptions
     ) -> Operation[Any]:
         """Prepares an operation on a single array."""
-        adapter, (key, batch) = self.adapter, self._described(context, collective, tensor, options)
+        known = self._described(context, collective, tensor, options)
+        return self._single(context, collective, tensor, options, known)
+
+    def _single(
+        self,
+        context: Context,
+        collective: Collective,
+        tensor: Any,
+        options: CollectiveOptions,
+        known: tuple[Hashable | None, Batch | None],
+    ) -> Operation[Any]:
+        """Works like `single`, with what `_described` has returned."""
+        adapter, (key, batch) = self.adapter, known
         if batch is not None:
             memory = collective.place(adapter, batch, 0, tensor, tensor, adapter.address_of(tensor))
         else:
@@ -150,9 +162,9 @@ class Collectives:
     def run(self, collective: Collective, tensor: Any, options: CollectiveOptions) -> Any:
         """Returns the result for a single array."""
         context = current()
-        _, batch = self._described(context, collective, tensor, options)
+        key, batch = self._described(context, collective, tensor, options)
         if batch is None:
-            return run(context, self.single(context, collective, tensor, options))
+            return run(context, self._single(context, collective, tensor, options, (key, None)))
         result = collective.repeat(self.adapter, context, batch, tensor)
         recycle(context, batch)
         return result
