@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <system_error>
 
+#include "base/system/thread.h"
 #include "gpu/gpu_operation.h"
 #include "gpu/nccl/reduction.h"
 
@@ -131,7 +132,7 @@ void GpuBackend::abort() {
 
 void GpuBackend::start_abort(std::function<void()> abort) {
   try {
-    aborts_.emplace_back(abort);
+    aborts_.push_back(start_thread(abort));
   } catch (const std::system_error&) {  // the limit of threads is reached
     abort();
   }

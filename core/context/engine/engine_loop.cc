@@ -1,9 +1,10 @@
 #include "context/engine/engine_loop.h"
 
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
+
+#include "base/system/thread.h"
 
 namespace sirtaki {
 
@@ -13,11 +14,7 @@ EngineLoop::~EngineLoop() {
 }
 
 void EngineLoop::start_thread() {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are handled by the program's own threads
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = sirtaki::start_thread([this] { run(); });
 }
 
 void EngineLoop::stop_thread() {

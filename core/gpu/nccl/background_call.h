@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/system/thread.h"
 
 namespace sirtaki {
 
@@ -35,7 +36,8 @@ class BackgroundCall {
   Status start(std::function<Result()> call, std::function<void(Result&)> drop) {
     state_ = std::make_shared<State>();
     try {
-      thread_ = std::thread(run, state_, std::move(call), std::move(drop));
+      thread_ =
+          start_thread([state = state_, call = std::move(call), drop = std::move(drop)] { run(state, call, drop); });
     } catch (const std::system_error& problem) {
       return {SRT_SYSTEM, std::string("no thread could be started: ") + problem.what()};
     }

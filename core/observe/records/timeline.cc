@@ -1,13 +1,13 @@
 #include "observe/records/timeline.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "base/system/thread.h"
 #include "observe/records/json.h"
 
 namespace sirtaki {
@@ -61,11 +61,7 @@ Status Timeline::start(const std::string& path, bool marks_decisions) {
   }
   write_head();
   marks_decisions_ = marks_decisions;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
-  writer_ = std::thread([this] { write(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  writer_ = start_thread([this] { write(); });
   is_running_ = true;
   return Status::ok();
 }
