@@ -83,8 +83,8 @@ Context::Context(const Config& config, const srt_topology& topology)
                     static_cast<size_t>(config.integer(Knob::sockets_per_link)),
                     Heartbeat::interval(config.time(Knob::heartbeat))}),
       links_(topology.size), kernels_(choose_kernels(config.text(Knob::kernel))),
-      timeline_(rank_, size_, name_of(rank_, location_of(topology.peers[rank_])), log_), gpu_(config_),
-      settings_(config),
+      timeline_(rank_, size_, name_of(rank_, location_of(topology.peers[rank_])), log_),
+      gpu_(config_, name_of(rank_, location_of(topology.peers[rank_])), log_), settings_(config),
       state_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_, signals_) {
   topology_.peers = nullptr;
   for (int32_t rank = 0; rank < size_; ++rank) {

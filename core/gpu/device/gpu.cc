@@ -141,7 +141,11 @@ Status GpuChoice::find(uintptr_t address, int32_t& ordinal) {
 }
 
 Status GpuChoice::open_libraries() {
-  if (!libraries_) libraries_ = std::make_unique<GpuLibraries>(config_);
+  if (!libraries_) {
+    const auto calls = std::make_shared<RunningCalls>();
+    watch_ = std::make_unique<CallWatch>(calls, rank_, log_, config_.time(Knob::stall_report));
+    libraries_ = std::make_unique<GpuLibraries>(config_, calls);
+  }
   if (libraries_->has_cuda()) return Status::ok();
   return {SRT_UNSUPPORTED,
           format("a tensor on a GPU needs the CUDA driver: %s", libraries_->found_cuda().text.c_str())};
@@ -151,6 +155,7 @@ void GpuChoice::forked() {
   chosen_ = nullptr;
   std::ignore = gpu_.release();
   std::ignore = libraries_.release();
+  std::ignore = watch_.release();
 }
 
 }  // namespace sirtaki

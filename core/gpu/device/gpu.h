@@ -72,7 +72,9 @@ class GpuOutput {
 // The rank's choice of a GPU. The libraries are opened and a GPU is used only when the first request for one arrives.
 class GpuChoice {
  public:
-  explicit GpuChoice(const Config& config) : config_(config) {}
+  // `rank` names the rank in the log.
+  GpuChoice(const Config& config, std::string rank, const Log& log)
+      : config_(config), rank_(std::move(rank)), log_(log) {}
 
   // Chooses this GPU for the rank; fails if the rank works on another one. Callable from any thread.
   Status choose(int32_t ordinal);
@@ -89,7 +91,10 @@ class GpuChoice {
   Status open_libraries() REQUIRES(mutex_);
 
   const Config& config_;
+  const std::string rank_;
+  const Log log_;
   Mutex mutex_;
+  std::unique_ptr<CallWatch> watch_ GUARDED_BY(mutex_);
   std::unique_ptr<GpuLibraries> libraries_ GUARDED_BY(mutex_);
   std::unique_ptr<Gpu> gpu_ GUARDED_BY(mutex_);
   std::atomic<Gpu*> chosen_{nullptr};

@@ -6,6 +6,8 @@
 
 #include <cstddef>
 
+#include "gpu/libraries/call_watch.h"
+
 namespace sirtaki {
 
 using CudaResult = int;
@@ -68,7 +70,7 @@ struct CudaCopyAttributes {
   X(host_free, cuMemFreeHost, (void* address))                                              \
   X(copy, cuMemcpyAsync, (CudaMemory to, CudaMemory from, size_t bytes, CudaStream))
 
-// The functions that a driver may lack; the member is nullptr then. A batch of copies, which run in any order, came
+// The functions that a driver may lack; the member is false then. A batch of copies, which run in any order, came
 // with CUDA 12.8. CUDA 13 added a form without `failed` under another name, and drivers kept this form. What follows
 // loads and launches kernels: `text` ends with a zero.
 #define SIRTAKI_CUDA_LATER_FUNCTIONS(X)                                                                           \
@@ -83,7 +85,7 @@ struct CudaCopyAttributes {
      unsigned threads_z, unsigned shared_bytes, CudaStream, void** arguments, void** options))
 
 struct CudaFunctions {
-#define SIRTAKI_MEMBER(member, symbol, parameters) CudaResult(*member) parameters = nullptr;
+#define SIRTAKI_MEMBER(member, symbol, parameters) LibraryFunction<CudaResult parameters> member;
   SIRTAKI_CUDA_FUNCTIONS(SIRTAKI_MEMBER)
   SIRTAKI_CUDA_LATER_FUNCTIONS(SIRTAKI_MEMBER)
 #undef SIRTAKI_MEMBER

@@ -9,19 +9,18 @@ namespace {
 
 constexpr CudaResult cuda_no_device = 100;
 
-#define SIRTAKI_FIND(member, symbol, parameters) library.find(#symbol, functions.member);
-#define SIRTAKI_FIND_IF_THERE(member, symbol, parameters) library.find_if_there(#symbol, functions.member);
-void find_functions(Library& library, CudaFunctions& functions) {
+#define SIRTAKI_FIND(member, symbol, parameters) library.find(#symbol, functions.member.named(#symbol, calls));
+#define SIRTAKI_FIND_IF_THERE(member, symbol, parameters) \
+  library.find_if_there(#symbol, functions.member.named(#symbol, calls));
+void find_functions(Library& library, RunningCalls* calls, CudaFunctions& functions) {
   SIRTAKI_CUDA_FUNCTIONS(SIRTAKI_FIND)
   SIRTAKI_CUDA_LATER_FUNCTIONS(SIRTAKI_FIND_IF_THERE)
 }
 #undef SIRTAKI_FIND_IF_THERE
 
-void find_functions(Library& library, NcclFunctions& functions) {
-  SIRTAKI_NCCL_FUNCTIONS(SIRTAKI_FIND)
-  library.find("ncclGetErrorString", functions.error_string);
-  library.find("ncclGetLastError", functions.last_error);
-}
+void find_functions(Library& library, RunningCalls* calls, NcclFunctions& functions){
+    SIRTAKI_NCCL_FUNCTIONS(SIRTAKI_FIND) SIRTAKI_FIND(error_string, ncclGetErrorString, )
+        SIRTAKI_FIND(last_error, ncclGetLastError, )}
 #undef SIRTAKI_FIND
 
 // Returns the file, and why it is not that of the setting gpu_libraries: a second copy would not share the state of the
@@ -61,7 +60,7 @@ constexpr const char* nccl_advice =
 
 }  // namespace
 
-GpuLibraries::GpuLibraries(const Config& config) {
+GpuLibraries::GpuLibraries(const Config& config, std::shared_ptr<RunningCalls> calls) : calls_(std::move(calls)) {
   open_cuda(config.text(Knob::gpu_libraries));
   open_nccl(config.text(Knob::gpu_libraries));
 }
@@ -71,7 +70,7 @@ void GpuLibraries::open_cuda(const std::string& folders) {
   LibraryFound& found = found_cuda_;
   found.path = library.path();
   if (!library.is_open()) return refuse(found, library.absence() + cuda_advice);
-  find_functions(library, cuda_);
+  find_functions(library, calls_.get(), cuda_);
   if (!library.missing().empty()) return refuse(found, library.incompleteness() + cuda_advice);
   CudaResult result = cuda_.driver_version(&found.version);
   const std::string name =
@@ -94,7 +93,7 @@ void GpuLibraries::open_nccl(const std::string& folders) {
   LibraryFound& found = found_nccl_;
   found.path = library.path();
   if (!library.is_open()) return refuse(found, library.absence() + nccl_advice);
-  find_functions(library, nccl_);
+  find_functions(library, calls_.get(), nccl_);
   if (nccl_.version && nccl_.version(&found.version) != nccl_success) found.version = 0;
   // An old version also lacks functions, but its version is the better explanation.
   if (found.version > 0 && found.version < oldest_nccl)

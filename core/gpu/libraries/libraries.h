@@ -3,6 +3,7 @@
 // live on.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "base/settings/knobs.h"
@@ -23,7 +24,7 @@ class GpuLibraries {
  public:
   // Opens the libraries. Does not fail: `text` explains what cannot be used. Opening libcuda initialises the driver,
   // but creates nothing on a GPU.
-  explicit GpuLibraries(const Config& config);
+  explicit GpuLibraries(const Config& config, std::shared_ptr<RunningCalls> calls = nullptr);
 
   const LibraryFound& found_cuda() const { return found_cuda_; }
   const LibraryFound& found_nccl() const { return found_nccl_; }
@@ -44,6 +45,7 @@ class GpuLibraries {
   void open_cuda(const std::string& folders);
   void open_nccl(const std::string& folders);
 
+  std::shared_ptr<RunningCalls> calls_;
   CudaFunctions cuda_;
   NcclFunctions nccl_;
   LibraryFound found_cuda_, found_nccl_;

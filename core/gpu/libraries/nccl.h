@@ -68,11 +68,11 @@ struct NcclConfig {
   X(receive, ncclRecv, (void* output, size_t count, NcclDataType, int peer, NcclCommunicator, CudaStream))
 
 struct NcclFunctions {
-#define SIRTAKI_MEMBER(member, symbol, parameters) NcclResult(*member) parameters = nullptr;
+#define SIRTAKI_MEMBER(member, symbol, parameters) LibraryFunction<NcclResult parameters> member;
   SIRTAKI_NCCL_FUNCTIONS(SIRTAKI_MEMBER)
 #undef SIRTAKI_MEMBER
-  const char* (*error_string)(NcclResult) = nullptr;             // ncclGetErrorString
-  const char* (*last_error)(NcclCommunicator) = nullptr;         // ncclGetLastError
+  LibraryFunction<const char*(NcclResult)> error_string;        // ncclGetErrorString
+  LibraryFunction<const char*(NcclCommunicator)> last_error;    // ncclGetLastError
 };
 
 }  // namespace sirtaki

@@ -168,6 +168,40 @@ TEST(a_kernel_that_never_ends_meets_the_deadline) {
   ranks.run([&](int rank, Context& context) { expect_ok(step(fake, context, rank)); });
 }
 
+// Such a call may hold the thread that checks deadlines.
+TEST(a_call_of_a_library_that_does_not_return_is_named) {
+  const std::pair<const char*, const char*> calls[] = {
+      {"cuMemAlloc_v2", "rank 0 (pid 100 on here) has been in cuMemAlloc of the CUDA driver for "},
+      {"cuEventQuery", "rank 1 (pid 101 on here) has been in cuEventQuery of the CUDA driver for "},
+      {"ncclAllReduce", " on here) has been in ncclAllReduce of NCCL for "}};  // the fake lets one rank at a time in
+  for (const auto& [function, text] : calls) {
+    Fake fake;
+    const Said said;
+    World ranks(2, saying(said, {{"stall_report", "0.1"}}));
+    fake.hold_calls(function, 1);
+    std::thread watcher([&] {
+      for (int i = 0; i < 20'000 && said.times(text) < 2; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      fake.hold_calls(function, 0);
+    });
+    ranks.run([&](int rank, Context& context) { expect_ok(step(fake, context, rank)); });
+    watcher.join();
+    if (said.times(text) < 2) check::fail(__FILE__, __LINE__, said.text());
+  }
+}
+
+TEST(calls_that_return_are_not_named) {
+  Fake fake;
+  const Said said;
+  World ranks(2, saying(said, {{"stall_report", "0.1"}}));
+  ranks.run([&](int rank, Context& context) {
+    const Nanoseconds until = now() + milliseconds(500);
+    for (expect_ok(step(fake, context, rank)); rank == 0 && now() < until;) std::this_thread::yield();
+    expect_ok(step(fake, context, rank));
+  });
+  CHECK_EQUAL(said.times("has been in cu"), 0);
+}
+
 TEST(an_input_may_take_longer_than_bytes_may) {
   for (const bool all_are_late : {true, false}) {
     Fake fake;

@@ -95,13 +95,13 @@ TEST(a_library_without_a_function_is_refused_by_its_name) {
                  folder + "/incomplete/libnccl.so.2 cannot be used: it has no ncclCommFinalize, ncclReduce; install");
 }
 
-TEST(a_driver_has_batches_of_copies) { CHECK(look_in(folder).cuda().copy_batch != nullptr); }
+TEST(a_driver_has_batches_of_copies) { CHECK(look_in(folder).cuda().copy_batch); }
 
 TEST(an_older_driver_has_no_batches_of_copies) {
   const GpuLibraries found = look_in(folder + "/older:" + folder);
   CHECK(found.has_cuda() && found.has_nccl());
   CHECK_EQUAL(found.found_cuda().path, folder + "/older/libcuda.so.1");
-  CHECK(found.cuda().copy_batch == nullptr);
+  CHECK(!found.cuda().copy_batch);
 }
 
 TEST(an_old_nccl_is_refused) {

@@ -18,14 +18,14 @@ constexpr sirtaki::CudaFunctions cuda;
 constexpr sirtaki::NcclFunctions nccl;
 
 #define COMPARE_CUDA(member, symbol, parameters) \
-  static_assert(same_calls(cuda.member, decltype (&::symbol)()), #symbol " is declared differently");
+  static_assert(same_calls(cuda.member.address, decltype (&::symbol)()), #symbol " is declared differently");
 #define COMPARE_NCCL(member, symbol, parameters) \
-  static_assert(same_calls(nccl.member, decltype (&::symbol)()), #symbol " is declared differently");
+  static_assert(same_calls(nccl.member.address, decltype (&::symbol)()), #symbol " is declared differently");
 SIRTAKI_CUDA_FUNCTIONS(COMPARE_CUDA)
 SIRTAKI_CUDA_LATER_FUNCTIONS(COMPARE_CUDA)
 SIRTAKI_NCCL_FUNCTIONS(COMPARE_NCCL)
-static_assert(same_calls(nccl.error_string, decltype (&::ncclGetErrorString)()));
-static_assert(same_calls(nccl.last_error, decltype (&::ncclGetLastError)()));
+static_assert(same_calls(nccl.error_string.address, decltype (&::ncclGetErrorString)()));
+static_assert(same_calls(nccl.last_error.address, decltype (&::ncclGetLastError)()));
 
 static_assert(sirtaki::cuda_success == CUDA_SUCCESS && sirtaki::cuda_not_ready == CUDA_ERROR_NOT_READY);
 static_assert(sirtaki::cuda_out_of_memory == CUDA_ERROR_OUT_OF_MEMORY);
