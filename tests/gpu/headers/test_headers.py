@@ -31,8 +31,8 @@ def find(header: str) -> Path:
 
 
 def compare(core: Path, program: Path) -> subprocess.CompletedProcess[str]:
-    """Compiles the comparison with the declarations below a folder."""
-    folders = [core, HERE.parents[1], HERE / "stand_in", find("cuda.h"), find("nccl.h")]
+    """Compiles the comparison with the declarations below a folder; further headers are the core's."""
+    folders = [core, CORE, HERE.parents[1], HERE / "stand_in", find("cuda.h"), find("nccl.h")]
     command = ["c++", "-std=c++20", "-Wall", *(f"-I{folder}" for folder in folders)]
     return subprocess.run(
         [*command, HERE / "compare.cc", "-o", program], capture_output=True, text=True, timeout=300
