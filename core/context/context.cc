@@ -335,7 +335,8 @@ Status Context::mark_inputs(Submission& submission) {
     if (!has_memory_on_gpu(request)) continue;
     SIRTAKI_TRY(gpu_.choose(request.device));
     inputs.resize(static_cast<size_t>(submission.count));
-    const auto stream = reinterpret_cast<CudaStream>(request.stream);
+    const bool is_after_all = request.flags & SRT_REQUEST_AFTER_ALL_STREAMS;
+    const auto stream = is_after_all ? all_streams() : reinterpret_cast<CudaStream>(request.stream);
     GpuEventPtr& input = inputs[static_cast<size_t>(i)];
     const auto known = std::find_if(inputs.begin(), inputs.begin() + i,
                                     [&](const GpuEventPtr& other) { return other && other->stream() == stream; });

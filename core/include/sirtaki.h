@@ -74,7 +74,9 @@ enum {
 enum {
   SRT_REQUEST_ABSENT = 1,     /* this rank contributes nothing new; see srt_request.flags */
   SRT_REQUEST_QUEUE_SAME_NAME = 2, /* a request whose name is in flight is queued, not rejected */
-  SRT_REQUEST_DEADLINE = 4 /* the all-reduce may be decided without ranks that are late; see srt_request.deadline */
+  SRT_REQUEST_DEADLINE = 4, /* the all-reduce may be decided without ranks that are late; see srt_request.deadline */
+  SRT_REQUEST_AFTER_ALL_STREAMS = 8 /* on a GPU: all streams of its primary context may produce the input; needs a
+                                       driver of CUDA 12.5 */
 };
 enum {
   SRT_RESULT_UNTOUCHED = 1, /* absent on all ranks: the output was not written */

@@ -183,6 +183,28 @@ int cuEventDestroy_v2(CudaEvent event) {
   return cuda_success;
 }
 
+int cuCtxRecordEvent(CudaContext context, CudaEvent event) {
+  FAKE_GPU_ENTER();
+  const std::lock_guard lock(gpus().mutex);
+  FAKE_GPU_REQUIRE(context == current_context() && is_event(event, context), "no event of the current context",
+                   invalid_handle);
+  event->has_fired = std::make_shared<bool>(false);
+  event->clock = {};
+  const auto left = std::make_shared<size_t>(1);
+  const auto count_down = [left, fired = event->has_fired] { *fired = --*left == 0; };
+  for (CudaStream stream : gpus().streams) {
+    if (stream->context != context) continue;
+    ++*left;
+    append(stream, {__func__, {}, [count_down] {
+      const std::lock_guard firing(gpus().mutex);
+      count_down();
+    }});
+    event->clock.join(stream->clock);
+  }
+  count_down();
+  return cuda_success;
+}
+
 int cuEventRecord(CudaEvent event, CudaStream stream) {
   FAKE_GPU_ENTER();
   const std::lock_guard lock(gpus().mutex);

@@ -18,6 +18,7 @@ class GpuDevice {
   int ordinal() const { return ordinal_; }
   const std::string& bus_id() const { return bus_id_; }  // unique among the GPUs of the host
   const CudaUuid& uuid() const { return uuid_; }         // a part of a GPU (MIG) has one of its own
+  CudaContext context() const { return context_; }
   const GpuLibraries& libraries() const { return libraries_; }
   const CudaFunctions& cuda() const { return libraries_.cuda(); }
   Status check(CudaResult result, const char* attempt) const { return libraries_.check(result, attempt); }

@@ -53,9 +53,18 @@ Status EventPool::record(CudaStream stream, GpuEventPtr& out) {
   CudaEvent event = nullptr;
   SIRTAKI_TRY(take(event));
   auto made = std::make_shared<GpuEvent>(*this, event, stream);
-  SIRTAKI_TRY(device_.check(device_.cuda().event_record(event, stream), "cuEventRecord"));
+  if (stream == all_streams()) SIRTAKI_TRY(record_all(event));
+  else SIRTAKI_TRY(device_.check(device_.cuda().event_record(event, stream), "cuEventRecord"));
   out = std::move(made);
   return Status::ok();
+}
+
+Status EventPool::record_all(CudaEvent event) const {
+  const CudaFunctions& cuda = device_.cuda();
+  if (cuda.context_record_event)
+    return device_.check(cuda.context_record_event(device_.context(), event), "cuCtxRecordEvent");
+  return {SRT_UNSUPPORTED, "the driver is " + device_.libraries().found_cuda().text +
+                               ": operations that follow all streams of a GPU need CUDA 12.5 or later"};
 }
 
 Status EventPool::take(CudaEvent& event) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -9,6 +10,9 @@
 #include "gpu/device/device.h"
 
 namespace sirtaki {
+
+// In place of a stream: all streams that use the GPU's primary context, for a program that does not tell its own.
+inline CudaStream all_streams() { return reinterpret_cast<CudaStream>(~uintptr_t{0}); }
 
 class EventPool;
 
@@ -56,12 +60,13 @@ class EventPool {
   explicit EventPool(const GpuDevice& device) : device_(device) {}
   ~EventPool();
 
-  // Records an event behind the work that the stream holds now. The pool must outlive it.
+  // Records an event behind the work that the stream, or all_streams(), holds now. The pool must outlive it.
   Status record(CudaStream stream, GpuEventPtr& out);
 
  private:
   friend class GpuEvent;
   Status take(CudaEvent& event);
+  Status record_all(CudaEvent event) const;
   void put_back(CudaEvent event);
 
   const GpuDevice& device_;

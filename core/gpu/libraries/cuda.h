@@ -71,12 +71,13 @@ struct CudaCopyAttributes {
   X(copy, cuMemcpyAsync, (CudaMemory to, CudaMemory from, size_t bytes, CudaStream))
 
 // The functions that a driver may lack; the member is false then. A batch of copies, which run in any order, came
-// with CUDA 12.8. CUDA 13 added a form without `failed` under another name, and drivers kept this form. What follows
-// loads and launches kernels: `text` ends with a zero.
+// with CUDA 12.8. CUDA 13 added a form without `failed` under another name, and drivers kept this form. Events of all
+// streams of a context came with 12.5. What follows loads and launches kernels: `text` ends with a zero.
 #define SIRTAKI_CUDA_LATER_FUNCTIONS(X)                                                                           \
   X(copy_batch, cuMemcpyBatchAsync,                                                                               \
     (CudaMemory * to, CudaMemory * from, size_t* bytes, size_t copies, CudaCopyAttributes*, size_t* first,        \
      size_t attributes, size_t* failed, CudaStream))                                                              \
+  X(context_record_event, cuCtxRecordEvent, (CudaContext, CudaEvent))                                             \
   X(module_load, cuModuleLoadData, (CudaModule*, const void* text))                                               \
   X(module_unload, cuModuleUnload, (CudaModule))                                                                  \
   X(module_kernel, cuModuleGetFunction, (CudaKernel*, CudaModule, const char* name))                              \

@@ -125,6 +125,41 @@ TEST(what_a_stream_makes_late_is_what_is_reduced) {
   });
 }
 
+// TensorFlow does not tell its streams.
+TEST(an_input_may_be_made_by_any_stream) {
+  on_each_backend(2, [](Fake& fake, int rank, Context& context) {
+    const int64_t count = 1000;
+    OnGpu made(fake, rank, floats(count, 2)), data(fake, rank, floats(count, 1));
+    UserStream idle(fake, rank), busy(fake, rank);
+    busy.hold(true);
+    busy.copy(data, made);
+    srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
+    request.flags |= SRT_REQUEST_AFTER_ALL_STREAMS;
+    Ticket handle = 0;
+    expect_ok(context.enqueue(&request, 1, &handle));
+    CHECK_EQUAL(context.wait(&handle, 1, milliseconds(50)).code(), SRT_IN_PROGRESS);
+    busy.hold(false);
+    expect_ok(context.wait(&handle, 1, patience));
+    CHECK_EQUAL(wrong_in(data.bytes(), 4), 0);
+    context.release(&handle, 1);
+  });
+}
+
+TEST(a_driver_without_events_of_all_streams_is_told) {
+  Fake fake(2, fake_folder + "/older");
+  World ranks(2, on_gpus());
+  ranks.run([&](int rank, Context& context) {
+    OnGpu data(fake, rank, floats(1, 1));
+    const int64_t count = 1;
+    srt_request request = in_place(SRT_ALLREDUCE, "x", data, count, rank);
+    request.flags |= SRT_REQUEST_AFTER_ALL_STREAMS;
+    Ticket handle = 0;
+    const Status status = context.enqueue(&request, 1, &handle);
+    CHECK_EQUAL(status.code(), SRT_UNSUPPORTED);
+    CHECK(contains(status.text(), "12.5 or later"));
+  });
+}
+
 TEST(a_stream_waits_for_what_comes) {
   on_each_backend(2, [](Fake& fake, int rank, Context& context) {
     const int64_t count = 20'000;
