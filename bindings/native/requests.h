@@ -1,6 +1,7 @@
 // Requests of compiled programs: they use the process's context, and hooks complete them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -33,6 +34,20 @@ inline srt_request new_request(int32_t kind) {
   request.kind = kind;
   request.flags = SRT_REQUEST_QUEUE_SAME_NAME;
   return request;
+}
+
+// Finds the GPU that holds a call's tensors. Frameworks do not tell it: all ranks compile the same program. A call
+// without elements stays on the CPU, on all ranks alike.
+inline CallStatus find_gpu(srt_context* context, const std::vector<srt_request>& requests, int32_t& gpu) {
+  gpu = -1;
+  const auto holds_elements = [](const srt_request& request) {
+    return std::find(request.shape, request.shape + request.dimensions, 0) == request.shape + request.dimensions;
+  };
+  const auto first = std::find_if(requests.begin(), requests.end(), holds_elements);
+  if (first == requests.end()) return {};
+  srt_error error;
+  if (srt_gpu_of(context, first->input, &gpu, &error) == SRT_OK) return {};
+  return {error.status, error.text};
 }
 
 // Enqueues requests that have hooks. Returns true if the hooks will be called, possibly before this returns: the

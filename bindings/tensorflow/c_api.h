@@ -74,6 +74,7 @@ struct CApi {
 
   TF_KernelBuilder* (*new_async_kernel)(const char* operation, const char* device, Create, ComputeAsync,
                                         Delete) = find("TF_NewAsyncKernelBuilder");
+  void (*keep_on_host)(TF_KernelBuilder*, const char* input) = find("TF_KernelBuilder_HostMemory");
   void (*register_kernel)(const char* name, TF_KernelBuilder*, TF_Status*) = find("TF_RegisterKernelBuilder");
 
   int64_t (*shape_inputs)(Inference*) = find("TF_ShapeInferenceContextNumInputs");

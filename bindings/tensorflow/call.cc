@@ -72,6 +72,8 @@ bool Call::queue_in(srt_context* context) {
       requests[i].output = same_as_input(static_cast<int>(i), descriptions[i].shape, requests[i].input);
     if (!status_.is_ok()) return false;
   }
+  if (kernel_.on_gpu) place_on_gpu(requests);
+  if (!status_.is_ok()) return false;
   const auto note = [this](const bindings::CallStatus& failure) { status_.fail(failure); };
   if (bindings::enqueue(context, requests, handles_, note)) return true;
   if (!handles_.empty()) take_results();
@@ -105,6 +107,16 @@ void Call::describe(srt_context* context, size_t index, Description& description
   if (kernel_.kind == SRT_REDUCESCATTER && !description.shape.empty())
     request.output = own_part(context, index, description.shape, tf().tensor_bytes(tensor.get()));
   else if (!kernel_.keeps_shape()) request.allocate = allocate;
+}
+
+// TensorFlow does not tell a kernel its streams. When the operations have ended, work in any stream may follow.
+void Call::place_on_gpu(std::vector<srt_request>& requests) {
+  int32_t gpu = -1;
+  if (const auto found = bindings::find_gpu(context_, requests, gpu); !found.is_ok()) return status_.fail(found);
+  for (srt_request& request : requests) {
+    request.device = gpu;
+    request.flags |= SRT_REQUEST_AFTER_ALL_STREAMS;
+  }
 }
 
 void Call::add_splits(int place, srt_request& request) {

@@ -36,6 +36,7 @@ class Call {
   bool queue_in(srt_context* context);
   srt_request request_of(size_t index);
   void describe(srt_context* context, size_t index, Description& description, srt_request& request);
+  void place_on_gpu(std::vector<srt_request>& requests);
   void add_splits(int place, srt_request& request);
   Tensor input(int index);
   Tensor output(int index, DataType type, const std::vector<int64_t>& shape, size_t bytes);

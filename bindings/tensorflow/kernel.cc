@@ -81,10 +81,11 @@ void read_dtypes(Kernel& kernel, KeptStatus& outcome) {
 
 }  // namespace
 
-Kernel* Kernel::create(int32_t kind, TF_OpKernelConstruction* construction) {
+Kernel* Kernel::create(int32_t kind, bool on_gpu, TF_OpKernelConstruction* construction) {
   Attributes attributes(construction);
   auto kernel = std::make_unique<Kernel>();
   kernel->kind = kind;
+  kernel->on_gpu = on_gpu;
   kernel->process_set = attributes.integer("process_set");
   if (kernel->reduces()) {
     kernel->reduce_op = attributes.integer("reduce_op");

@@ -58,7 +58,8 @@ struct Operation {
   CApi::InferShapes shapes;
 };
 
-void add(const Operation& operation, CApi::Create create, CApi::ComputeAsync compute, CApi::Delete destroy) {
+// Returns whether TensorFlow has accepted the definition.
+bool define(const Operation& operation) {
   KeptStatus outcome;
   TF_OpDefinitionBuilder* definition = tf().new_definition(operation.name);
   for (const char* attribute : operation.attributes) tf().add_attribute(definition, attribute);
@@ -67,23 +68,44 @@ void add(const Operation& operation, CApi::Create create, CApi::ComputeAsync com
   tf().set_stateful(definition, true);  // identical operations must not be merged, nor unused ones pruned
   if (operation.shapes) tf().set_shapes(definition, operation.shapes);
   tf().register_definition(definition, outcome.get());
-  if (!outcome.is_ok()) return;
-  TF_KernelBuilder* kernel = tf().new_async_kernel(operation.name, "CPU", create, compute, destroy);
-  tf().register_kernel(operation.name, kernel, outcome.get());
+  return outcome.is_ok();
 }
 
+void register_kernel(const char* operation, TF_KernelBuilder* kernel) {
+  const KeptStatus outcome;
+  tf().register_kernel(operation, kernel, outcome.get());
+}
+
+template <int32_t kind, bool on_gpu>
+void add_kernel(const char* operation) {
+  const CApi::Create create = [](TF_OpKernelConstruction* construction) -> void* {
+    return Kernel::create(kind, on_gpu, construction);
+  };
+  const CApi::ComputeAsync compute = [](void* made, TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* done) {
+    Call::start(*static_cast<const Kernel*>(made), where, done);
+  };
+  const CApi::Delete destroy = [](void* made) { delete static_cast<Kernel*>(made); };
+  TF_KernelBuilder* kernel = tf().new_async_kernel(operation, on_gpu ? "GPU" : "CPU", create, compute, destroy);
+  if (on_gpu) tf().keep_on_host(kernel, "label");
+  register_kernel(operation, kernel);
+}
+
+// On GPUs are the operations that can allocate their results when they begin: TensorFlow's memory may be in use by
+// kernels of its streams until then, and Call waits for these only at the beginning.
 template <int32_t kind>
 void add_collective(Operation operation) {
   operation.attributes.push_back("process_set: int");
   operation.inputs.insert(operation.inputs.begin(), "label: uint8");  // the name by which ranks match the operation
-  add(operation, [](TF_OpKernelConstruction* construction) -> void* { return Kernel::create(kind, construction); },
-      [](void* made, TF_OpKernelContext* where, TF_AsyncOpKernelDoneCallback* done) {
-    Call::start(*static_cast<const Kernel*>(made), where, done);
-  }, [](void* made) { delete static_cast<Kernel*>(made); });
+  if (!define(operation)) return;
+  add_kernel<kind, false>(operation.name);
+  if (kind == SRT_ALLREDUCE || kind == SRT_REDUCESCATTER || kind == SRT_BROADCAST)
+    add_kernel<kind, true>(operation.name);
 }
 
 void add_world(const Operation& operation, CApi::ComputeAsync compute) {
-  add(operation, [](TF_OpKernelConstruction*) -> void* { return nullptr; }, compute, [](void*) {});
+  if (!define(operation)) return;
+  const CApi::Create create = [](TF_OpKernelConstruction*) -> void* { return nullptr; };
+  register_kernel(operation.name, tf().new_async_kernel(operation.name, "CPU", create, compute, [](void*) {}));
 }
 
 // Registers the operations. TensorFlow accepts registrations only while it opens a library. If its C API cannot be

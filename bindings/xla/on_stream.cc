@@ -49,20 +49,6 @@ uintptr_t allocate(void* user, const srt_tensor* output) {
   return output->bytes == result.bytes ? reinterpret_cast<uintptr_t>(result.data) : 0;
 }
 
-// Finds the GPU that holds a call's tensors: a program is compiled without it, so that all ranks compile the same one.
-// A call without elements stays on the CPU, on all ranks alike.
-CallStatus find_gpu(srt_context* context, const std::vector<srt_request>& requests, int32_t& gpu) {
-  gpu = -1;
-  const auto holds_elements = [](const srt_request& request) {
-    return std::find(request.shape, request.shape + request.dimensions, 0) == request.shape + request.dimensions;
-  };
-  const auto first = std::find_if(requests.begin(), requests.end(), holds_elements);
-  if (first == requests.end()) return {};
-  srt_error error;
-  if (srt_gpu_of(context, first->input, &gpu, &error) == SRT_OK) return {};
-  return {error.status, error.text};
-}
-
 }  // namespace
 
 CallStatus run_on_stream(srt_context* context, const XlaCallFrame& frame, XlaCall call) {

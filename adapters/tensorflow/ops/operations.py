@@ -1,18 +1,20 @@
 """Collective operations on lists of tensors, in graphs and eagerly: each is a single TensorFlow operation.
 
-They run on the CPU. TensorFlow copies tensors on GPUs to host memory and back.
+They run on the CPU, and TensorFlow copies tensors on GPUs to host memory and back. With the setting
+`tensorflow_on_gpus`, operations whose results have known sizes run on GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import process
+from sirtaki.bindings.default_context import find, process
 from sirtaki.common.hints import hint
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.tensorflow._private import control_manager_of
@@ -21,6 +23,7 @@ from sirtaki.tensorflow.ops.library import library
 from sirtaki.tensorflow.ops.op_names import label, part
 
 CPU = "CPU:0"
+ON_GPUS = ("allreduce", "reducescatter", "broadcast")
 
 
 class Call(NamedTuple):
@@ -100,12 +103,19 @@ def _run(kind: str, tensors: Sequence[tf.Tensor], called: Call, **attributes: An
     if not tensors:
         return []
     xla.refuse()
-    with tf.device(CPU):
+    with _where(kind):
         results = getattr(library(), f"sirtaki_{kind}")(
             label=called.label, tensors=list(tensors), process_set=called.process_set, **attributes
         )
     _run_independently(results[0])
     return list(results)
+
+
+def _where(kind: str) -> AbstractContextManager[None]:
+    """Returns the devices for an operation: the CPU, or those that TensorFlow chooses."""
+    context = find()
+    on_gpus = context is not None and context.setting("tensorflow_on_gpus") == "1"
+    return nullcontext() if on_gpus and kind in ON_GPUS else tf.device(CPU)
 
 
 def _compiled(
@@ -132,10 +142,13 @@ def _compiled(
 
 def _note_gpus(context: Context) -> None:
     """Warns on rank 0 that tensors on GPUs leave them for each operation."""
-    if context.rank == 0 and tf.test.is_built_with_cuda() and tf.config.get_visible_devices("GPU"):
+    if context.rank or context.setting("tensorflow_on_gpus") == "1":
+        return
+    if tf.test.is_built_with_cuda() and tf.config.get_visible_devices("GPU"):
         hint(
             "TensorFlow uses GPUs here, but operations between ranks run on the CPU: each copies its tensors "
-            "to host memory and back, and NCCL is not used. sirtaki.torch and sirtaki.jax use NCCL"
+            "to host memory and back. SIRTAKI_TENSORFLOW_ON_GPUS=1 uses NCCL; no GPU has run that so far. "
+            "sirtaki.torch and sirtaki.jax use NCCL"
         )
 
 
