@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -23,6 +22,7 @@ QUERY = (
     "--query-gpu=name,driver_version,memory.total,mig.mode.current",
     "--format=csv,noheader",
 )
+MOST_SECONDS = 20.0  # of a command
 
 
 def version_of(package: str) -> str:
@@ -42,6 +42,15 @@ def version_of_xlas_interface() -> str:
     return ".".join(re.findall(r"#define XLA_FFI_API_M(?:AJ|IN)OR\s+(\d+)", header))
 
 
+def output_of(*command: str) -> str:
+    """Returns a command's output, or why there is none."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (done.stdout + done.stderr).strip()
+
+
 def main() -> None:
     gpus = torch.cuda.device_count()
     report(gpus=[torch.cuda.get_device_name(gpu) for gpu in range(gpus)], python=platform.python_version())
@@ -49,13 +58,14 @@ def main() -> None:
     if gpus:
         report(nccl_of_torch=".".join(map(str, torch.cuda.nccl.version())))
     report(jax=version_of("jax"), jaxlib=version_of("jaxlib"), xla_ffi=version_of_xlas_interface())
-    if shutil.which(QUERY[0]):
-        found = subprocess.run(QUERY, capture_output=True, text=True, timeout=10)
-        report(nvidia_smi=(found.stdout or found.stderr).strip().splitlines())
     report(driver_of_sirtaki=hvd.cuda_built(), nccl_of_sirtaki=hvd.nccl_built())
-    subprocess.run([sys.executable, "-m", "sirtaki.runner", "--check-build"], check=False)
-    if not gpus and not IS_DRY_RUN:
-        sys.exit("torch finds no GPU here: torch.cuda.device_count() is 0")
+    if not IS_DRY_RUN:
+        report(nvidia_smi=output_of(*QUERY).splitlines())
+        print(output_of("nvidia-smi", "topo", "-m"))
+        # last, as it imports all frameworks
+        print(output_of(sys.executable, "-m", "sirtaki.runner", "--check-build"))
+        if not gpus:
+            sys.exit("torch finds no GPU here: torch.cuda.device_count() is 0")
     if not hvd.cuda_built() or not hvd.nccl_built():
         sys.exit(
             "sirtaki finds no libcuda.so.1 or no libnccl.so.2; the lines above say where it was searched for"

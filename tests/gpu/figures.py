@@ -8,14 +8,15 @@ from statistics import median
 from typing import Any
 
 import torch
-from card import Card, milliseconds_since, own_card, report
+from card import IS_DRY_RUN, Card, milliseconds_since, own_card, report
 from torch import nn
 
 import sirtaki.torch as hvd
 
 KERNEL_SECONDS = 0.1
 SMALL_TENSORS, SMALL_ELEMENTS = 400, 1024  # of 4 KiB each
-CALLS, WARM_UP = 20, 3
+CALLS, WARM_UP = (1, 1) if IS_DRY_RUN else (20, 3)
+WIDTH, LAYERS = 16 if IS_DRY_RUN else 1024, 16  # of the model that is trained
 
 
 def measure_first_operation(card: Card) -> None:
@@ -71,11 +72,11 @@ def measure_memory(card: Card) -> None:
 
 
 def train(card: Card, is_distributed: bool) -> None:
-    model = nn.Sequential(*(nn.Linear(1024, 1024, device=card.device) for _ in range(16)))
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, device=card.device) for _ in range(LAYERS)))
     optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters())
     if is_distributed:
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    inputs = torch.randn(512, 1024, device=card.device)
+    inputs = torch.randn(512, WIDTH, device=card.device)
     for _ in range(4):
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
