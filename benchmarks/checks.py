@@ -20,7 +20,7 @@ import torch
 from common.harness import Benchmark, Results
 from common.jobs import Job, hvdrun
 from common.measure import median, timed
-from common.models import BASIC_MODELS, MODELS
+from common.models import MODELS
 from common.options import rounds
 from common.report import Columns, Row, Table, Target, at_most, make_table
 from common.serving import bind
@@ -82,7 +82,7 @@ COLUMNS: Columns = {
 
 def measure(options: Namespace) -> Results:
     with Job(hvdrun(RANKS), RANKS, CheckedRank) as job:
-        return {"rows": [measure_model(job, model, options.rounds) for model in BASIC_MODELS]}
+        return {"rows": [measure_model(job, model, options.rounds) for model in MODELS]}
 
 
 def measure_model(job: Job, model: str, rounds: int) -> Row:

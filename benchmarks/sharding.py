@@ -19,7 +19,7 @@ import torch
 from common.harness import Benchmark, Results
 from common.jobs import KEEP_MEMORY, Job, hvdrun
 from common.measure import median, ratio
-from common.models import BASIC_MODELS, MODELS
+from common.models import MODELS
 from common.options import RANKS, rounds
 from common.report import Columns, Row, Table, Target, at_most, make_table
 from common.torch_ranks import TorchRank, alternate_steps
@@ -90,7 +90,7 @@ def measure(options: Namespace) -> Results:
     """Runs everything."""
     with Job(hvdrun(options.ranks), options.ranks, ShardingRank, settings=KEEP_MEMORY) as job:
         versions = job.ask("versions")[0]
-        rows = [row for model in BASIC_MODELS for row in measure_model(job, model, options.rounds)]
+        rows = [row for model in MODELS for row in measure_model(job, model, options.rounds)]
     return {"versions": versions, "ranks": options.ranks, "rows": rows}
 
 
@@ -123,7 +123,7 @@ def judge(results: Results) -> list[Target]:
     targets = [
         at_most(f'step with "{row["shard"]}", {row["model"]}', MOST_TIME, row["ratio"].median, "×")
         for row in rows
-        if row["shard"] != "none" and row["model"] != BASIC_MODELS[-1]
+        if row["shard"] != "none" and row["model"] != list(MODELS)[-1]
     ]
     whole, part = (row["state"] for row in rows[:2])
     return [*targets, at_most("state of a rank", MOST_STATE / results["ranks"], part / whole, "×")]

@@ -28,7 +28,7 @@ from common.harness import Benchmark, Results
 from common.jobs import KEEP_MEMORY, Job, hvdrun
 from common.measure import alternate, difference, median, timed
 from common.memory_bound import MemoryBound
-from common.models import BASIC_MODELS, MODELS, Step, deviation
+from common.models import MODELS, Step, deviation
 from common.options import Option, choice, rounds
 from common.report import Columns, Row, Table, Target, at_most, make_table
 from common.serving import bind
@@ -315,7 +315,7 @@ def judge_model(model: dict[str, Any]) -> Target:
 
 
 KEEP = Option("--keep-gradients", action="store_true", help="zero gradients instead of dropping them")
-MODELS_OPTION = choice("--models", BASIC_MODELS, "which models (all)")
+MODELS_OPTION = choice("--models", list(MODELS), "which models (all)")
 BENCHMARK = Benchmark(
     __doc__, [rounds(40, "steps of each kind"), KEEP, MODELS_OPTION], measure, tables, judge
 )

@@ -130,6 +130,11 @@ class Job(contextlib.AbstractContextManager["Job"]):
         """Returns the launcher's process number."""
         return self._process.pid
 
+    @property
+    def size(self) -> int:
+        """Returns the number of ranks."""
+        return len(self._ranks)
+
     def ask(self, order: str, **arguments: Any) -> list[Any]:
         """Sends an order to all ranks and returns their answers, by rank."""
         line = json.dumps({"order": order, "arguments": arguments}) + "\n"

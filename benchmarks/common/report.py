@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,13 @@ class Table:
     text_columns: int = 1
 
     def print(self) -> None:
-        try:
-            from rich.console import Console
-            from rich.table import Table as RichTable
-        except ImportError:
+        """Prints the table in colours on a terminal, else as Markdown: for a log that becomes a record."""
+        if not sys.stdout.isatty() or find_spec("rich") is None:
             print(f"\n{self.markdown()}")
             return
+        from rich.console import Console
+        from rich.table import Table as RichTable
+
         table = RichTable(title=self.title, title_justify="left", header_style="bold")
         for index, name in enumerate(self.head):
             justify = "left" if index < self.text_columns else "right"
@@ -74,8 +76,17 @@ class Table:
         Console(width=max(Console().width, wanted)).print(table)
 
     def markdown(self) -> str:
-        lines = [self.head, ["---"] * len(self.head), *filter(None, self.rows)]
-        return "\n".join([f"{self.title}:", "", *(f"| {' | '.join(line)} |" for line in lines)])
+        lines = [self.head, *filter(None, self.rows)]
+        widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        return "\n".join([f"{self.title}:", "", *(self._line(cells, widths) for cells in lines)])
+
+    def _line(self, cells: Sequence[str], widths: Sequence[int]) -> str:
+        padded = [
+            cell.ljust(width) if index < self.text_columns else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return f"| {' | '.join(padded)} |"
 
 
 def make_table(

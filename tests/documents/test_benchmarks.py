@@ -278,8 +278,7 @@ def test_operations_on_gpus_are_compared_where_there_are_gpus() -> None:
     import torch
 
     if torch.cuda.device_count():
-        small = ("--sizes", "1K", "--rounds", "1", "--models", "200 × Linear(64), batch 16")
-        assert "DDP / sirtaki" in run("nccl.py", "-np", "1", *small)
+        assert "time / sirtaki's" in run("nccl.py", "-np", "1", "--sizes", "1K", "--rounds", "1")
         return
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "nccl.py"], capture_output=True, timeout=PATIENCE, text=True
@@ -300,10 +299,8 @@ def test_what_gpus_have_measured_becomes_tables(
     mine, its = nccl.make_rows("allreduce", 64 << 20, 4, blocks, nccl.BASELINE)
     assert (mine["median"], its["median"], mine["slower"], its["slower"].median) == (21.0, 10.5, None, 0.5)
     assert mine["busbw"] == pytest.approx(1.5 * (64 << 20) / 21.0 / 1e3)
-    steps = [{"model": "a model", "times": {"sirtaki": [2.0] * 3, "ddp": [3.0] * 3}}]
-    for table in nccl.BENCHMARK.tables({"rows": [mine, its], "steps": steps, "ranks": 4}):
+    for table in nccl.BENCHMARK.tables({"rows": [mine, its], "ranks": 4}):
         table.print()
     shown = capsys.readouterr().out
     assert "64 MiB" in shown
     assert "0.50 (0.50 to 0.50)" in shown
-    assert "1.50 (1.50 to 1.50)" in shown

@@ -17,6 +17,7 @@ from typing import Any
 from card import FIGURE, SKIPPED
 
 TIMED_OUT = (124, 137)  # exit codes of timeout(1)
+TABLES = re.compile(r"^[^\n]+:\n\n(?:\|[^\n]*\n)+", re.MULTILINE)  # of a benchmark: a title, and Markdown
 TESTS = re.compile(r"\d+ (?:passed|failed|skipped|error)[^=\n]*", re.MULTILINE)
 
 
@@ -29,6 +30,7 @@ class Step:
     seconds: float
     note: str
     figures: dict[str, Any] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
 
 
 def read(folder: Path) -> list[Step]:
@@ -41,6 +43,7 @@ def judge(folder: Path, name: str, code: str, started: str, ended: str) -> Step:
     tests = TESTS.findall(log)
     skipped = [line.partition(SKIPPED)[2] for line in lines if SKIPPED in line]
     step = Step(name, "passed", round(float(ended) - float(started), 1), tests[-1] if tests else "")
+    step.tables = TABLES.findall(log)
     for line in lines:
         if FIGURE in line:
             step.figures.update(json.loads(line.partition(FIGURE)[2]))
@@ -61,6 +64,9 @@ def show(steps: list[Step]) -> None:
         print(f"{step.name:20} {step.outcome:8} {step.seconds:7.1f}  {step.note}")
         for name, value in step.figures.items():
             print(f"{'':38}{name}: {value}")
+    for step in steps:
+        for table in step.tables:
+            print(f"\n{table}", end="")
 
 
 def main() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_gpu import FOLDER, needs_fake
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 HERE = Path(__file__).parent
 PATIENCE = 1800.0  # seconds: far longer than a correct run, even on a busy machine
@@ -68,9 +70,14 @@ def test_several_gpus(tmp_path: Path) -> None:
     program.chmod(0o755)
     steps = dry_run("several_cards.sh", tmp_path, GPUS="2")
     assert {step["outcome"] for step in steps.values()} == {"passed"}
-    assert list(steps) == ["0-facts", "1-each-gpu", "2-beside-nccl", "3-nccl-tests"]
-    (first, _) = steps["3-nccl-tests"]["figures"].values()
+    trained = ["4-ResNet-50", "4-BERT-large"]
+    assert list(steps) == ["0-facts", "1-each-gpu", "2-beside-nccl", "3-nccl-tests", *trained]
+    (first,) = steps["3-nccl-tests"]["figures"].values()
     assert "nccl-tests 9.50 GB/s" in first
+    for name in trained:
+        (table,) = steps[name]["tables"]
+        assert "2 GPUs, DDP" in table
+        assert "Horovod as published: VGG-16" in table
 
 
 def run_steps(folder: Path, options: str, steps: str) -> tuple[int, list[tuple[Any, ...]]]:
@@ -92,13 +99,13 @@ def test_a_step_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
         "step absent 5 echo 'SKIPPED: no card'\nstep late 5 sh -c 'exit 124'",
     )
     assert code == 1
-    assert [(name, outcome, note) for name, outcome, _, note, _ in results] == [
+    assert [(name, outcome, note) for name, outcome, _, note, *_ in results] == [
         ("good", "passed", ""),
         ("bad", "failed", "exit code 3: why"),
         ("absent", "skipped", "no card"),
         ("late", "failed", "over its limit"),
     ]
-    assert results[0][-1] == {"speed": 7}
+    assert results[0][4] == {"speed": 7}
 
 
 def test_wheels_are_installed_without_a_network(tmp_path: Path) -> None:
@@ -116,9 +123,49 @@ def test_wheels_are_installed_without_a_network(tmp_path: Path) -> None:
     assert (code, results[0][:2]) == (0, ("imported", "passed"))
 
 
-def test_resnet_50_has_the_tensors_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports modules of the benchmarks."""
     monkeypatch.syspath_prepend(str(HERE.parents[1] / "benchmarks"))
-    from common.models import resnet_50
+    return importlib.import_module
 
-    parameters = list(resnet_50().make_model().parameters())
-    assert (len(parameters), sum(parameter.numel() for parameter in parameters)) == (161, 25_557_032)
+
+@pytest.mark.parametrize("name", ["ResNet-50", "ResNet-101", "VGG-16", "BERT-large"])
+def test_models_have_the_parameters_of_their_papers(benchmarks: Any, name: str) -> None:
+    published = benchmarks("common.models").PUBLISHED[name]
+    with torch.device("meta"):
+        model = published.make_model(False)
+    assert sum(parameter.numel() for parameter in model.parameters()) == published.parameters
+
+
+def test_a_batch_is_halved_until_a_step_leaves_memory_to_the_exchange(benchmarks: Any) -> None:
+    def memory_of(batch: int) -> float:
+        if batch > 64:
+            raise torch.cuda.OutOfMemoryError
+        return batch / 80
+
+    largest_batch = benchmarks("scaling").largest_batch
+    assert largest_batch(256, memory_of) == 32
+    assert largest_batch(16, memory_of) == 16
+    assert largest_batch(256, lambda _: 1.0) == 0
+
+
+def test_rates_become_efficiency_beside_horovods(benchmarks: Any) -> None:
+    scaling = benchmarks("scaling")
+    rates = {scaling.ALONE: [100.0, 110.0, 120.0], "sirtaki": [95.0, 104.5, 114.0]}
+    row = {"model": "VGG-16", "gpus": 8, "device": "a GPU", "batch": 64, "parameters": 1e6, "rates": rates}
+    (table,) = scaling.tables({"rows": [row]})
+    assert table.rows[:2] == [
+        ["1 GPU, no communication", "110.0", ""],
+        ["8 GPUs, sirtaki", "104.5", "95.0% (95.0% to 95.0%)"],
+    ]
+    assert [cells[-1] for cells in table.rows[2:]] == ["90%", "68%"]
+
+
+@pytest.mark.parametrize("sums", [(2.0, 2.1), (2.0, float("nan")), (float("nan"), 2.0)])
+def test_rates_of_ranks_that_train_different_models_are_refused(
+    benchmarks: Any, sums: tuple[float, float]
+) -> None:
+    job = SimpleNamespace(ask=lambda *_, **__: [{"rate": 1.0, "sum": found} for found in sums])
+    with pytest.raises(SystemExit, match="VGG-16, sirtaki: the ranks' parameters differ"):
+        benchmarks("scaling").rate(job, "VGG-16", "sirtaki")
