@@ -34,7 +34,7 @@ from torch import nn
 import sirtaki.torch as hvd
 
 ALONE = "1 GPU, no communication"
-WARM_UP = 10  # steps before those that are measured: cuDNN tries its algorithms, sirtaki compares parameters
+WARM_UP = 5  # steps before those that are measured: cuDNN tries its algorithms, sirtaki compares parameters
 SMALL_BATCH = 2
 MOST_MEMORY = 0.7  # of what a GPU has free, for a step without communication: the exchange needs some, too
 MOST_DIFFERENCE = 1e-6  # of the sum of a model's parameters between ranks, relative
@@ -206,7 +206,7 @@ OPTIONS = [
     RANKS,
     choice("--models", list(PUBLISHED), "these models"),
     rounds(5, "blocks of each way"),
-    number("--steps", 30, "steps of a block"),
+    number("--steps", 15, "steps of a block"),
     number("--warm-up", WARM_UP, "steps before those that are measured", dest="warm_up"),
     TRY_ON_CPU,
 ]

@@ -36,7 +36,11 @@ def main() -> None:
     if shutil.which(PROGRAM) is None:
         skip(f"{PROGRAM} of nccl-tests is not on the PATH")
         return
-    measured: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+    results = Path(sys.argv[1])
+    if not results.exists():
+        skip(f"there is no {results.name}, with which these figures are compared")
+        return
+    measured: dict[str, Any] = json.loads(results.read_text())
     for row in measured["rows"]:
         if (row["collective"], row["who"]) == ("allreduce", "sirtaki"):
             for size, theirs in measure(row["bytes"], measured["ranks"]).items():

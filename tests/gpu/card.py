@@ -5,6 +5,7 @@ Torch is imported late: the table of the steps (table.py) needs the marks alone.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -74,6 +75,8 @@ class RealCard:
         torch.cuda.set_device(number)
         self._torch, self.device = torch, torch.device("cuda", number)
         self._cycles = 0.0  # per second
+        self._captured = torch.zeros(1, device=self.device)
+        self._captured.add_(1).zero_()  # loads kernels: a capture must not, and would wait for others' work
 
     def work_for(self, seconds: float) -> None:
         if not self._cycles:
@@ -94,16 +97,17 @@ class RealCard:
 
     def capture(self, seconds: float) -> None:
         torch = self._torch
-        graph, total = torch.cuda.CUDAGraph(), torch.zeros(1, device=self.device)
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(torch.cuda.Stream()):  # torch.cuda.graph() would first wait for the whole GPU
             graph.capture_begin(capture_error_mode="global")
-            total.add_(1)
+            self._captured.add_(1)
             time.sleep(seconds)
             graph.capture_end()
         graph.replay()
-        assert total.item() == 1, total
+        assert self._captured.item() == 1, self._captured
 
     def start_counting_memory(self) -> None:
+        gc.collect()
         self._torch.cuda.empty_cache()
         self._torch.cuda.reset_peak_memory_stats()
 

@@ -36,9 +36,10 @@ def version_of_xlas_interface() -> str:
     """Returns the version of XLA's foreign function interface, by jaxlib's own header."""
     try:
         import jax
-    except ImportError:
-        return "not here"
-    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+
+        header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    except (ImportError, AttributeError, RuntimeError, OSError) as error:  # or of versions that do not fit
+        return f"not here: {error}"
     return ".".join(re.findall(r"#define XLA_FFI_API_M(?:AJ|IN)OR\s+(\d+)", header))
 
 

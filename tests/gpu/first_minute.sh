@@ -1,5 +1,5 @@
 #!/bin/bash
-# Shows on a machine with one GPU what works there, in less than nine minutes, without a network, with the torch of
+# Shows on a machine with one GPU what works there, in at most ten minutes, without a network, with the torch of
 # `python`. Prints a table; logs, and all figures in results.json, are in $OUT (by default a new folder).
 #
 # Prepare, on a machine with a network:
@@ -20,10 +20,10 @@ step 0-facts 60 python "$HERE/facts.py"
 step 1-one-rank 80 env NCCL_DEBUG=INFO "NCCL_DEBUG_FILE=$OUT/nccl.%p.log" $CASES "one_rank and torch_gpu"
 step 2-staged 80 $CASES "staged and torch_gpu"
 step 3-two-hosts 80 $CASES two_hosts
-step 4-killed 50 $CASES killed
-step 5-jax-one-rank 30 $nccl $(ranks 1) python "$HERE/jax_collectives.py"
-step 5-jax-staged 35 $staged $(ranks 2) python "$HERE/jax_collectives.py"
-step 6-capture 20 $nccl $(ranks 1) python "$HERE/capture.py"
+step 4-killed 60 $CASES killed
+step 5-jax-one-rank 45 $nccl $(ranks 1) python "$HERE/jax_collectives.py"
+step 5-jax-staged 50 $staged $(ranks 2) python "$HERE/jax_collectives.py"
+step 6-capture 30 $nccl $(ranks 1) python "$HERE/capture.py"
 step 7-figures 40 $nccl $(ranks 1) python "$HERE/figures.py"
 step 8-torch-backend 60 $CASES "(one_rank or staged) and torch_backend"
 finish

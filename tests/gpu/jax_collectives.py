@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from typing import Any
+
+import numpy as np
+from card import skip
+
+if importlib.util.find_spec("jax") is None:
+    skip("jax is not installed here")
+    sys.exit()
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from card import skip
 
 import sirtaki.jax as hvd
 

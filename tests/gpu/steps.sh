@@ -2,7 +2,7 @@
 # that fails does not stop the next.
 #
 #   --dry-run        on a machine without a GPU: with the fake libraries that `make test` builds
-#   --wheels FOLDER  installs the wheels of a folder without a network, into $OUT/site: torch is not touched
+#   --wheels FOLDER  installs the wheels of a folder without a network, into a new folder: torch is not touched
 set -uo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 ROOT=${HERE%/tests/gpu}
@@ -16,8 +16,9 @@ while [ $# -gt 0 ]; do
   shift
 done
 OUT=${OUT:-$(mktemp -d "${TMPDIR:-/tmp}/sirtaki-gpu-XXXXXX")}
-mkdir -p "$OUT" && : >"$OUT/steps"
-export LC_ALL=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONPATH=$OUT/site:$ROOT/tests:$HERE${PYTHONPATH:+:$PYTHONPATH}
+mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd) && : >"$OUT/steps"
+SITE=$(mktemp -d "${TMPDIR:-/tmp}/sirtaki-site-XXXXXX") && trap 'rm -rf "$SITE"' EXIT
+export LC_ALL=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONPATH=$SITE:$ROOT/tests:$HERE${PYTHONPATH:+:$PYTHONPATH}
 export SIRTAKI_TEST_PATIENCE=${SIRTAKI_TEST_PATIENCE:-40}  # seconds in which a rank has to answer
 
 if [ "$DRY_RUN" ]; then  # a busy machine without a GPU is slower than a lent one
@@ -26,7 +27,7 @@ if [ "$DRY_RUN" ]; then  # a busy machine without a GPU is slower than a lent on
   export SIRTAKI_GPU_LIBRARIES=$CORE_TESTS/fake_gpu
 fi
 if [ "$WHEELS" ]; then
-  python -m pip install --quiet --no-index --no-deps --target "$OUT/site" "$WHEELS"/*.whl || exit 2
+  python -m pip install --quiet --no-index --no-deps --target "$SITE" "$WHEELS"/*.whl || exit 2
 fi
 
 # step NAME LIMIT COMMAND...: runs a command for at most LIMIT seconds; its output is in $OUT/NAME.log.
@@ -35,16 +36,16 @@ step() {
   shift 2
   [ "$DRY_RUN" ] && limit=600
   echo "$name: at most $limit s"
-  timeout -k 2 "$limit" "$@" >"$OUT/$name.log" 2>&1 </dev/null
+  timeout -k 5 "$limit" "$@" >"$OUT/$name.log" 2>&1 </dev/null
   code=$?
-  echo "$name $code $started $EPOCHREALTIME" >>"$OUT/steps"
+  echo "$name $code $started $EPOCHREALTIME $limit" >>"$OUT/steps"
 }
 
 # ranks COUNT: the start of a command that runs a program on so many ranks.
 ranks() { echo "python -m sirtaki.runner -np $1"; }
 
 # cases EXPRESSION: runs the tests of test_on_gpus.py that match, also where the other tests' packages are missing.
-CASES="python -m pytest -c $ROOT/pyproject.toml --confcutdir $HERE -p process_world -p no:cacheprovider -q -s"
+CASES="python -m pytest -c $ROOT/pyproject.toml --confcutdir $HERE -p process_world -p no:cacheprovider -v -s"
 CASES="$CASES $HERE/test_on_gpus.py -k"
 
 # finish: prints the table of the steps, and ends with 1 if a step has failed.

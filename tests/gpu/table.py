@@ -2,7 +2,7 @@
 
 Usage: table.py FOLDER
 
-The folder has a file `steps`, with a line `NAME EXIT_CODE START END` for each step, and a log NAME.log.
+The folder has a file `steps`, with a line `NAME EXIT_CODE START END LIMIT` for each step, and a log NAME.log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 from card import FIGURE, SKIPPED
 
-TIMED_OUT = (124, 137)  # exit codes of timeout(1)
 TABLES = re.compile(r"^[^\n]+:\n\n(?:\|[^\n]*\n)+", re.MULTILINE)  # of a benchmark: a title, and Markdown
 TESTS = re.compile(r"\d+ (?:passed|failed|skipped|error)[^=\n]*", re.MULTILINE)
 
@@ -37,7 +36,7 @@ def read(folder: Path) -> list[Step]:
     return [judge(folder, *line.split()) for line in (folder / "steps").read_text().splitlines()]
 
 
-def judge(folder: Path, name: str, code: str, started: str, ended: str) -> Step:
+def judge(folder: Path, name: str, code: str, started: str, ended: str, limit: str) -> Step:
     log = (folder / f"{name}.log").read_text(errors="replace")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     tests = TESTS.findall(log)
@@ -47,10 +46,11 @@ def judge(folder: Path, name: str, code: str, started: str, ended: str) -> Step:
     for line in lines:
         if FIGURE in line:
             step.figures.update(json.loads(line.partition(FIGURE)[2]))
-    if int(code) in TIMED_OUT:
-        step.outcome, step.note = "failed", "over its limit"
+    last = lines[-1] if lines else ""
+    if int(code) and step.seconds >= float(limit):
+        step.outcome, step.note = "failed", f"over its limit of {limit} s; last line: {last}"
     elif int(code):
-        step.outcome, step.note = "failed", step.note or f"exit code {code}: {lines[-1] if lines else ''}"
+        step.outcome, step.note = "failed", step.note or f"exit code {code}: {last}"
     elif skipped:
         step.outcome, step.note = "skipped", skipped[0].strip()
     elif tests and "passed" not in step.note:

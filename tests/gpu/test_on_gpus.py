@@ -5,6 +5,7 @@ first_minute.sh runs them one way after the other, and in a dry run on the fakes
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -24,12 +25,13 @@ import sirtaki.torch as hvd
 
 SHARES_A_GPU = 23003  # the first NCCL with several ranks on one
 MOST_RANKS = 4
-STAGED = {"SIRTAKI_GPU_BACKEND": "staged", "CUDA_VISIBLE_DEVICES": "0"}
+ONE_GPU = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
+STAGED = {"SIRTAKI_GPU_BACKEND": "staged", **ONE_GPU}
 # NCCL takes two ranks with different NCCL_HOSTID to be on two hosts, and connects them over sockets. With few
 # thread blocks, the kernels of both fit on the GPU.
 TWO_HOSTS = {
+    **ONE_GPU,
     "SIRTAKI_GPU_BACKEND": "nccl",
-    "CUDA_VISIBLE_DEVICES": "0",
     "NCCL_HOST_PER_RANK": "1",
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_IB_DISABLE": "1",
@@ -61,8 +63,8 @@ def test_a_rank_on_each_gpu(case: Case, gpus: int, run_on_gpus: Run) -> None:
 def test_two_ranks_on_one_gpu(case: Case, gpus: int, run_on_gpus: Run) -> None:
     if hvd.nccl_built() < SHARES_A_GPU:
         pytest.skip(f"NCCL {hvd.nccl_built()} allows one rank on a GPU; several need 2.30.3 (23003)")
-    environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8", "CUDA_VISIBLE_DEVICES": "0"}
-    run_on_gpus(2, case.name, SIRTAKI_GPU_BACKEND="nccl", **environment)
+    environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8"}
+    run_on_gpus(2, case.name, SIRTAKI_GPU_BACKEND="nccl", **environment, **ONE_GPU)
 
 
 @cases

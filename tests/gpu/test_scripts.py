@@ -94,16 +94,18 @@ def run_steps(folder: Path, options: str, steps: str) -> tuple[int, list[tuple[A
 def test_a_step_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
     code, results = run_steps(
         tmp_path,
-        "--dry-run",
+        "",
         "step good 5 echo 'FIGURE {\"speed\": 7}'\nstep bad 5 sh -c 'echo why; exit 3'\n"
-        "step absent 5 echo 'SKIPPED: no card'\nstep late 5 sh -c 'exit 124'",
+        "step absent 5 echo 'SKIPPED: no card'\nstep late 1 sh -c 'echo began; exec sleep 30'\n"
+        "step killed 5 sh -c 'echo working; kill -9 $$'",
     )
     assert code == 1
     assert [(name, outcome, note) for name, outcome, _, note, *_ in results] == [
         ("good", "passed", ""),
         ("bad", "failed", "exit code 3: why"),
         ("absent", "skipped", "no card"),
-        ("late", "failed", "over its limit"),
+        ("late", "failed", "over its limit of 1 s; last line: began"),
+        ("killed", "failed", "exit code 137: working"),
     ]
     assert results[0][4] == {"speed": 7}
 
