@@ -105,7 +105,10 @@ class ProcessWorld:
         for rank in self._ranks:
             rank.write(json.dumps(case) + "\n")
             rank.flush()
-        answers = [json.loads(rank.readline() or self._lost()) for rank in self._ranks]
+        try:
+            answers = [json.loads(rank.readline() or self._lost()) for rank in self._ranks]
+        except TimeoutError:
+            raise AssertionError(f"no answer in {PATIENCE:g} s:\n{self._written()}") from None
         failures = [answer for answer in answers if answer["error"]]
         if failures:
             raise AssertionError("\n".join(f"rank {a['rank']}:\n{a['error']}" for a in failures))
@@ -116,8 +119,12 @@ class ProcessWorld:
     def _lost(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)  # hvdrun's last line describes how the rank ended
+        raise AssertionError(f"a rank has ended:\n{self._written()}")
+
+    def _written(self) -> str:
+        """Returns the output of the ranks until now."""
         self._output.seek(0)
-        raise AssertionError(f"a rank has ended:\n{self._output.read()}")
+        return self._output.read()
 
     def close(self) -> None:
         """Ends the ranks, by force if necessary."""

@@ -17,7 +17,7 @@ export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} XLA_PYTHON_CLIENT_PREALLO
 nccl="env SIRTAKI_GPU_BACKEND=nccl" staged="env SIRTAKI_GPU_BACKEND=staged"
 
 step 0-facts 60 python "$HERE/facts.py"
-step 1-one-rank 80 env NCCL_DEBUG=INFO "NCCL_DEBUG_FILE=$OUT/nccl.%p.log" $CASES "one_rank and torch_gpu"
+step 1-one-rank 80 $CASES "one_rank and torch_gpu"
 step 2-staged 80 $CASES "staged and torch_gpu"
 step 3-two-hosts 80 $CASES two_hosts
 step 4-killed 60 $CASES killed

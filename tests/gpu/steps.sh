@@ -20,6 +20,7 @@ mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd) && : >"$OUT/steps"
 SITE=$(mktemp -d "${TMPDIR:-/tmp}/sirtaki-site-XXXXXX") && trap 'rm -rf "$SITE"' EXIT
 export LC_ALL=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONPATH=$SITE:$ROOT/tests:$HERE${PYTHONPATH:+:$PYTHONPATH}
 export SIRTAKI_TEST_PATIENCE=${SIRTAKI_TEST_PATIENCE:-40}  # seconds in which a rank has to answer
+export NCCL_DEBUG=${NCCL_DEBUG:-INFO} NCCL_DEBUG_FILE=${NCCL_DEBUG_FILE:-$OUT/nccl.%p.log}
 
 if [ "$DRY_RUN" ]; then  # a busy machine without a GPU is slower than a lent one
   export SIRTAKI_TEST_PATIENCE=300 TORCH_TENSORS_ON_GPUS=${GPUS:-1}

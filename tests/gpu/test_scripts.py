@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import process_world
 import pytest
 from fake_gpu import FOLDER, needs_fake
 
@@ -108,6 +109,34 @@ def test_a_step_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
         ("killed", "failed", "exit code 137: working"),
     ]
     assert results[0][4] == {"speed": 7}
+
+
+HANGING = """
+import runpy, sys, time
+sys.path.insert(0, sys.argv[1])
+import cases
+sys.modules["cases.hanging"] = cases
+
+def hang():
+    time.sleep(8)
+
+cases._cases["hanging.hang"] = cases.Case("hanging.hang", hang)
+sys.argv = sys.argv[3:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_case_that_hangs_shows_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "hanging.py"
+    script.write_text(HANGING)
+    start = process_world.hvdrun(1, sys.executable, script, HERE.parent, SIRTAKI_TEST_PATIENCE="3")
+    world = process_world.ProcessWorld(1, start)
+    monkeypatch.setattr(process_world, "PATIENCE", 5.0)
+    try:
+        with pytest.raises(AssertionError, match=r"(?s)no answer in 5 s.*hanging\.py\", line 8 in hang"):
+            world.run("hanging.hang")
+    finally:
+        world.close()
 
 
 def test_wheels_are_installed_without_a_network(tmp_path: Path) -> None:

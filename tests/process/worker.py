@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import socket
@@ -15,12 +16,14 @@ import pytest
 from cases import find
 from fake_gpu import tensors_on_gpus
 from gpu.card import name_own_host
+from process_world import PATIENCE
 
 import sirtaki.numpy as hvd
 
 
 def attempt(name: str) -> dict[str, str]:
     """Runs a case in a world of its own; returns its traceback as "error", its reason as "skipped", or ""."""
+    faulthandler.dump_traceback_later(0.9 * PATIENCE)  # of all threads, to the output of the world
     try:
         hvd.init()
         try:
@@ -31,6 +34,8 @@ def attempt(name: str) -> dict[str, str]:
         return {"error": "", "skipped": str(reason)}
     except BaseException:
         return {"error": traceback.format_exc(), "skipped": ""}
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return {"error": "", "skipped": ""}
 
 
