@@ -51,7 +51,7 @@ class Part:
         for module in self.needs:
             if importlib.util.find_spec(module) is None:
                 return f"{module} is not installed"
-        if self.script == "nccl":
+        if self.script in ("nccl", "scaling"):
             import torch
 
             return "" if torch.cuda.is_available() else "there is no GPU"
@@ -84,7 +84,8 @@ PARTS = {
     "tensorflow": Part(
         "TensorFlow beside its own strategy", "tensorflow_allreduce", 5, needs=("tensorflow",)
     ),
-    "gpu": Part("Operations and steps on GPUs beside NCCL and DDP", "nccl", 11),
+    "gpu": Part("Operations on GPUs beside NCCL", "nccl", 11),
+    "scaling": Part("Training of published models on GPUs beside DDP", "scaling", 5, is_drawn=False),
     "start": Part("Start", "startup", 3),
 }
 

@@ -5,7 +5,8 @@
 Each GPU has a rank and a batch of random samples; torch computes in bfloat16 where autocast allows it. The
 ways of training take turns in blocks of steps that follow each other without a pause, each with a new copy of
 the model. In the first way one rank trains without any communication, while the other ranks wait. Scaling
-efficiency is what each of N GPUs achieves, divided by what one GPU achieves alone, in the same round.
+efficiency is what each of N GPUs achieves, divided by what one GPU achieves alone, in the same round. By
+default DDP also broadcasts the statistics of batch normalisation before each forward pass.
 `--try-on-cpu` tries the benchmark where there is no GPU, beside gloo, with small versions of the models.
 """
 

@@ -58,7 +58,7 @@ class Table:
     def print(self) -> None:
         """Prints the table in colours on a terminal, else as Markdown: for a log that becomes a record."""
         if not sys.stdout.isatty() or find_spec("rich") is None:
-            print(f"\n{self.markdown()}")
+            print(f"\n{self.markdown(is_aligned=True)}")
             return
         from rich.console import Console
         from rich.table import Table as RichTable
@@ -75,18 +75,19 @@ class Table:
         wanted = Console(width=10_000).measure(table).maximum  # a truncated figure is useless
         Console(width=max(Console().width, wanted)).print(table)
 
-    def markdown(self) -> str:
-        lines = [self.head, *filter(None, self.rows)]
-        widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-        lines.insert(1, ["-" * width for width in widths])
-        return "\n".join([f"{self.title}:", "", *(self._line(cells, widths) for cells in lines)])
+    def markdown(self, is_aligned: bool = False) -> str:
+        lines = [self.head, ["---"] * len(self.head), *filter(None, self.rows)]
+        if is_aligned:
+            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+            lines = [self._aligned(line, widths) for line in lines]
+        return "\n".join([f"{self.title}:", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
-    def _line(self, cells: Sequence[str], widths: Sequence[int]) -> str:
-        padded = [
+    def _aligned(self, line: Sequence[str], widths: Sequence[int]) -> list[str]:
+        """Fills up the cells of a line: text to the right, numbers to the left."""
+        return [
             cell.ljust(width) if index < self.text_columns else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        return f"| {' | '.join(padded)} |"
 
 
 def make_table(
