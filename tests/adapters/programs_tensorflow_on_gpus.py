@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
@@ -86,12 +87,23 @@ def many_at_once(fake: FakeGpu) -> None:
             check(result, (2 * values(tf.float32) + 1 - 2 * hvd.rank()) * (i + 1))
 
 
+def through_the_host(fake: FakeGpu) -> None:
+    """Without the setting, in another world."""
+    hvd.shutdown()
+    os.environ["SIRTAKI_TENSORFLOW_ON_GPUS"] = "0"
+    hvd.init()
+    before = fake.calls("ncclAllReduce")
+    sums = hvd.allreduce(on_gpu(values(tf.float32)), op=hvd.Sum)
+    check(sums, 2 * values(tf.float32) + 1 - 2 * hvd.rank(), "CPU:0")
+    assert fake.calls("ncclAllReduce") == before
+
+
 def main() -> None:
     fake = FakeGpu()
     fake.set("delay", LATE)
     load_library.load_pluggable_device_library(sys.argv[1])
     hvd.init()
-    for case in (sums, parts, on_the_cpu, functions, many_at_once):
+    for case in (sums, parts, on_the_cpu, functions, many_at_once, through_the_host):
         case(fake)
         assert fake.misuse() == "", fake.misuse()
         print(f"well: {case.__name__}")
