@@ -25,7 +25,7 @@ from common.report import Columns, Row, Table, Target, at_most, make_table
 from common.torch_ranks import TorchRank
 
 import sirtaki.torch as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.autotune import tuner_of
 
 RANKS = 2

@@ -6,11 +6,14 @@ import os
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sirtaki.bindings.config import Config, call
-from sirtaki.bindings.errors import Failure, error_of, status_name
+from sirtaki.bindings.errors import Failure, NotInitializedError, error_of, status_name
 from sirtaki.bindings.library import ffi, lib, text
 from sirtaki.bindings.observing.profiling import profiled
 from sirtaki.bindings.observing.step_counters import CompressionCounters, StepCounters
@@ -82,8 +85,8 @@ class Context:
             "srt_peer[]", [(host, p.pid, p.host_index) for host, p in zip(hosts, topology.peers, strict=True)]
         )
         described = ffi.new("srt_topology *", {"struct_size": ffi.sizeof("srt_topology"), "peers": peers})
-        for field in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
-            setattr(described, field, getattr(topology, field))
+        for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+            setattr(described, name, getattr(topology, name))
         out = ffi.new("srt_context **")
         call(lib.srt_create, config.pointer, described, out)
         self._native = _Native(out[0])
@@ -509,3 +512,50 @@ class _TimelineFile:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
+
+
+# ---- The calling code's context: the process's own, unless a thread has selected another ---------------
+# Only module-level functions (`hvd.allreduce`, …) look it up. Objects that live longer, such as handles and
+# optimizers, keep the context that they were created with: autograd calls them from other threads.
+
+
+@dataclass
+class _Process:
+    """The context that init() made in this process."""
+
+    context: Context | None = None
+    was_shut_down: bool = False
+    after_init: list[Callable[[Context], None]] = field(default_factory=list)  # what frameworks do then
+
+
+process = _Process()
+_thread_context: ContextVar[Context | None] = ContextVar("sirtaki_context", default=None)
+
+
+def find() -> Context | None:
+    """Returns the current context; None before init() and after shutdown()."""
+    return _thread_context.get() or process.context
+
+
+def current() -> Context:
+    """Returns the current context.
+
+    Raises:
+        NotInitializedError: no context is current.
+    """
+    context = _thread_context.get() or process.context
+    if context is None:
+        state = "already shut down" if process.was_shut_down else "not initialised"
+        when = "again before" if process.was_shut_down else "in every rank, before"
+        raise NotInitializedError(f"sirtaki is {state} in this process: call hvd.init() {when} anything else")
+    return context
+
+
+@contextmanager
+def using(context: Context) -> Iterator[Context]:
+    """Makes a context current for this thread (or asyncio task), as when ranks are threads."""
+    token = _thread_context.set(context)
+    try:
+        yield context
+    finally:
+        _thread_context.reset(token)

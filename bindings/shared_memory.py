@@ -9,8 +9,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import UnsupportedError, error_of
 from sirtaki.bindings.library import ffi, lib, text
 

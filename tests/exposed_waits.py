@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import sirtaki.numpy as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.observing import observe
 
 PAUSE = 0.5  # seconds

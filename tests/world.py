@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from sirtaki.bindings import default_context
 from sirtaki.bindings.bootstrap.connection.encryption import Certificate, TlsConnection
 from sirtaki.bindings.config import Config
-from sirtaki.bindings.context import Context
+from sirtaki.bindings.context import Context, using
 from sirtaki.bindings.library import ffi, lib
 from sirtaki.bindings.topology import Peer, SharedMemory, Topology
 
@@ -39,7 +38,7 @@ class World:
         """
 
         def as_rank(context: Context) -> Any:
-            with default_context.using(context):
+            with using(context):
                 return body(*arguments, **options)
 
         futures = [self.pool.submit(as_rank, context) for context in self.contexts]

@@ -15,8 +15,7 @@ from sirtaki.auto.gate import Gate, broadcast
 from sirtaki.auto.private_files import PrivateFiles, redirect
 from sirtaki.auto.random_states import sources_of, why_not_auto
 from sirtaki.auto.script import Script, find
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common import basics

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current, find, process
+from sirtaki.bindings.context import Context, current, find, process
 from sirtaki.bindings.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,

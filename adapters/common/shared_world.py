@@ -10,8 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from sirtaki.bindings.bootstrap.job import WORKER
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.context import Context, find
 from sirtaki.bindings.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current, process
+from sirtaki.bindings.context import Context, current, process
 from sirtaki.common.ops.handles import Operation, pooled_batch, run
 from sirtaki.common.ops.objects import view_of_bytes
 from sirtaki.common.ops.reduction import Call, Reduction, describe

@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from sirtaki.bindings import default_context
 from sirtaki.bindings.bootstrap import lifecycle
 from sirtaki.bindings.bootstrap.job import END, RendezvousError, RendezvousTimeout
 from sirtaki.bindings.bootstrap.tables import TableNews, count_servers, enter_table
-from sirtaki.bindings.context import SHUTDOWN_MS, Context
+from sirtaki.bindings.context import SHUTDOWN_MS, Context, using
 from sirtaki.bindings.errors import (
     DeadlineError,
     HorovodInternalError,
@@ -49,7 +48,7 @@ def world_of_next_table(context: Context) -> Context | None:
     except RendezvousError as error:
         raise InitializationError(f"rank {context.rank} could not make the table: {error}") from None
     lifecycle.note_table(table)
-    with default_context.using(table):
+    with using(table):
         broadcast_object(sys.path)
     return table
 
@@ -96,7 +95,7 @@ class TableServer:
             return
         self._open += 1
         try:
-            with default_context.using(context):
+            with using(context):
                 path = broadcast_object()
                 sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
             self._serve(context, lambda failure: self._leave(context, failure))

@@ -14,8 +14,7 @@ import socket
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.library import PATH
 from sirtaki.common.ops.objects import broadcast_object

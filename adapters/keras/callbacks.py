@@ -9,8 +9,7 @@ from weakref import WeakSet, ref
 import keras
 import numpy as np
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.common.hints import hint
 from sirtaki.common.ops.objects import allgather_object, broadcast_object
 from sirtaki.common.ops.process_sets import global_process_set

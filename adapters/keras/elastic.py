@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.elastic.decorator import run
 from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.elastic.state import ObjectState, State

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from sirtaki import numpy as arrays
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops.objects import allgather_object
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Sum

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.process_sets import ProcessSet
 from sirtaki.common.ops.reduction import Max, Min

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.context import Context, find
 from sirtaki.bindings.survivors import Survivor
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.training.combinations import refuse_combinations

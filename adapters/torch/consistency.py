@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import MAX, MIN
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set

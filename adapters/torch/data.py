@@ -12,8 +12,7 @@ from torch.utils import data
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current, find
+from sirtaki.bindings.context import Context, current, find
 from sirtaki.common.epochs import Epoch, note_batch
 from sirtaki.common.hints import hint
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.context import Context, find
 from sirtaki.bindings.observing import observe
 from sirtaki.common.hints import hint
 from sirtaki.torch.ops.autograd import averaged_losses

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops import joining
 from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set

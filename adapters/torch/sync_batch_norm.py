@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.context import find
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.training.shares import refuse_derivative
 from sirtaki.torch._private import BatchNormBase

@@ -65,7 +65,7 @@ class OwnRank(Rank):
     def __init__(self, _: Path, folder: str) -> None:
         import sirtaki.numpy as hvd
         from common.memory_bound import MemoryBound
-        from sirtaki.bindings.default_context import current
+        from sirtaki.bindings.context import current
 
         hvd.init()
         number, size, context = hvd.rank(), hvd.size(), current()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sirtaki.bindings import default_context, variables
+from sirtaki.bindings import variables
 from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, restrict_nccl
 from sirtaki.bindings.bootstrap.connection.key import KEY_ADVICE
 from sirtaki.bindings.bootstrap.job import DEBUGGED, WORKER, Identity, Job, RendezvousError, RendezvousTimeout
@@ -27,7 +27,7 @@ from sirtaki.bindings.bootstrap.providers import World, find_world
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.world_builder import WorldBuilder, single_rank_context
 from sirtaki.bindings.config import Config
-from sirtaki.bindings.context import SHUTDOWN_MS, Context
+from sirtaki.bindings.context import SHUTDOWN_MS, Context, process
 from sirtaki.bindings.errors import (
     DeadlineError,
     ForkedError,
@@ -71,7 +71,7 @@ def check_repeated_init(arguments: Mapping[str, Any]) -> None:
         ValueError: an argument differs from the first call.
     """
     check_not_forked()
-    context = default_context.process.context
+    context = process.context
     if context is None:
         return
     for name, value in arguments.items():
@@ -86,7 +86,7 @@ def check_repeated_init(arguments: Mapping[str, Any]) -> None:
 
 def check_not_forked() -> None:
     """Raises ForkedError if this is a child of the process that called init()."""
-    context = default_context.process.context
+    context = process.context
     if context is not None and _rank.pid != os.getpid():
         raise ForkedError(
             f"this process (pid {os.getpid()}) was forked from rank {context.rank} (pid {_rank.pid}), which "
@@ -118,14 +118,14 @@ def start(
         DeadlineError: a rank did not arrive in time; the text names it.
         InitializationError: the ranks are inconsistent, or this process is a child of a rank.
     """
-    if default_context.process.context is not None:
+    if process.context is not None:
         return
     restrict_nccl()
     _wait_for_debugger()
     if WORKER in os.environ:
-        from sirtaki.bindings.bootstrap.elastic import process
+        from sirtaki.bindings.bootstrap.elastic import process as elastic
 
-        process.attach()
+        elastic.attach()
         _install_exit_hooks()
         return
     enter(lambda: find_world(rank, size, address, key, comm))
@@ -164,7 +164,7 @@ def enter(find: Callable[[], World], counts: bool = True) -> Context:
         raise DeadlineError(f"{where} could not start: {error}") from None
     except RendezvousError as error:
         raise InitializationError(f"{where} could not start: {error}") from None
-    default_context.process.context = context
+    process.context = context
     context.set_process_context()
     os.environ[_RANK_VARIABLE] = f"{world.job.id}:{world.rank}:{os.getpid()}"
     _install_exit_hooks()
@@ -195,16 +195,16 @@ def stop() -> None:
     """
     if _rank.pid != os.getpid():  # a forked child: the rank keeps running
         return
-    context = default_context.process.context
+    context = process.context
     if context is None:
         return
-    default_context.process.was_shut_down = True
+    process.was_shut_down = True
     leave(context)
 
 
 def leave(context: Context, timeout_ms: int = SHUTDOWN_MS) -> None:
     """Completes the operations of a world, unless it has failed, and ends this process's part in it."""
-    default_context.process.context = None
+    process.context = None
     os.environ.pop(_RANK_VARIABLE, None)
     context.clear_process_context()
     for table in list(_rank.tables):
@@ -236,14 +236,14 @@ def forget() -> None:
 
     An engine may use the process again: the ranks of its next job have not been in the same worlds before.
     """
-    context = default_context.process.context
+    context = process.context
     if context is not None and _rank.pid in (0, os.getpid()):
         leave(context, SHUTDOWN_MS if context.failure is None else 0)
     if _rank.server is not None:
         _rank.server.close()
     _rank.generation, _rank.server, _rank.aborted, _rank.is_claimed = 0, None, False, False
     _rank.pid, _rank.arguments = 0, {}
-    default_context.process.was_shut_down = False
+    process.was_shut_down = False
 
 
 def _join(world: World, counts: bool) -> Context:
@@ -348,7 +348,7 @@ def abort(error: BaseException) -> bool:
 
     Returns whether the world had failed before.
     """
-    context = default_context.process.context
+    context = process.context
     if context is None or _rank.aborted:
         return False
     reason = reason_of(error)
@@ -369,7 +369,7 @@ def report_can_stop() -> None:
 
 def is_failure_caused_elsewhere() -> bool:
     """Returns whether this rank's world has failed because of another rank."""
-    context = default_context.process.context
+    context = process.context
     return context is not None and _is_caused_elsewhere(context)
 
 
@@ -380,7 +380,7 @@ def _abort_on_exception(kind: type[BaseException], error: BaseException, trace: 
 
 def _report_thread(ended: threading.ExceptHookArgs) -> None:
     """Shows and reports an exception that has ended a thread, without which Python lets the process go on."""
-    error, context = ended.exc_value, default_context.process.context
+    error, context = ended.exc_value, process.context
     if error is None or isinstance(error, SystemExit):
         _rank.previous_thread_hook(ended)
         return

@@ -21,9 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sirtaki.bindings import default_context
 from sirtaki.bindings.config import call
-from sirtaki.bindings.context import Context
+from sirtaki.bindings.context import Context, process
 from sirtaki.bindings.library import lib
 from sirtaki.bindings.observing.observe import activity, slowest_tensors, statistics
 from sirtaki.bindings.observing.ownership import held_folder, others_can_write
@@ -79,7 +78,7 @@ class StateWriter:
             self._end.wait(INTERVAL_SECONDS)
 
     def _write(self) -> None:
-        context = default_context.process.context
+        context = process.context
         is_member = context is not None and not context.is_provisional
         begin = time.time()
         if context is not None and is_member:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sirtaki.bindings import default_context
 from sirtaki.bindings.bootstrap import lifecycle
+from sirtaki.bindings.context import process
 from sirtaki.bindings.observing import user_code
 from sirtaki.runner.function.call import show_sources
 from sirtaki.runner.function.errors import RunError
@@ -71,7 +71,7 @@ def call_on_rank(
 
 def end_world(error: BaseException) -> None:
     """Ends this rank's world because of an exception, which loses its internal frames."""
-    context = default_context.process.context
+    context = process.context
     user_code.hide_internal_frames(error, context is not None and context.failure is not None)
     lifecycle.abort(error)
 

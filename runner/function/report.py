@@ -25,10 +25,10 @@ def exit_code(end: SystemExit) -> int:
 
 def report_of(error: BaseException, kind: str) -> dict[str, Any]:
     """Returns the report of an exception; removes internal frames from its traceback."""
-    from sirtaki.bindings import default_context  # imported late: they open the core
+    from sirtaki.bindings.context import process  # imported late: they open the core
     from sirtaki.bindings.observing.user_code import hide_internal_frames, is_own
 
-    context = default_context.process.context
+    context = process.context
     hide_internal_frames(error, context is not None and context.failure is not None)
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     if all(map(is_own, files)):  # sirtaki's own frames say nothing to users

@@ -15,7 +15,7 @@ from torch import nn
 from world import in_world
 
 import sirtaki.torch as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.training.combinations import CHOICES, RULES, as_markdown
 

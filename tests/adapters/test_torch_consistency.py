@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from world import world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.context import current  # noqa: E402
 from sirtaki.bindings.observing.observe import operation_counts  # noqa: E402
 from sirtaki.common.exceptions import ParametersDifferError  # noqa: E402
 from sirtaki.common.training import round_checks  # noqa: E402

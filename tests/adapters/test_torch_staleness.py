@@ -20,7 +20,7 @@ import torch
 from world import world
 
 import sirtaki.torch as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.torch.training.stale.clock import ClockReport, Decision, GlobalBatchClock, WorkerClock
 

@@ -19,8 +19,7 @@ from fake_gpu.tensors import PATIENCE, STREAMS, FakeTensors  # noqa: E402  # it 
 from world import in_world, world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.context import Context  # noqa: E402
-from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.context import Context, current  # noqa: E402
 from sirtaki.bindings.request import ALLREDUCE, SUM, Batch  # noqa: E402
 from sirtaki.bindings.topology import Peer, Topology  # noqa: E402
 from sirtaki.common.ops.reduction import Call, Reduction, describe  # noqa: E402

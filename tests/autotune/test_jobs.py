@@ -25,7 +25,7 @@ import hashlib, sys, time
 import torch
 import sirtaki.torch as hvd
 from sirtaki.bindings import config
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.autotune import tuner_of
 
 most_steps, *names = sys.argv[1:]
@@ -95,7 +95,7 @@ import jax, optax
 import jax.numpy as jnp
 import sirtaki.jax as hvd
 from sirtaki.bindings import config
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.autotune import tuner_of
 
 most_programs, *names = sys.argv[1:]
@@ -132,7 +132,7 @@ print("END", hvd.rank(), programs, bits, *(config.in_use(current(), one) for one
 """
 TWO_WORLDS = f"""
 import sirtaki.numpy as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.observing.step_counters import Stepper
 
 for _ in range(2):

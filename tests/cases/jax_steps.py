@@ -15,7 +15,7 @@ from exposed_waits import assert_exposed, assert_late_rank_is_waited_for, expose
 
 import sirtaki.jax as hvd
 from cases import case
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.jax.ops import arrays, lowering, primitives
 
 PARAMETERS = {"w": jnp.ones((3, 2), jnp.float32), "b": jnp.zeros(2, jnp.float32)}

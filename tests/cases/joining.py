@@ -8,7 +8,7 @@ import pytest
 import sirtaki.numpy as hvd
 from cases import case
 from sirtaki.bindings import request
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import MismatchError
 from sirtaki.bindings.request import Batch
 

@@ -13,7 +13,7 @@ import sirtaki.keras as hvd
 from cases import case, periodic_replicas
 from cases.keras_models import assert_alike, values_of
 from cases.warned import warnings_of_this_rank
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
 

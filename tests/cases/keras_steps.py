@@ -14,7 +14,7 @@ from exposed_waits import assert_exposed, assert_late_rank_is_waited_for, expose
 import sirtaki.keras as hvd
 from cases import case
 from cases.keras_models import BATCH, data_of, make_model
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 
 STEPS = 3
 OPTIONS: dict[str, dict[str, Any]] = {

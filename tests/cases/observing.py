@@ -12,7 +12,7 @@ from timelines import read_trace, slices_named
 
 import sirtaki.numpy as hvd
 from cases import case
-from sirtaki.bindings import default_context
+from sirtaki.bindings.context import current
 from sirtaki.bindings.observing import observe
 
 
@@ -78,7 +78,7 @@ def failed_operations_have_no_backend() -> None:
 
 @case()
 def the_slowest_tensors_are_those_for_which_the_program_waited() -> None:
-    context = default_context.current()
+    context = current()
     hvd.allreduce(np.ones(10, np.float32), name="before")
     hvd.barrier()
     (before,) = observe.slowest_tensors(context, 10)
@@ -125,7 +125,7 @@ def durations_tell_the_late_rank_from_those_that_waited() -> None:
 
 @case(least=2)
 def an_activity_is_that_of_the_oldest_operation() -> None:
-    context = default_context.current()
+    context = current()
     assert observe.activity(context)["operations"] == 0
     hvd.barrier()
     if hvd.rank() == 0:

@@ -7,7 +7,7 @@ import pytest
 
 import sirtaki.numpy as hvd
 from cases import case
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import HorovodInternalError, MismatchError
 from sirtaki.bindings.request import Batch
 

@@ -15,7 +15,7 @@ from timelines import read_trace, slices_named
 
 import sirtaki.numpy as hvd
 from cases import case
-from sirtaki.bindings import default_context
+from sirtaki.bindings.context import current
 from sirtaki.bindings.observing import state_file
 from sirtaki.bindings.observing.watch_marks import RECORDER, TIMELINE, Order, place_order
 
@@ -29,7 +29,7 @@ def ordered(action: str, seconds: float = LONG) -> Iterator[tuple[state_file.Rec
         folder = Path(name)
         place_order(folder, Order(1, action, str(folder / "files"), seconds))
         found = state_file.Recordings(folder)
-        found.look(default_context.current())
+        found.look(current())
         yield found, folder / "files"
         found.stop()
 
@@ -85,7 +85,7 @@ def a_recorder_has_more_operations_than_a_failure_report() -> None:
 @case()
 def a_timeline_is_recorded_for_its_time() -> None:
     with ordered(TIMELINE, 0.5) as (found, folder):
-        context = default_context.current()
+        context = current()
         expected = {"number": 1, "file": str(file_of(folder)), "note": "", "error": ""}
         assert answer_of(found) == expected
         assert context.timeline.path == ""
@@ -102,7 +102,7 @@ def a_timeline_that_becomes_too_large_ends() -> None:
         state_file.MAX_BYTES = 1
         with ordered(TIMELINE) as (found, folder):
             assert answer_of(found)["note"].endswith(" s: its file has reached 0 MiB")
-            assert default_context.current().timeline.path == ""
+            assert current().timeline.path == ""
             read_trace(file_of(folder))
         hvd.barrier()
     finally:
@@ -111,7 +111,7 @@ def a_timeline_that_becomes_too_large_ends() -> None:
 
 @case()
 def a_timeline_of_the_program_is_not_replaced() -> None:
-    context = default_context.current()
+    context = current()
     with tempfile.TemporaryDirectory() as name:
         hvd.start_timeline(Path(name) / "own")
         with ordered(TIMELINE) as (found, folder):
@@ -126,7 +126,7 @@ def a_timeline_of_the_program_is_not_replaced() -> None:
 
 @case()
 def a_timeline_that_the_program_starts_meanwhile_goes_on() -> None:
-    context = default_context.current()
+    context = current()
     with tempfile.TemporaryDirectory() as name, ordered(TIMELINE) as (found, folder):
         wait_for(lambda: context.timeline.path == str(file_of(folder)))
         hvd.start_timeline(Path(name) / "own")
@@ -142,7 +142,7 @@ def a_timeline_that_the_program_starts_meanwhile_goes_on() -> None:
 @case()
 def a_rank_that_leaves_ends_its_recording() -> None:
     with ordered(TIMELINE) as (found, folder):
-        wait_for(lambda: default_context.current().timeline.path == str(file_of(folder)))
+        wait_for(lambda: current().timeline.path == str(file_of(folder)))
         found.stop()
         assert answer_of(found)["note"].endswith(" s: the rank has left its world")
 
@@ -160,6 +160,6 @@ def a_folder_that_others_could_have_made_is_not_written_to() -> None:
             place_order(folder.parent, Order(number, RECORDER, str(folder.parent / name), LONG))
             found.answer = None
             wait_for(lambda: not found.is_recording)
-            found.look(default_context.current())
+            found.look(current())
             assert "is not a folder of this user's own" in answer_of(found)["error"]
             assert list((folder.parent / name).iterdir()) == []

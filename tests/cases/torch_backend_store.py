@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 import sirtaki.torch as hvd
 from cases import case
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.common.exceptions import InitializationError
 from sirtaki.torch.backend import init_method
 

@@ -12,8 +12,7 @@ from torch import Tensor
 import sirtaki.torch as hvd
 from cases import case
 from cases.warned import warnings_of_this_rank
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current, using
+from sirtaki.bindings.context import Context, current, using
 from sirtaki.common.ops.tensor import DTYPE_CODES
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (70_001,)]

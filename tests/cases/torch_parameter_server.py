@@ -16,7 +16,7 @@ from cases import case
 from cases.torch_models import OPTIMIZERS, network
 from cases.torch_staleness import gradients
 from sirtaki.bindings.bootstrap.tables import count_servers
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.ownership import owners_of

@@ -13,7 +13,7 @@ from cases.torch_models import assert_same_on_all_ranks, generator, network, sgd
 from cases.torch_periodic import CLOSE, Outer, Replicas, data, train_step
 from cases.warned import warnings_of_this_rank
 from cases.wire_formats import rounded
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import UnsupportedError
 
 

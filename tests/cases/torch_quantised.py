@@ -14,7 +14,7 @@ from cases import case
 from cases.torch_models import assert_same_on_all_ranks, generator
 from cases.warned import warnings_of_this_rank
 from cases.wire_formats import rounded
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 
 FORMATS = ["int8", "fp8"]
 Array = np.ndarray

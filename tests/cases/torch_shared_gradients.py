@@ -25,7 +25,7 @@ from cases.torch_models import (
     train,
     whole_loss,
 )
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.request import CPU
 from sirtaki.torch import device
 

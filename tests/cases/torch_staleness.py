@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sirtaki.torch as hvd
 from cases import case
 from cases.torch_models import assert_same_on_all_ranks, generator, network, sgd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.torch.training.stale.rounds import Update

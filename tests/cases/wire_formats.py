@@ -9,7 +9,7 @@ import pytest
 import sirtaki.numpy as hvd
 from cases import case
 from sirtaki.bindings import request as core
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import MismatchError
 from sirtaki.bindings.library import quantise, wire_formats
 from sirtaki.common.ops.collectives import Collectives

@@ -87,7 +87,7 @@ def _work(
 ) -> None:
     import sirtaki.numpy as hvd
     from sirtaki.bindings.bootstrap import lifecycle
-    from sirtaki.bindings.default_context import current
+    from sirtaki.bindings.context import current
     from sirtaki.bindings.survivors import Survivors
     from sirtaki.common.elastic.state import GenerationStart
 

@@ -15,7 +15,7 @@ import pytest
 from world import world
 
 import sirtaki.keras as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.elastic.state import GenerationStart

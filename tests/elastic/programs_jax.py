@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import sirtaki.jax as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
 from sirtaki.bindings.survivors import Membership
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sirtaki.keras as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt, UnsupportedError
 from sirtaki.keras.callbacks import sync_variables
 

@@ -12,7 +12,7 @@ import pytest
 from world import World, world
 
 import sirtaki.numpy as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import HorovodInternalError, ParametersDifferError, UnsupportedError
 from sirtaki.common.elastic.state import GenerationStart
 from sirtaki.numpy.elastic import ArraysState

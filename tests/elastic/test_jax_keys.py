@@ -10,7 +10,7 @@ import jax.numpy as jnp  # noqa: E402
 from world import world  # noqa: E402
 
 import sirtaki.jax as hvd  # noqa: E402
-from sirtaki.bindings.default_context import using  # noqa: E402
+from sirtaki.bindings.context import using  # noqa: E402
 from sirtaki.bindings.survivors import Survivors  # noqa: E402
 
 

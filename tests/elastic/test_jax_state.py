@@ -16,7 +16,7 @@ import numpy as np  # noqa: E402
 from world import world  # noqa: E402
 
 import sirtaki.jax as hvd  # noqa: E402
-from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.context import current  # noqa: E402
 from sirtaki.bindings.errors import ParametersDifferError  # noqa: E402
 from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 from sirtaki.jax.elastic import JaxState  # noqa: E402

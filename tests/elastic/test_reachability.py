@@ -246,7 +246,7 @@ def test_a_rank_that_others_blame_while_it_lives_enlists(kind: str, monkeypatch:
     state: Any = SimpleNamespace(can_restore=lambda: True, _checkpoints=None)
     failure = SimpleNamespace(kind=kind, culprit=2, text="no answer")
     context = SimpleNamespace(rank=2, failure=failure, has_missed_peer=False)
-    monkeypatch.setattr(loop.default_context.process, "context", context)
+    monkeypatch.setattr(loop.this_process, "context", context)
     here = arbiters_place(2, 4, [0], [0, 1, 2], generation=7)
     report = loop._loss(found, here, state, HorovodInternalError("no answer"))  # type: ignore[arg-type]
     assert report == Enlist(7, "lost", 4, True, 2, kind, "no answer")

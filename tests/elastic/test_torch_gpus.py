@@ -25,8 +25,7 @@ from fake_gpu.tensors import PATIENCE, FakeTensors  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.context import Context  # noqa: E402
-from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.context import Context, current  # noqa: E402
 from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here

@@ -13,7 +13,7 @@ from elastic.torch_job import Job, Worker, assert_equal, content, one_thread, tr
 from torch import nn  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.context import current  # noqa: E402
 from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 
 __all__ = ["one_thread"]  # a fixture that applies to all tests here

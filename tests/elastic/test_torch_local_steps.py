@@ -16,7 +16,7 @@ from elastic.torch_job import Job, Worker, assert_equal, one_thread, receive, st
 from torch import nn  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.context import current  # noqa: E402
 from sirtaki.common.elastic.state import GenerationStart  # noqa: E402
 from sirtaki.common.exceptions import NotInitializedError  # noqa: E402
 

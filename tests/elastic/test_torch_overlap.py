@@ -16,7 +16,7 @@ from elastic.torch_job import KINDS, Job, Worker, assert_equal, batch, content, 
 from torch import nn  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.context import current  # noqa: E402
 from sirtaki.bindings.errors import HorovodInternalError, NotInitializedError  # noqa: E402
 from sirtaki.bindings.survivors import Membership  # noqa: E402
 from sirtaki.torch.training.overlapped import flight  # noqa: E402

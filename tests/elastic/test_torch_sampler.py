@@ -17,7 +17,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.default_context import current, using  # noqa: E402
+from sirtaki.bindings.context import current, using  # noqa: E402
 from sirtaki.bindings.survivors import Survivors  # noqa: E402
 
 __all__ = ["alone", "one_thread"]  # fixtures that apply to all tests here

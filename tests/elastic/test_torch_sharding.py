@@ -15,7 +15,7 @@ from elastic.torch_job import Job, Worker, assert_equal, batch, one_thread  # no
 from torch import nn  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.context import current  # noqa: E402
 from sirtaki.bindings.errors import UnsupportedError  # noqa: E402
 from sirtaki.common.elastic.slices import keeper_of  # noqa: E402
 from sirtaki.common.elastic.state import GenerationStart  # noqa: E402

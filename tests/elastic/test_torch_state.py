@@ -16,7 +16,7 @@ from torch import Tensor, nn  # noqa: E402
 from world import world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.context import current  # noqa: E402
 from sirtaki.bindings.errors import HorovodInternalError  # noqa: E402
 
 __all__ = ["alone", "one_thread"]  # fixtures that apply to all tests here

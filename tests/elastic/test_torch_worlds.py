@@ -30,7 +30,7 @@ from torch import nn  # noqa: E402
 from world import world  # noqa: E402
 
 import sirtaki.torch as hvd  # noqa: E402
-from sirtaki.bindings.default_context import current  # noqa: E402
+from sirtaki.bindings.context import current  # noqa: E402
 from sirtaki.bindings.errors import HorovodInternalError, NotInitializedError  # noqa: E402
 from sirtaki.bindings.survivors import Survivors  # noqa: E402
 from sirtaki.common.elastic.state import GenerationStart  # noqa: E402

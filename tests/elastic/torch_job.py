@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from world import world
 
 import sirtaki.torch as hvd
-from sirtaki.bindings.default_context import current, using
+from sirtaki.bindings.context import current, using
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.elastic.state import GenerationStart
 

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from fake_gpu import FOLDER, FakeGpu
 from sirtaki.bindings import waiting
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.context import Context, find
 from sirtaki.bindings.request import Batch, DeviceOutput
 from sirtaki.torch import _private, device
 from sirtaki.torch.backend import work

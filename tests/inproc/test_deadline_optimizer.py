@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from world import in_world, world
 
 import sirtaki.torch as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.ops.handles import Handle

@@ -163,7 +163,7 @@ def test_a_lost_rank_is_an_error() -> None:
             hvd.allreduce(mine(0), name="x", **ALL)
 
     def raise_on_the_others() -> None:
-        from sirtaki.bindings.default_context import current
+        from sirtaki.bindings.context import current
 
         current().abort("rank 1 gives up")
 

@@ -15,7 +15,7 @@ from world import TRANSPORTS, in_world, world
 
 import sirtaki.numpy as hvd
 from sirtaki.bindings import context as context_module
-from sirtaki.bindings import default_context
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import (
     AbortedError,
     DeadlineError,
@@ -33,7 +33,7 @@ def test_an_abort_ends_what_every_rank_has_in_flight(transport: str) -> None:
     begun = threading.Barrier(3)
 
     def body() -> None:
-        context = default_context.current()
+        context = current()
         if context.rank == 1:
             begun.wait(60)
             context.abort("ValueError: boom (in train.py:88)")
@@ -53,7 +53,7 @@ def test_an_abort_ends_what_every_rank_has_in_flight(transport: str) -> None:
 
 @in_world(2)
 def test_a_rank_that_has_finished_is_named_by_those_who_need_it(transport: str) -> None:
-    context = default_context.current()
+    context = current()
     hvd.barrier()
     if context.rank == 1:
         context.shutdown()
@@ -70,7 +70,7 @@ def test_a_shutdown_right_after_a_caught_mismatch_hides_it_from_nobody(transport
     """Every rank gets the error, in whatever order, also ranks that have not made the call yet."""
 
     def body(odd: int, latest: int) -> None:
-        context = default_context.current()
+        context = current()
         time.sleep(0.002 * (context.rank == latest))
         with pytest.raises(MismatchError, match="loss"):
             hvd.allreduce(np.ones(3 + (context.rank == odd)), name="loss")
@@ -109,7 +109,7 @@ def test_a_stall_counts_on_the_rank_that_others_wait_for(transport: str) -> None
 
 @in_world(3)
 def test_shutdown_lets_what_is_in_flight_end(transport: str) -> None:
-    context = default_context.current()
+    context = current()
     mine = np.full(50_000, hvd.rank() + 1.0)
     handle = hvd.allreduce_async_(mine, op=hvd.Sum)
     context.shutdown()
@@ -119,7 +119,7 @@ def test_shutdown_lets_what_is_in_flight_end(transport: str) -> None:
 
 @in_world(3, log_descriptor="-1")
 def test_shutdown_does_not_wait_for_what_no_rank_will_submit(transport: str) -> None:
-    context = default_context.current()
+    context = current()
     lonely = hvd.allreduce_async(np.ones(3), name=f"of rank {context.rank}")
     mine = np.full(50_000, hvd.rank() + 1.0)
     handle = hvd.allreduce_async_(mine, op=hvd.Sum)
@@ -132,7 +132,7 @@ def test_shutdown_does_not_wait_for_what_no_rank_will_submit(transport: str) -> 
 
 @in_world(2)
 def test_shutdown_twice_and_calls_after_it(transport: str) -> None:
-    context = default_context.current()
+    context = current()
     hvd.barrier()
     context.shutdown()
     context.shutdown()
@@ -154,7 +154,7 @@ def test_a_result_that_ends_after_its_context_is_not_released(
 ) -> None:
     """The garbage collector may finalize the core's context before a result that ends with it."""
     with world(2, transport) as ranks:
-        gathered = ranks.run(lambda: (hvd.allgather(np.ones(4)), default_context.current()._native))
+        gathered = ranks.run(lambda: (hvd.allgather(np.ones(4)), current()._native))
     released: list[Any] = []
     monkeypatch.setattr(context_module, "_srt_release", lambda *arguments: released.append(arguments))
     for _, native in gathered:
@@ -181,7 +181,7 @@ def test_worlds_beside_each_other_do_not_meet(transport: str) -> None:
 
 @in_world(3)
 def test_a_set_goes_on_when_rank_0_has_left(transport: str) -> None:
-    context = default_context.current()
+    context = current()
     rest = hvd.add_process_set([1, 2])
     if context.rank == 0:
         context.shutdown()

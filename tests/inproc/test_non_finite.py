@@ -11,7 +11,7 @@ import pytest
 from world import TRANSPORTS, world
 
 import sirtaki.numpy as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.exceptions import NotFiniteError
 
 NAMED = r"sirtaki: rank {} \(pid \d+ on testhost\) adds {} to the sum of '{}' over {} ranks"

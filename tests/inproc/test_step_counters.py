@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from world import in_world, world
 
-from sirtaki.bindings import default_context
+from sirtaki.bindings.context import current
 from sirtaki.bindings.observing import observe, step_counters
 from sirtaki.bindings.observing.step_counters import ExposedTime, StepCounters, Stepper
 from sirtaki.bindings.survivors import Membership, Survivors
@@ -34,7 +34,7 @@ def take(steps: StepCounters, number: int) -> None:
 
 @in_world(1)
 def test_steps_are_counted_by_the_core() -> None:
-    context = default_context.current()
+    context = current()
     assert observe.statistics(context)["steps"]["count"] == 0
     take(context.steps, 3)
     context.steps.end(4)  # at once
@@ -50,7 +50,7 @@ def test_steps_are_counted_by_the_core() -> None:
 
 @in_world(1)
 def test_a_listener_hears_of_steps_before_they_are_counted() -> None:
-    steps, heard = default_context.current().steps, []
+    steps, heard = current().steps, []
     optimizer = Stepper("gradients")
     steps.listener = lambda by: heard.append((by, steps.read().number))
     take(steps, 1)  # of no optimizer that it knows
@@ -78,7 +78,7 @@ def test_steps_that_are_not_committed_are_lost_with_their_generation() -> None:
     survivors = Survivors()
 
     def first_generation() -> float:
-        steps = default_context.current().steps
+        steps = current().steps
         take(steps, 3)
         survivors.commit(steps)
         committed = steps.read().productive
@@ -87,7 +87,7 @@ def test_steps_that_are_not_committed_are_lost_with_their_generation() -> None:
         return float(committed)
 
     def second_generation() -> float:
-        steps = default_context.current().steps
+        steps = current().steps
         take(steps, 2)
         survivors.commit(steps)
         survivors.commit(steps)
@@ -102,7 +102,7 @@ def test_steps_that_are_not_committed_are_lost_with_their_generation() -> None:
 
 @in_world(1)
 def test_an_elastic_job_goes_on_with_the_steps_of_its_commits() -> None:
-    context = default_context.current()
+    context = current()
     survivors = context.survivors = Survivors()
     survivors.membership = Membership(generation=2, workers=[0], initial=1)
     survivors.committed_steps, survivors.committed_seconds = 90, 45.0

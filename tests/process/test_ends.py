@@ -62,7 +62,7 @@ def test_no_descriptor_of_a_failed_world_is_kept(run: Run) -> None:
     ended = run(
         """
         import gc
-        from sirtaki.bindings.default_context import current
+        from sirtaki.bindings.context import current
         gc.disable()
         counts = []
         for generation in range(4):
@@ -242,7 +242,7 @@ def test_where_shared_memory_is_refused_sockets_serve(run: Run) -> None:
 def test_after_each_caught_failure_a_new_world_works(run: Run) -> None:
     ended = run(
         """
-        from sirtaki.bindings.default_context import current
+        from sirtaki.bindings.context import current
 
         def again():
             hvd.shutdown()

@@ -43,7 +43,7 @@ def test_explicit_arguments(key: str) -> None:
 STALLS = """
 import os
 import sirtaki.numpy as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 
 def heeded(**variables):
     os.environ.update(variables)

@@ -14,7 +14,7 @@ HEAD = """
 import os, signal, socket, sys, time
 import numpy as np
 import sirtaki.numpy as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 
 def sockets():
     found = set()

@@ -18,7 +18,7 @@ RANKS, VICTIM = 64, 37
 HEAD = """
 import os, signal, sys, time
 import sirtaki.numpy as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 
 def die_after_all(folder, victim):
     open(os.path.join(folder, str(hvd.rank())), "w").close()

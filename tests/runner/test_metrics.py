@@ -27,7 +27,7 @@ TRAINING = """
 import contextlib, json, pathlib, sys, time
 import numpy
 import sirtaki.numpy as hvd
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 
 hvd.init()
 folder, rank = pathlib.Path(sys.argv[1]), hvd.rank()

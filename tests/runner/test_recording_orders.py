@@ -13,9 +13,9 @@ from launching import wait_until
 from rank_samples import state_values
 from world import world
 
-from sirtaki.bindings import default_context
 from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
+from sirtaki.bindings.context import current
 from sirtaki.bindings.observing import program_timeline
 from sirtaki.bindings.observing.watch_marks import (
     ANSWER,
@@ -195,7 +195,7 @@ def test_a_timeline_without_a_thread_to_watch_the_program_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begin() -> None:
-        context, path = default_context.current(), str(tmp_path / "timeline.json")
+        context, path = current(), str(tmp_path / "timeline.json")
         with monkeypatch.context() as patched:
             patched.setattr(program_timeline.ProgramWatch, "__init__", refuse)
             with pytest.raises(RuntimeError, match="new thread"):

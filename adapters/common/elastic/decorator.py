@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sirtaki.bindings import default_context
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import InitializationError
 from sirtaki.common.elastic.state import State
 
@@ -51,7 +51,7 @@ def run(
                 f"the first argument of {func.__name__}() has to be a state, such as "
                 f"hvd.elastic.ObjectState, not {type(state).__name__}"
             )
-        found, context = process.find(), default_context.current()
+        found, context = process.find(), current()
         if found is None:
             if context.size > 1:
                 raise InitializationError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sirtaki.bindings import default_context
+from sirtaki.bindings.context import current
 
 
 def fence() -> None:
@@ -33,6 +33,6 @@ def fence() -> None:
     found = process.find()
     if found is None:
         lifecycle.check_not_forked()
-        default_context.current()
+        current()
     else:
         found.worker.fence()

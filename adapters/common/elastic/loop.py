@@ -14,14 +14,14 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from sirtaki.bindings import default_context
 from sirtaki.bindings.bootstrap import lifecycle
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import SPARES, write_list
 from sirtaki.bindings.bootstrap.elastic.messages import Enlist, World
 from sirtaki.bindings.bootstrap.elastic.process import WorkerProcess
 from sirtaki.bindings.bootstrap.elastic.provisional import closed
 from sirtaki.bindings.bootstrap.elastic.worker import ElasticWorker
-from sirtaki.bindings.context import Context
+from sirtaki.bindings.context import Context, current
+from sirtaki.bindings.context import process as this_process
 from sirtaki.bindings.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from sirtaki.bindings.observing import observe
 from sirtaki.bindings.observing.elastic_timeline import write_changes
@@ -63,19 +63,19 @@ class CommitCounter:
 
         The program may have caught that exception: its state is then no commit.
         """
-        context = default_context.current()
+        context = current()
         if context.failure is not None and observe.failed_operations(context) > self._failed:
             _raise_failure(context)
 
     def count_commit(self) -> None:
         self._worker.commit += 1
-        self._survivors.commit(default_context.current().steps)
+        self._survivors.commit(current().steps)
         self._has_counted = True
         if self._writes_modules:
             self._writes_modules = False
             write_list(self._folder)
         checkpoints, commit = self._state._checkpoints, self._worker.commit
-        if checkpoints is not None and checkpoints.is_due(commit) and default_context.current().rank == 0:
+        if checkpoints is not None and checkpoints.is_due(commit) and current().rank == 0:
             checkpoints.write(commit, self._state.checkpoint())
 
     def check(self, state: State) -> None:
@@ -83,7 +83,7 @@ class CommitCounter:
         if self._change is not None:
             self._change.end_first_step()
             self._change = None
-        context = default_context.current()
+        context = current()
         self._failed = observe.failed_operations(context)
 
         def before_leaving() -> None:
@@ -227,7 +227,7 @@ def _loss(process: WorkerProcess, world: World, state: State, error: Exception) 
     """Returns the report of a world that has failed because of another rank; raises the error otherwise."""
     worker = process.worker
     report = _report(world, worker, state, "lost")
-    context = default_context.process.context
+    context = this_process.context
     if context is None:  # it could not link
         if not isinstance(error, HorovodInternalError):
             raise error

@@ -11,8 +11,7 @@ from inspect import cleandoc
 from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.request import ABSENT, Batch
 from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.deadlines import Deadline, Decided, with_deadline

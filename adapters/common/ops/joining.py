@@ -6,8 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.observing import observe
 from sirtaki.bindings.observing.observe import operation_counts
 from sirtaki.bindings.observing.user_code import CallSite, program_sites

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.bindings.library import ffi
 from sirtaki.bindings.request import Batch

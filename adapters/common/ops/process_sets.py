@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current, find
+from sirtaki.bindings.context import Context, current, find
 from sirtaki.bindings.errors import NotInitializedError
 from sirtaki.common.ops.handles import pooled_batch, run_without_tensors
 

@@ -10,8 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.request import Batch
 from sirtaki.common.ops.handles import pooled_batch, run_without_tensors
 from sirtaki.common.ops.joining import join_count

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.process_sets import global_process_set

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.compression import compressed
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set

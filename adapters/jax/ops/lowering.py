@@ -27,7 +27,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.context import find
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.autotune import is_tuned
 from sirtaki.jax import _private

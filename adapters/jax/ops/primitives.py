@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.default_context import current, process
+from sirtaki.bindings.context import current, process
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.collectives import Collectives
 from sirtaki.common.ops.handles import run as run_operation

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.jax.ops.collectives import _run
 from sirtaki.jax.ops.exchange_options import ExchangeOptions

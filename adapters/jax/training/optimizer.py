@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Adasum, Average, reduction

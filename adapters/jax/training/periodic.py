@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops.reduction import Min, Sum
 from sirtaki.jax.ops.collectives import allreduce, broadcast
 from sirtaki.jax.ops.compression import Compression, Compressor

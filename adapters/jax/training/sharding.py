@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.reduction import Adasum, Average, Sum

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current, find
+from sirtaki.bindings.context import Context, current, find
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.basics import init

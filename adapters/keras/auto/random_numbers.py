@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.keras._private import random_numbers
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ownership import Place
 from sirtaki.jax import broadcast as broadcast_arrays
 from sirtaki.jax import grouped_allreduce

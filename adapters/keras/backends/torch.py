@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import torch
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops.collectives import with_absent
 from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.reduction import Call, reduction

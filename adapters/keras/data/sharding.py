@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.keras._private import functions_of, inputs_of, is_evaluation
 from sirtaki.keras.data.shares import DatasetShare, Deal, Uneven
 from sirtaki.numpy.worlds import is_elastic

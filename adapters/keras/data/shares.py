@@ -7,8 +7,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current, find
+from sirtaki.bindings.context import Context, current, find
 from sirtaki.keras._private import is_evaluation, keep_order_of
 from sirtaki.numpy.worlds import add_survivor, is_elastic
 

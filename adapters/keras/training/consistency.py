@@ -11,7 +11,7 @@ from weakref import ref
 import keras
 import numpy as np
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.semantics import object_to
 from sirtaki.keras.training.gradient_reducer import GradientReduction, stable_path

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.context import find
 from sirtaki.keras._private import trainable_variables_of
 from sirtaki.keras.training.consistency import OptimizerChecks
 from sirtaki.keras.training.gradient_reducer import GradientReduction, is_stored

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Adasum, Average, Max, Sum, gradient_reduction

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Average
 from sirtaki.common.training.groups import GroupRules, Groups, check_groups

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from sirtaki import numpy as arrays
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops.reduction import Sum
 from sirtaki.keras._private import layers_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import MismatchError
 from sirtaki.common.ops.reduction import Max
 from sirtaki.keras.training.gradient_reducer import GradientReduction

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current, using
+from sirtaki.bindings.context import Context, current, using
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.elastic.slices import SliceCopies, allocated, opened
 from sirtaki.common.elastic.state import GenerationStart, ObjectState

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import numbered_name
 from sirtaki.numpy.worlds import is_elastic

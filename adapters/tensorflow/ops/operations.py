@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import find, process
+from sirtaki.bindings.context import Context, find, process
 from sirtaki.common.hints import hint
 from sirtaki.common.ops.reduction import Reduction
 from sirtaki.tensorflow._private import control_manager_of

@@ -8,8 +8,7 @@ from weakref import ref
 
 import tensorflow as tf
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject

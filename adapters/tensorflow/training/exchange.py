@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sirtaki.bindings.default_context import current, find
+from sirtaki.bindings.context import current, find
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Average, Reduction, Sum, gradient_reduction
 from sirtaki.common.training.averaging import fixed_divisor

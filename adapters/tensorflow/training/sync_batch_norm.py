@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.context import find
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Sum
 from sirtaki.numpy.worlds import is_elastic, require_all_ranks

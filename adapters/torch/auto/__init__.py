@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.context import find
 from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.hints import hint
 from sirtaki.common.public import init

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.distributed import Reducer, Work
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import find
+from sirtaki.bindings.context import Context, find
 from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
 from sirtaki.common.shared_world import SharedWorld
 from sirtaki.torch.backend.messages import Messages

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch.distributed import FileStore, TCPStore
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import InitializationError, UnsupportedError
 from sirtaki.common.basics import init
 from sirtaki.common.ops.objects import allgather_object, broadcast_object

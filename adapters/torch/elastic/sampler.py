@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.common.hints import hint
 from sirtaki.torch.ops.collectives import allgather
 from sirtaki.torch.training.wrapping import TorchSurvivor

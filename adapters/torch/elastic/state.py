@@ -13,8 +13,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current, find, using
+from sirtaki.bindings.context import Context, current, find, using
 from sirtaki.bindings.errors import HorovodInternalError, ParametersDifferError
 from sirtaki.bindings.library import usable_cores
 from sirtaki.bindings.observing import observe

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current, find
+from sirtaki.bindings.context import Context, current, find
 from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
 from sirtaki.common import semantics
 from sirtaki.common.ops import requests

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.handles import Handle, start
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set

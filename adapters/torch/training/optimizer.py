@@ -11,8 +11,7 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
-from sirtaki.bindings import default_context, variables
+from sirtaki.bindings import variables
 from sirtaki.bindings.bootstrap import lifecycle
 from sirtaki.bindings.bootstrap.connection.address import resolve_all, split_address
 from sirtaki.bindings.bootstrap.connection.interfaces import is_own_address
@@ -30,7 +30,7 @@ from sirtaki.bindings.bootstrap.providers.world import VERSION, World, number_in
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.termination import end_children_on_sigterm
 from sirtaki.bindings.config import Config
-from sirtaki.bindings.context import SHUTDOWN_MS, Context
+from sirtaki.bindings.context import SHUTDOWN_MS, Context, process
 from sirtaki.bindings.errors import InitializationError
 from sirtaki.bindings.observing import observe
 from sirtaki.bindings.survivors import Membership, Survivors
@@ -88,7 +88,7 @@ class WorkerProcess:
         A rank that was killed has made them fail by then, with a text of their own. A host that is cut off is
         noticed on its links later than by hvdrun.
         """
-        context = default_context.process.context
+        context = process.context
 
         def abort() -> None:
             if context is not None and not context.is_shut_down and context.failure is None:
@@ -100,7 +100,7 @@ class WorkerProcess:
 
     def leave(self) -> None:
         """Leaves the current world, if any: waits for operations in flight, unless it has failed."""
-        if (context := default_context.process.context) is not None:
+        if (context := process.context) is not None:
             # Nobody needs its last words: hvdrun tells all members that the world has ended.
             lifecycle.leave(context, SHUTDOWN_MS if context.failure is None else 0)
 
@@ -188,7 +188,7 @@ def attach() -> None:
     worker = ElasticWorker(client, mine.number)
     _state.process = WorkerProcess(worker, survivors, job, mine.folder)
     worker.on_over(_state.process.break_off)
-    default_context.process.context = context = ProvisionalContext(mine.placement, config, survivors)
+    process.context = context = ProvisionalContext(mine.placement, config, survivors)
     observe.start_timeline_of_environment(context)
     drain_on_sigterm(worker)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.common.basics import on_root
 from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.keras._private import slots_of, trainable_variables_of

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ownership import Place, owners_of, place_in
 from sirtaki.keras._private import (

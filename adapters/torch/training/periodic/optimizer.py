@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import current
+from sirtaki.bindings.context import Context, current
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.common.training.stateful_compression import Quantised, TopK

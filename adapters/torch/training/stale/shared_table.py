@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.default_context import using
+from sirtaki.bindings.context import Context, using
 from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.tables import leave_table
