@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sirtaki.bindings.config import Config, call
 from sirtaki.bindings.errors import Failure, NotInitializedError, error_of, status_name
 from sirtaki.bindings.library import ffi, lib, text
-from sirtaki.bindings.observing.profiling import profiled
 from sirtaki.bindings.observing.step_counters import CompressionCounters, StepCounters
-from sirtaki.bindings.request import Batch, DeviceOutput, Output
+from sirtaki.bindings.request import Batch, DeviceOutput, Output, profiled
 
 if TYPE_CHECKING:
     from sirtaki.bindings.observing.program_timeline import ProgramWatch

@@ -12,8 +12,7 @@ from sirtaki.bindings.config import call
 from sirtaki.bindings.context import SLICE_MS, Context
 from sirtaki.bindings.errors import CLASSES, error_of
 from sirtaki.bindings.library import ffi, lib, text
-from sirtaki.bindings.observing.profiling import profiled
-from sirtaki.bindings.request import Batch
+from sirtaki.bindings.request import Batch, profiled
 
 _OK: int = lib.SRT_OK
 _IN_PROGRESS: int = lib.SRT_IN_PROGRESS

@@ -29,7 +29,7 @@ RANK_SCRIPT = """
 import os, signal, sys, time
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.job import RendezvousError, Identity, Job
-from sirtaki.bindings.bootstrap.connection.key import read_key
+from sirtaki.bindings.bootstrap.job import read_key
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 
 rank, size = int(os.environ["SIRTAKI_RANK"]), int(os.environ["SIRTAKI_SIZE"])

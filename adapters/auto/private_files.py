@@ -24,11 +24,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial, wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from sirtaki.auto.gate import Gate, is_import
-from sirtaki.auto.hooks import Hook
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.observing.user_code import user_line
 
@@ -558,3 +559,50 @@ def _check_change(files: PrivateFiles, event: str, path: str) -> None:
         "of the host, and --auto cannot give this function a file of the rank's own: use open() and the "
         "functions of os, shutil and pathlib, without opener= and hard links"
     )
+
+
+# ---- Actions that follow the script's own import of a library, at once and before the script uses it ---
+
+
+Hook = Callable[[ModuleType], None]
+
+
+def call_after_imports(hooks: Mapping[str, Sequence[Hook]]) -> None:
+    """Calls hooks when their modules have been imported; now, for modules that have been."""
+    waiting = {name: list(actions) for name, actions in hooks.items()}
+    for name in [name for name in waiting if name in sys.modules]:
+        for hook in waiting.pop(name):
+            hook(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(waiting))
+
+
+class _Finder(MetaPathFinder):
+    """Finds modules as the other finders do, and adds the hooks to the execution of some of them."""
+
+    def __init__(self, waiting: dict[str, list[Hook]]) -> None:
+        self._waiting = waiting
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._waiting:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    self._call_afterwards(spec.loader, fullname)
+                return spec
+        return None
+
+    def _call_afterwards(self, loader: Any, name: str) -> None:
+        """Makes this loader call the hooks when it has executed the module; it keeps its class."""
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            for hook in self._waiting.pop(name, ()):
+                hook(module)
+
+        loader.exec_module = exec_module

@@ -10,9 +10,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from sirtaki.auto import hooks, random_states
+from sirtaki.auto import random_states
 from sirtaki.auto.gate import Gate, broadcast
-from sirtaki.auto.private_files import PrivateFiles, redirect
+from sirtaki.auto.private_files import Hook, PrivateFiles, call_after_imports, redirect
 from sirtaki.auto.random_states import sources_of, why_not_auto
 from sirtaki.auto.script import Script, find
 from sirtaki.bindings.context import Context, current
@@ -63,7 +63,7 @@ class _Rank:
         self._parts: list[Any] = []
 
     def run(self, script: Script) -> None:
-        actions: dict[str, list[hooks.Hook]] = {name: [] for name in ("torch", "keras")}
+        actions: dict[str, list[Hook]] = {name: [] for name in ("torch", "keras")}
         actions["numpy.random"] = [random_states.seed_numpy]
         actions["tensorflow"] = [random_states.seed_tensorflow]
         actions["torch"].append(random_states.seed_torch)
@@ -73,7 +73,7 @@ class _Rank:
                 actions.setdefault(name, []).append(hook)
         for name in _PARTS:
             actions[name].append(self._install_part)
-        hooks.install(actions)
+        call_after_imports(actions)
         pid = os.getpid()
         self._run(script)
         if os.getpid() != pid:  # a child that the script has forked has come to the end

@@ -35,10 +35,9 @@ from sirtaki.runner.bench.messages import (
     Timing,
     encode,
 )
-from sirtaki.runner.bench.operations import OPERATIONS
+from sirtaki.runner.bench.operations import ITEMSIZES, OPERATIONS, counts
 from sirtaki.runner.bench.peers import CPU, NCCL
 from sirtaki.runner.bench.samples import block_calls, quantile, timed
-from sirtaki.runner.bench.sizes import ITEMSIZES, counts
 from sirtaki.runner.doctor.facts import Speed
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure
 

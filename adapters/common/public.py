@@ -10,10 +10,8 @@ from typing import Any
 from sirtaki.common import basics
 from sirtaki.common.basics import *  # noqa: F403
 from sirtaki.common.ops.reduction import Adasum, Average, Max, Min, Product, Sum
-from sirtaki.common.stopping import should_stop
 
 __all__ = [*basics.__all__, "Adasum", "Average", "Max", "Min", "Product", "Sum"]
-__all__ += ["should_stop"]
 
 
 def lister(names: Sequence[str]) -> Callable[[], list[str]]:

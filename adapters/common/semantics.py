@@ -8,10 +8,11 @@ the same variable (bindings/tensorflow/owned.h).
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from typing import TypeVar
 
 from sirtaki.bindings import request as core
-from sirtaki.common.hints import hint
 
 VARIABLE = "SIRTAKI_AS_HOROVOD"
 _Number = TypeVar("_Number")  # a number, or a tensor with one
@@ -45,3 +46,17 @@ def object_to(error: Exception) -> None:
     if not are_horovods():
         raise error
     hint(str(error))
+
+
+# ---- Warnings that point at the line of the user's program instead of a library's ----------------------
+
+
+_LIBRARIES = ("sirtaki", "torch", "tensorflow", "keras", "jax", "contextlib")
+
+
+def hint(text: str) -> None:
+    """Warns about something that the program should do differently."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

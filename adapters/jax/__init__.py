@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sirtaki.common.ops.joining import join
 from sirtaki.common.ops.objects import allgather_object, broadcast_object
+from sirtaki.common.ops.process_sets import join
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister
@@ -14,7 +14,7 @@ from sirtaki.jax import own_collectives, profiling  # the first of them imports 
 from sirtaki.jax.ops.collectives import *  # noqa: F403
 from sirtaki.jax.ops.collectives import __all__ as _collectives
 from sirtaki.jax.ops.compression import Compression
-from sirtaki.jax.ops.topology import *  # noqa: F403
+from sirtaki.jax.ops.programs import *  # noqa: F403
 
 if TYPE_CHECKING:
     from sirtaki.jax import elastic

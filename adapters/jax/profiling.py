@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from jax.profiler import TraceAnnotation
 
-from sirtaki.bindings.observing import profiling
+from sirtaki.bindings.request import register_profiler
 
 
 class JaxProfiler:
@@ -24,4 +24,4 @@ class JaxProfiler:
 def register() -> None:
     """Shows operations in JAX's profiler, if this JAX tells whether it records."""
     if hasattr(TraceAnnotation, "is_enabled"):
-        profiling.register(JaxProfiler())
+        register_profiler(JaxProfiler())

@@ -19,8 +19,8 @@ def _check() -> None:
 
 _check()
 
-from sirtaki.common.ops.joining import join  # noqa: E402
 from sirtaki.common.ops.objects import allgather_object, broadcast_object  # noqa: E402
+from sirtaki.common.ops.process_sets import join  # noqa: E402
 from sirtaki.common.ops.reduction import barrier  # noqa: E402
 from sirtaki.common.public import *  # noqa: E402, F403
 from sirtaki.common.public import __all__ as _shared  # noqa: E402
@@ -35,7 +35,7 @@ from sirtaki.keras.operations import *  # noqa: E402, F403
 from sirtaki.keras.operations import __all__ as _operations  # noqa: E402
 from sirtaki.keras.training.consistency import check_parameters  # noqa: E402
 from sirtaki.keras.training.optimizer import DistributedOptimizer, PartialDistributedOptimizer  # noqa: E402
-from sirtaki.keras.training.sharded.full_state import full_state_dict, save_model  # noqa: E402
+from sirtaki.keras.training.sharded.optimizer import full_state_dict, save_model  # noqa: E402
 
 if TYPE_CHECKING:
     from sirtaki.keras import elastic

@@ -10,19 +10,18 @@ import keras
 import numpy as np
 
 from sirtaki.bindings.context import Context, current
-from sirtaki.common.hints import hint
+from sirtaki.common.basics import should_stop
 from sirtaki.common.ops.objects import allgather_object, broadcast_object
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.reduction import Min
-from sirtaki.common.stopping import should_stop
+from sirtaki.common.semantics import hint
 from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.metrics import Results, combine, combine_logs
-from sirtaki.keras.training.consistency import check_before_local_steps
+from sirtaki.keras.training.consistency import check_before_local_steps, require_all_to_stop
 from sirtaki.keras.training.distributed_optimizer import distributed_of
 from sirtaki.keras.training.periodic import AverageOutcome, AveragePart, Averager
-from sirtaki.keras.training.sharded.full_state import saving_whole
-from sirtaki.keras.training.stopping import require_all_to_stop
+from sirtaki.keras.training.sharded.optimizer import saving_whole
 from sirtaki.numpy.collectives import allreduce
 
 __all__ = [

@@ -13,8 +13,8 @@ from sirtaki.bindings.context import current
 from sirtaki.common.elastic.decorator import run
 from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.elastic.state import ObjectState, State
-from sirtaki.common.hints import hint
 from sirtaki.common.ownership import Place
+from sirtaki.common.semantics import hint
 from sirtaki.keras import backends
 from sirtaki.keras._private import accumulators_of, discard_jax_state, layers_of, slots_of
 from sirtaki.keras.callbacks import LocalSGDCallback, sync_variables

@@ -22,9 +22,8 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.key import KEY_BYTES
 from sirtaki.bindings.bootstrap.elastic.process import Assignment
-from sirtaki.bindings.bootstrap.job import Job, job_of_workers
+from sirtaki.bindings.bootstrap.job import KEY_BYTES, Job, job_of_workers
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.settings import ExecutorSettings, Shape

@@ -14,8 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sirtaki.common.ops.reduction import Sum
 from sirtaki.common.training import one_batch
+from sirtaki.common.training.one_batch import Leaves, Path
 from sirtaki.common.training.shares import Share, current_share
-from sirtaki.common.trees import Leaves, Path
 from sirtaki.torch import _private
 from sirtaki.torch.consistency import checksum_of
 from sirtaki.torch.ops.collectives import grouped_allgather, grouped_allreduce

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sirtaki.bindings.context import Context, find
 from sirtaki.bindings.observing import observe
-from sirtaki.common.hints import hint
+from sirtaki.common.semantics import hint
 from sirtaki.torch.ops.autograd import averaged_losses
 from sirtaki.torch.training.wrapping import Wrapped
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from torch.autograd import profiler
 
-from sirtaki.bindings.observing import profiling
+from sirtaki.bindings.request import register_profiler
 from sirtaki.torch import _private
 
 
@@ -27,4 +27,4 @@ class TorchProfiler:
 def register() -> None:
     """Shows operations in torch's profiler, if this torch has the variable."""
     if _private.set_profiler_flag is not None:
-        profiling.register(TorchProfiler())
+        register_profiler(TorchProfiler())

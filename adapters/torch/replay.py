@@ -18,8 +18,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import ResultsDifferError
-from sirtaki.common.hints import hint
 from sirtaki.common.ops.objects import broadcast_object, gather_objects
+from sirtaki.common.semantics import hint
 from sirtaki.common.training.checksums import combined
 from sirtaki.torch.consistency import check_parameters, checksum_of
 from sirtaki.torch.ops.autograd import CollectiveScope

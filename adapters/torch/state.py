@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from sirtaki.bindings.context import current
-from sirtaki.common.ops import joining
+from sirtaki.common.ops import process_sets
 from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.ops.broadcasting import Placeholder, broadcast_all, described, filled
 from sirtaki.torch.ops.nested import Path, tensors_of
-from sirtaki.torch.training.optimizer_state import (
+from sirtaki.torch.training.parameters import (
     group_sizes,
     options_of,
     parameters_of,
@@ -178,7 +178,7 @@ def join(
             optimizer.step()
         hvd.join(model=model, optimizer=optimizer)
     """
-    last = joining.join(device, process_set=process_set)
+    last = process_sets.join(device, process_set=process_set)
     if model is not None:
         broadcast_parameters([*model.named_parameters(), *model.named_buffers()], last, process_set)
     if optimizer is not None:

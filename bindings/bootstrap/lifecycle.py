@@ -20,8 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings import variables
 from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, restrict_nccl
-from sirtaki.bindings.bootstrap.connection.key import KEY_ADVICE
-from sirtaki.bindings.bootstrap.job import DEBUGGED, WORKER, Identity, Job, RendezvousError, RendezvousTimeout
+from sirtaki.bindings.bootstrap.job import (
+    DEBUGGED,
+    KEY_ADVICE,
+    WORKER,
+    Identity,
+    Job,
+    RendezvousError,
+    RendezvousTimeout,
+)
 from sirtaki.bindings.bootstrap.messages import RankEvent, describe
 from sirtaki.bindings.bootstrap.providers import World, find_world
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient

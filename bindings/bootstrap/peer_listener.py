@@ -36,7 +36,6 @@ from sirtaki.bindings.bootstrap.connection.handshake import (
     close_selector,
 )
 from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces
-from sirtaki.bindings.bootstrap.connection.key import KEY_ADVICE
 from sirtaki.bindings.bootstrap.connection.unauthenticated import (
     TOO_SLOW,
     RejectionLog,
@@ -44,6 +43,7 @@ from sirtaki.bindings.bootstrap.connection.unauthenticated import (
     handshake_deadline,
 )
 from sirtaki.bindings.bootstrap.job import (
+    KEY_ADVICE,
     Identity,
     Job,
     LinkKind,

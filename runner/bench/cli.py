@@ -21,7 +21,6 @@ from typing import IO, Any, NamedTuple
 
 from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.runner.bench.collective_report import CollectiveReport
-from sirtaki.runner.bench.columns import Column, heads, line, peer_columns
 from sirtaki.runner.bench.messages import (
     EXCHANGE,
     OWN,
@@ -34,7 +33,7 @@ from sirtaki.runner.bench.messages import (
     StepTimes,
     read,
 )
-from sirtaki.runner.bench.operations import OPERATIONS
+from sirtaki.runner.bench.operations import ITEMSIZES, OPERATIONS, check_range, parse_factor, parse_size
 from sirtaki.runner.bench.peers import (
     CPU,
     CUDA,
@@ -48,15 +47,13 @@ from sirtaki.runner.bench.peers import (
     mpirun,
     parse_peers,
 )
-from sirtaki.runner.bench.report import Load, Report, comment
+from sirtaki.runner.bench.report import Column, Load, Report, comment, heads, line, peer_columns
 from sirtaki.runner.bench.samples import median_ratio
-from sirtaki.runner.bench.sizes import ITEMSIZES, check_range, parse_factor, parse_size
-from sirtaki.runner.cli.command import module_words
+from sirtaki.runner.cli.command import module_words, terminal_status
 from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
 from sirtaki.runner.launch.capacity import usable_cores
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import find_allocation
-from sirtaki.runner.supervise.terminal_status import terminal_status
 
 _USAGE = "sirtaki bench [OPERATION] -np N [-H HOST:SLOTS,… | --hostfile FILE] [options]"
 _DESCRIPTION = (

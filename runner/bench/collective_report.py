@@ -9,11 +9,20 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
-from sirtaki.runner.bench.columns import NONE, Column, duration, heads, line, peer_columns
 from sirtaki.runner.bench.messages import COPY, OWN, BenchWorld, Measurement, Plan
 from sirtaki.runner.bench.operations import OPERATIONS, BenchOperation
 from sirtaki.runner.bench.peers import CPU, PEERS
-from sirtaki.runner.bench.report import Load, Report, comment
+from sirtaki.runner.bench.report import (
+    NONE,
+    Column,
+    Load,
+    Report,
+    comment,
+    duration,
+    heads,
+    line,
+    peer_columns,
+)
 from sirtaki.runner.bench.samples import median_ratio
 
 COLUMNS = (

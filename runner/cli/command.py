@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sirtaki.runner.launch.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
 
@@ -110,3 +111,31 @@ def _not_executable(command: Sequence[str], size: int) -> LaunchError:
     else:
         text = f"'{name}' is not on the PATH: for the file in this folder write './{name}'"
     return LaunchError(text, NOT_EXECUTABLE)
+
+
+# ---- A line on a terminal that shows what a program does at the moment ---------------------------------
+
+
+@contextlib.contextmanager
+def terminal_status(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows a text on standard error while the block runs, and yields a function that replaces it.
+
+    "" hides it until the next text: while it is shown, other output would go to standard error, too. If
+    standard error is no terminal, nothing is shown.
+    """
+    if not os.isatty(2):
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(text, spinner="line") as status:
+
+        def show(text: str) -> None:
+            if text:
+                status.update(Text(text))  # it may be another host's
+                status.start()
+            else:
+                status.stop()
+
+        yield show

@@ -432,7 +432,7 @@ def _port(text: str) -> int:
 
 
 def _address(text: str) -> str:
-    from sirtaki.runner.observe.listening import parse_address
+    from sirtaki.runner.observe.endpoints import parse_address
 
     try:
         parse_address(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from sirtaki.runner.dashboard.access import TOKEN_FILE
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.observe.bounded_server import is_wildcard
-from sirtaki.runner.observe.listening import authority, is_loopback, listen, parse_address, start_server
+from sirtaki.runner.observe.endpoints import authority, is_loopback, listen, parse_address, start_server
 
 
 class Dashboard:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sirtaki.bindings.bootstrap.connection.interfaces import VARIABLE as INTERFACES
 from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces
-from sirtaki.runner.cli.command import module_words
+from sirtaki.runner.cli.command import module_words, terminal_status
 from sirtaki.runner.cli.hvdrun import named_hosts
 from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
 from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, decode, line
@@ -40,7 +40,6 @@ from sirtaki.runner.doctor.trials import run_job
 from sirtaki.runner.hosts.ssh import SshOptions, StartFailure, diagnose, ssh_command
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host, allocate, is_own_host, needed
-from sirtaki.runner.supervise.terminal_status import terminal_status
 
 _DESCRIPTION = (
     "Looks for what a job needs on this host, or on the hosts of -H or --hostfile and between them, and "

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, local_addresses
-from sirtaki.bindings.bootstrap.connection.key import read_key
 from sirtaki.bindings.bootstrap.identity import host_identity
-from sirtaki.bindings.bootstrap.job import RendezvousError
+from sirtaki.bindings.bootstrap.job import RendezvousError, read_key
 from sirtaki.runner.doctor.decoding import line, redacted
 from sirtaki.runner.doctor.facts import (
     FRAMEWORKS,

@@ -352,7 +352,7 @@ def _find_problem(folder: str, question: Mapping[str, Any]) -> str:
     if os.path.isdir(program) or not os.access(program, os.X_OK):
         return f"has {program}, but cannot run it: make it executable with `chmod +x`"
     if "metrics" in question:
-        from sirtaki.runner.metrics.endpoint import find_problem
+        from sirtaki.runner.observe.endpoints import find_problem
 
         return find_problem(str(question["metrics"]))
     return ""

@@ -251,7 +251,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Allocation | None:
         kind, nodes, tasks = "step", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
     if nodes not in environment:
         return None
-    from sirtaki.bindings.bootstrap.connection.node_list import node_names  # needed inside of Slurm only
+    from sirtaki.bindings.bootstrap.providers.slurm import node_names  # needed inside of Slurm only
 
     try:
         names = list(node_names(environment[nodes]))

@@ -7,7 +7,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from sirtaki.bindings.bootstrap.connection.key import write_key
+from sirtaki.bindings.bootstrap.job import write_key
 from sirtaki.bindings.observing.ownership import is_private
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.reaper import Reaper

@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.observe.bounded_server import CLIENT_SECONDS, BoundedServer, hosts_of
-from sirtaki.runner.observe.listening import is_loopback
+from sirtaki.runner.observe.endpoints import is_loopback
 from sirtaki.runner.observe.states import RankState, read_states
 
 MAX_CLIENTS = 8  # at once

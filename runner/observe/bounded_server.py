@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from sirtaki.runner.observe.listening import authority
+from sirtaki.runner.observe.endpoints import authority
 
 CLIENT_SECONDS = 10.0  # of silence, after which a connection is closed: the `timeout` of handlers
 CONNECTION_SECONDS = 30.0  # the longest time of a connection, however slowly its client sends

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
+from sirtaki.runner.cli.command import terminal_status
 from sirtaki.runner.cli.options import OptionParser
 from sirtaki.runner.doctor.findings import Finding, judge
 from sirtaki.runner.doctor.report import exit_code, print_lines, summary
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.supervise.terminal_status import terminal_status
 from sirtaki.runner.trace.analysis import Measures, RankMeasures, Step, TensorMeasures, measure
 from sirtaki.runner.trace.clocks import HostClock, align_clocks
 from sirtaki.runner.trace.doings import as_text

@@ -21,9 +21,8 @@ from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds, w
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.exchanges import exchanges
 from sirtaki.runner.trace.failures import MISMATCH, failures
-from sirtaki.runner.trace.meter import Meter, Show, show_nothing
 from sirtaki.runner.trace.operations import RecordedOperation
-from sirtaki.runner.trace.sources import Source
+from sirtaki.runner.trace.sources import Meter, Show, Source, show_nothing
 from sirtaki.runner.trace.trace import ProcessRow, Trace
 
 _ARROW = "last arrival"

@@ -18,9 +18,8 @@ from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds
 from sirtaki.runner.supervise.post_mortem import MALFORMED, describe, place_of
 from sirtaki.runner.trace.doings import Slices
 from sirtaki.runner.trace.formats import ranks_text
-from sirtaki.runner.trace.meter import Meter, Show, show_nothing
 from sirtaki.runner.trace.operations import RecordedOperation
-from sirtaki.runner.trace.sources import Source
+from sirtaki.runner.trace.sources import Meter, Show, Source, show_nothing
 from sirtaki.runner.trace.trace import Ending, Failed, ProcessRow, StatedClock, Trace
 
 

@@ -13,8 +13,8 @@ from tuned_world import EAGER, START, World, make, replace_core
 from sirtaki.bindings import config
 from sirtaki.bindings.errors import PeerLostError
 from sirtaki.common.autotune import tuner_of
-from sirtaki.common.autotune.candidates import TUNED
 from sirtaki.common.autotune.compiled_steps import CompiledSteps
+from sirtaki.common.autotune.model import TUNED
 from sirtaki.common.autotune.tuner import Tuner
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from process_world import PATIENCE, hvdrun
 
-from sirtaki.common.autotune.candidates import TUNED
+from sirtaki.common.autotune.model import TUNED
 
 pytest.importorskip("torch")
 

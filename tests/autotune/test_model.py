@@ -11,8 +11,16 @@ from exchanged_steps import JOB, START, STEP, K, M, of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sirtaki.common.autotune.candidates import TUNED, candidates, number_of
-from sirtaki.common.autotune.model import Judgement, StepDifference, StepMeasures, TunedJob, judge
+from sirtaki.common.autotune.model import (
+    TUNED,
+    Judgement,
+    StepDifference,
+    StepMeasures,
+    TunedJob,
+    candidates,
+    judge,
+    number_of,
+)
 from sirtaki.common.autotune.search import MARGIN, SettingChange
 
 CHANGES = candidates(START)

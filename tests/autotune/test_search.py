@@ -13,7 +13,7 @@ from exchanged_steps import START
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sirtaki.common.autotune.candidates import TUNED, candidates
+from sirtaki.common.autotune.model import TUNED, candidates
 from sirtaki.common.autotune.search import MARGIN, Block, Findings, SettingChange, is_proven, search
 
 Factors = Mapping[SettingChange, float]

@@ -12,7 +12,7 @@ from tuned_world import EAGER, START, World, make, replace_core
 
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.autotune import tuner_of
-from sirtaki.common.autotune.candidates import TUNED
+from sirtaki.common.autotune.model import TUNED
 
 
 @pytest.fixture

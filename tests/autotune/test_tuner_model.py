@@ -10,8 +10,7 @@ import pytest
 from tuned_world import EAGER, START, TORCH, World, make, replace_core
 
 from sirtaki.bindings.observing.step_counters import Stepper
-from sirtaki.common.autotune.candidates import candidates
-from sirtaki.common.autotune.model import TunedJob
+from sirtaki.common.autotune.model import TunedJob, candidates
 from sirtaki.common.autotune.tuner import Tuner
 from sirtaki.runner.cli.knobs import loaded_settings
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import sirtaki.torch as hvd
-from sirtaki.torch.training.hand_over import Overlap
+from sirtaki.torch.training.exchange import Overlap
 
 ROWS = 12  # of the whole batch: 1, 2, 3 and 4 ranks share it evenly
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}

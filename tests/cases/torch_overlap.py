@@ -26,7 +26,7 @@ from cases.torch_models import (
     whole_loss,
 )
 from cases.torch_overlap_models import alike, assert_equal, both, in_flight, plain_step
-from sirtaki.torch.training.hand_over import Overlap
+from sirtaki.torch.training.exchange import Overlap
 
 
 @case(name=list(OPTIMIZERS))

@@ -28,7 +28,7 @@ from cases.torch_models import (
     train,
     whole_loss,
 )
-from sirtaki.torch.training.hand_over import Overlap
+from sirtaki.torch.training.exchange import Overlap
 
 
 @case(kind=OPTIMIZERS)

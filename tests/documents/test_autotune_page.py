@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.common.autotune.candidates import TUNED
+from sirtaki.common.autotune.model import TUNED
 
 from .pages import FITS, output_of, path_of, programs_of
 

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.bindings.bootstrap.connection.key import read_key, write_key
 from sirtaki.bindings.bootstrap.job import (
     HandshakeError,
     Identity,
@@ -25,6 +24,8 @@ from sirtaki.bindings.bootstrap.job import (
     RendezvousError,
     RendezvousTimeout,
     Role,
+    read_key,
+    write_key,
 )
 
 JOB = Job("job", 3, b"k" * 32, "1.0")

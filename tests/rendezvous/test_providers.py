@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.bindings.bootstrap.connection.key import read_key, write_key
-from sirtaki.bindings.bootstrap.job import RendezvousError
+from sirtaki.bindings.bootstrap.job import RendezvousError, read_key, write_key
 from sirtaki.bindings.bootstrap.providers import World, find_world
 from sirtaki.bindings.bootstrap.providers.slurm import first_node, port_of
 

@@ -7,7 +7,7 @@ import pytest
 from sirtaki.bindings.bootstrap.connection.message_kinds import HEADER, MessageKind
 from sirtaki.bindings.bootstrap.connection.wire import Frame
 from sirtaki.bindings.bootstrap.job import RendezvousError
-from sirtaki.bindings.bootstrap.server.resumable import CONFIRM_BYTES, ResumableFrames
+from sirtaki.bindings.bootstrap.server.clients import CONFIRM_BYTES, ResumableFrames
 
 
 def test_frames_are_kept_until_they_are_confirmed() -> None:

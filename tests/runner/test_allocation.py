@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launching import Run
 
-from sirtaki.bindings.bootstrap.connection.node_list import node_names
+from sirtaki.bindings.bootstrap.providers.slurm import node_names
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import find_allocation, parse_hosts
 

@@ -29,11 +29,10 @@ from sirtaki.runner.bench.messages import (
     encode,
     read,
 )
-from sirtaki.runner.bench.operations import OPERATIONS
+from sirtaki.runner.bench.operations import ITEMSIZES, OPERATIONS, counts, parse_size
 from sirtaki.runner.bench.peers import PEERS
 from sirtaki.runner.bench.report import Load
 from sirtaki.runner.bench.samples import block_calls, median_ratio, quantile
-from sirtaki.runner.bench.sizes import ITEMSIZES, counts, parse_size
 from sirtaki.runner.cli import commands
 
 PLAN = Plan("allreduce", "float32", 1 << 20, 4 << 20, 4.0, 3, ["gloo"])

@@ -20,12 +20,12 @@ from fake_gpu import FOLDER, needs_fake
 from launching import FAILSAFE_SECONDS, read_terminal
 
 from sirtaki.runner.cli import commands
+from sirtaki.runner.cli.command import terminal_status
 from sirtaki.runner.doctor import cli
 from sirtaki.runner.doctor.facts import FRAMEWORKS
 from sirtaki.runner.doctor.findings import Picture
 from sirtaki.runner.doctor.gathering import Trial
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.supervise.terminal_status import terminal_status
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 QUICK = ("--quick", "--frameworks", "numpy")

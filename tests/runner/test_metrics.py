@@ -18,7 +18,7 @@ import pytest
 from launching import Hosts, Run, Script, Start, script_writer, wait_until
 from scraping import Samples, ports_in, scrape
 
-from sirtaki.runner.observe.listening import parse_address
+from sirtaki.runner.observe.endpoints import parse_address
 
 Observed = Callable[..., tuple[subprocess.Popen[bytes], int]]
 

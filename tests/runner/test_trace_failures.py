@@ -26,9 +26,8 @@ from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.observe.timeline import merge_timelines
 from sirtaki.runner.observe.timeline_events import EventFile
 from sirtaki.runner.trace.clocks import align_clocks
-from sirtaki.runner.trace.meter import Meter
 from sirtaki.runner.trace.reading import read_trace
-from sirtaki.runner.trace.sources import find_sources
+from sirtaki.runner.trace.sources import Meter, find_sources
 
 LOST = Call("c", 0, 9_100, 99_000, 99_000)  # still in flight when the job fails
 FAILED_AT = 10_000

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sirtaki.bindings.bootstrap.connection.key import read_key, write_key
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path, write_list
+from sirtaki.bindings.bootstrap.job import read_key, write_key
 from sirtaki.bindings.observing.ownership import held_folder
 from sirtaki.bindings.observing.watch_marks import FOLDER, FOR_NOW, watch_for_now
 from sirtaki.runner.launch import job_folder

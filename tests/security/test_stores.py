@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from sirtaki.bindings.bootstrap.connection.address import require_key
-from sirtaki.bindings.bootstrap.connection.key import write_key
-from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError, write_key
 from sirtaki.bindings.bootstrap.peer_listener import PeerListener
 from sirtaki.bindings.bootstrap.providers import find_world, stores
 from sirtaki.bindings.bootstrap.providers.world import World

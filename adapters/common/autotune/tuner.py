@@ -22,8 +22,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import usable_cores
 from sirtaki.bindings.observing.observe import statistics
 from sirtaki.bindings.observing.step_counters import Stepper
-from sirtaki.common.autotune.candidates import TUNED, candidates
-from sirtaki.common.autotune.model import Counts, TunedJob, describe, judge, measure
+from sirtaki.common.autotune.model import TUNED, Counts, TunedJob, candidates, describe, judge, measure
 from sirtaki.common.autotune.search import (
     MARGIN,
     PROOF_PAIRS,

@@ -14,7 +14,6 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.request import ABSENT, Batch
 from sirtaki.common.ops import reduction as ops
-from sirtaki.common.ops.deadlines import Deadline, Decided, with_deadline
 from sirtaki.common.ops.handles import (
     LARGEST_DESCRIBED,
     Handle,
@@ -39,8 +38,11 @@ from sirtaki.common.ops.requests import (
     SEND,
     Collective,
     CollectiveOptions,
+    Deadline,
+    Decided,
     Memory,
     reducing_options,
+    with_deadline,
 )
 from sirtaki.common.ops.tensor import ArrayAdapter
 

@@ -13,8 +13,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.request import Batch
 from sirtaki.common.ops.handles import pooled_batch, run_without_tensors
-from sirtaki.common.ops.joining import join_count
-from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set, join_count
 from sirtaki.common.ops.tensor import DTYPE_CODES, TensorView
 from sirtaki.common.semantics import object_to
 
@@ -241,3 +240,28 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     number = process_set.number(context)
     batch.set_request(0, core.BARRIER, DTYPE_CODES["uint8"], (0,), name=name, process_set=number)
     run_without_tensors(context, batch)
+
+
+# ---- The divisor of averaged gradients: the number of live ranks, or of ranks at the start -------------
+
+
+def fixed_divisor(context: Context) -> int | None:
+    """Returns the number by which averages of gradients are divided in each generation of the job.
+
+    None: by the number of live ranks, as in other jobs. A program that is being traced may keep the result.
+    """
+    survivors = context.survivors
+    if survivors is None:
+        return None
+    if context.is_provisional:
+        survivors.has_averaged_early = True
+        return None
+    membership = survivors.membership
+    return membership.initial if survivors.averages_over_initial and membership is not None else None
+
+
+def gradient_sum(how: Reduction, divisor: int | None) -> Reduction:
+    """Returns a reduction of gradients that divides an average by `divisor`, unless that is None."""
+    if divisor is None or how.op != core.AVERAGE:
+        return how
+    return how._replace(op=core.SUM, prescale=how.prescale / divisor)

@@ -16,10 +16,8 @@ from typing import Any, Protocol
 
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.epochs import EpochCheck
-from sirtaki.common.hints import hint
-from sirtaki.common.ops.joining import join_count
-from sirtaki.common.ops.process_sets import global_process_set
-from sirtaki.common.semantics import are_horovods
+from sirtaki.common.ops.process_sets import global_process_set, join_count
+from sirtaki.common.semantics import are_horovods, hint
 from sirtaki.common.training.checksums import Comparison, Outcome, checksum_of_text, combined
 from sirtaki.common.training.consistency import (
     Options,

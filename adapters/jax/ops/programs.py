@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from sirtaki.bindings.context import Context, current
+from sirtaki.common import basics
+from sirtaki.numpy.worlds import is_elastic
 
 
 class _Programs:
@@ -45,3 +49,24 @@ def note_size(operand: Any = None) -> None:
     traced = jnp.zeros(()) if operand is None else operand
     if isinstance(traced, jax.core.Tracer):
         _programs.note()
+
+
+# ---- The facts of the world ----------------------------------------------------------------------------
+
+
+__all__ = ["cross_rank", "cross_size", "local_rank", "local_size", "rank", "size"]
+
+
+def _noted(fact: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(fact)
+    def noted() -> int:
+        if is_elastic():
+            note_size()
+        return fact()
+
+    return noted
+
+
+rank, size = _noted(basics.rank), _noted(basics.size)
+local_rank, local_size = _noted(basics.local_rank), _noted(basics.local_size)
+cross_rank, cross_size = _noted(basics.cross_rank), _noted(basics.cross_size)

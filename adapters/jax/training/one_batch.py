@@ -12,7 +12,7 @@ import numpy as np
 
 from sirtaki.common.ops.reduction import Sum
 from sirtaki.common.training import one_batch
-from sirtaki.common.trees import Leaves, Path
+from sirtaki.common.training.one_batch import Leaves, Path
 from sirtaki.jax.ops.collectives import allgather, allreduce
 from sirtaki.jax.training.consistency import is_key
 from sirtaki.jax.training.weighting import during as during

@@ -14,8 +14,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import current
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Adasum, Average, reduction
-from sirtaki.common.training.averaging import fixed_divisor, gradient_sum
+from sirtaki.common.ops.reduction import Adasum, Average, fixed_divisor, gradient_sum, reduction
 from sirtaki.jax.ops.collectives import combined
 from sirtaki.jax.ops.compression import Compression, Compressor
 from sirtaki.jax.ops.exchange_options import ExchangeOptions

@@ -11,7 +11,7 @@ from sirtaki.bindings.context import current
 from sirtaki.common.ops.reduction import Min, Sum
 from sirtaki.jax.ops.collectives import allreduce, broadcast
 from sirtaki.jax.ops.compression import Compression, Compressor
-from sirtaki.jax.ops.topology import size
+from sirtaki.jax.ops.programs import size
 from sirtaki.jax.training.consistency import is_traced
 
 

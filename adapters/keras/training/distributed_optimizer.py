@@ -13,10 +13,9 @@ import keras
 
 from sirtaki.bindings.context import find
 from sirtaki.keras._private import trainable_variables_of
-from sirtaki.keras.training.consistency import OptimizerChecks
+from sirtaki.keras.training.consistency import OptimizerChecks, require_all_to_stop
 from sirtaki.keras.training.gradient_reducer import GradientReduction, is_stored
 from sirtaki.keras.training.sharded.optimizer import ShardedVariables
-from sirtaki.keras.training.stopping import require_all_to_stop
 
 
 class Distributed(keras.optimizers.Optimizer):

@@ -13,8 +13,7 @@ import keras
 from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Adasum, Average, Max, Sum, gradient_reduction
-from sirtaki.common.training.averaging import fixed_divisor
+from sirtaki.common.ops.reduction import Adasum, Average, Max, Sum, fixed_divisor, gradient_reduction
 from sirtaki.common.training.groups import Groups, partitioned
 from sirtaki.keras.backends import Backend, Gradient, GradientCombination
 from sirtaki.keras.compression import Compressor, NoneCompressor

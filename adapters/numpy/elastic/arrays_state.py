@@ -16,12 +16,12 @@ from sirtaki.bindings.context import Context, current, using
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.elastic.slices import SliceCopies, allocated, opened
 from sirtaki.common.elastic.state import GenerationStart, ObjectState
-from sirtaki.common.hints import hint
 from sirtaki.common.ops.handles import Operation, pooled_batch, run
 from sirtaki.common.ops.objects import ByteTransport, broadcast_object, gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.reduction import Call, describe
 from sirtaki.common.ownership import Place, place_in
+from sirtaki.common.semantics import hint
 from sirtaki.common.training.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.training.consistency import Scope, find_difference
 from sirtaki.numpy import arrays as adapter

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from sirtaki.common import basics
-from sirtaki.common.ops import joining
+from sirtaki.common.ops import process_sets
 from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy.worlds import is_elastic
@@ -182,5 +182,5 @@ def join(*, process_set: ProcessSet = global_process_set) -> tf.Tensor:
         last = hvd.join()  # on 2 ranks: 1
     """
     if tf.executing_eagerly():
-        return tf.constant(joining.join(process_set=process_set), tf.int32)
+        return tf.constant(process_sets.join(process_set=process_set), tf.int32)
     return operations.join(call("join", None, set_number(process_set)))

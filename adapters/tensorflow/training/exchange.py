@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from sirtaki.bindings.context import current, find
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average, Reduction, Sum, gradient_reduction
-from sirtaki.common.training.averaging import fixed_divisor
+from sirtaki.common.ops.reduction import Average, Reduction, Sum, fixed_divisor, gradient_reduction
 from sirtaki.common.training.groups import GroupRules, Groups, check_groups, partitioned
 from sirtaki.numpy.worlds import is_elastic, require_all_ranks
 from sirtaki.tensorflow.ops.collectives import grouped_allreduce

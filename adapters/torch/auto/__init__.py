@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sirtaki.bindings.context import find
 from sirtaki.bindings.observing.user_code import user_line
-from sirtaki.common.hints import hint
 from sirtaki.common.public import init
+from sirtaki.common.semantics import hint
 from sirtaki.torch._private import current_pass
 from sirtaki.torch.auto import loaders, optimizers
 from sirtaki.torch.auto.arguments import difference, is_unseen

@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from sirtaki.bindings.observing.user_code import user_line
-from sirtaki.common.hints import hint
+from sirtaki.common.semantics import hint
 from sirtaki.torch._private import without_functions
 from sirtaki.torch.auto.job import LoadedBatch, job, refusal
 from sirtaki.torch.auto.marks import mark_of

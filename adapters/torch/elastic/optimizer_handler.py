@@ -13,8 +13,8 @@ from sirtaki.torch._private import without_subclasses
 from sirtaki.torch.elastic.handlers import ContentHandler, Entries, Names, kind_of
 from sirtaki.torch.ops.nested import Path, copied, placed
 from sirtaki.torch.training.optimizer import drop_round
-from sirtaki.torch.training.optimizer_state import options_of, parameters_of, set_options, set_state, state_of
 from sirtaki.torch.training.overlapped.optimizer import Overlapped
+from sirtaki.torch.training.parameters import options_of, parameters_of, set_options, set_state, state_of
 from sirtaki.torch.training.sharded.optimizer import Sharded
 from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer, closure_of
 

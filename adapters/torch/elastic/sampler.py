@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from sirtaki.bindings.context import Context, current
-from sirtaki.common.hints import hint
+from sirtaki.common.semantics import hint
 from sirtaki.torch.ops.collectives import allgather
 from sirtaki.torch.training.wrapping import TorchSurvivor
 

@@ -12,7 +12,7 @@ from sirtaki.common.elastic.slices import SliceCopies, allocated, opened
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.torch.elastic.optimizer_handler import OptimizerHandler, overwrite
 from sirtaki.torch.ops.autograd import CollectiveScope
-from sirtaki.torch.training.optimizer_state import options_of, set_options
+from sirtaki.torch.training.parameters import options_of, set_options
 from sirtaki.torch.training.sharded.optimizer import Sharded
 from sirtaki.torch.training.sharded.whole_values import Elements, Part, described, whole_values
 

@@ -18,10 +18,10 @@ from sirtaki.bindings.errors import HorovodInternalError, ParametersDifferError
 from sirtaki.bindings.library import usable_cores
 from sirtaki.bindings.observing import observe
 from sirtaki.common.elastic.state import GenerationStart, ObjectState
-from sirtaki.common.hints import hint
 from sirtaki.common.ops.objects import broadcast_object, gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.reduction import Call
+from sirtaki.common.semantics import hint
 from sirtaki.common.training.checksums import Comparison, checksum_of_text, combined
 from sirtaki.common.training.consistency import Options, Scope, Spread, find_difference
 from sirtaki.torch.consistency import checksum_of, plain_options_of

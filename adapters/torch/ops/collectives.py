@@ -24,7 +24,6 @@ from torch import Tensor
 
 from sirtaki.common.ops.collectives import asynchronous
 from sirtaki.common.ops.compression import compressed
-from sirtaki.common.ops.deadlines import Deadline
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.reduction import Average
 from sirtaki.common.ops.requests import (
@@ -32,6 +31,7 @@ from sirtaki.common.ops.requests import (
     REDUCESCATTER,
     Collective,
     CollectiveOptions,
+    Deadline,
     reducing_options,
 )
 from sirtaki.torch.ops.autograd import COLLECTIVES

@@ -15,9 +15,16 @@ from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Adasum, Average, Reduction, Sum, gradient_reduction
+from sirtaki.common.ops.reduction import (
+    Adasum,
+    Average,
+    Reduction,
+    Sum,
+    fixed_divisor,
+    gradient_reduction,
+    gradient_sum,
+)
 from sirtaki.common.ops.requests import ALLREDUCE
-from sirtaki.common.training.averaging import fixed_divisor, gradient_sum
 from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.common.training.groups import Groups
 from sirtaki.common.training.shares import current_share
@@ -31,12 +38,11 @@ from sirtaki.torch.plain_optimizers import IdleSteps
 from sirtaki.torch.replay import Replay, refuse_replay, replay_of
 from sirtaki.torch.training.adasum import with_adasum
 from sirtaki.torch.training.compressed.state import CompressionState, plain_and_memory
-from sirtaki.torch.training.hand_over import least_early_bytes
+from sirtaki.torch.training.exchange import least_early_bytes
 from sirtaki.torch.training.loss_scale import LossScale, calling_scaler
-from sirtaki.torch.training.optimizer_state import parameters_of
 from sirtaki.torch.training.other_reducers import refuse_other_reducers
 from sirtaki.torch.training.overlapped.optimizer import Overlapped, refuse_model_with_overlap
-from sirtaki.torch.training.parameters import all_named, check_groups_of, exchanged, names_of
+from sirtaki.torch.training.parameters import all_named, check_groups_of, exchanged, names_of, parameters_of
 from sirtaki.torch.training.reducer import GradientReducer, Nesting
 from sirtaki.torch.training.sharded.kinds import GRADIENTS, check_shard
 from sirtaki.torch.training.sharded.optimizer import Sharded, partition_for

@@ -10,7 +10,7 @@ import torch
 
 from sirtaki.bindings.errors import BatchSkippedError, HorovodInternalError
 from sirtaki.bindings.observing.user_code import location_of
-from sirtaki.common.hints import hint
+from sirtaki.common.semantics import hint
 from sirtaki.torch.training.optimizer import _Distributed
 from sirtaki.torch.training.overlapped.optimizer import Overlapped
 from sirtaki.torch.training.sharded.optimizer import Sharded

@@ -26,8 +26,7 @@ from sirtaki.common.training.shares import Share
 from sirtaki.torch import device
 from sirtaki.torch._private import current_node, current_pass, queue_callback
 from sirtaki.torch.gradient_memory import gradient_memory_of
-from sirtaki.torch.training.exchange import GradientExchange
-from sirtaki.torch.training.hand_over import overlap_of
+from sirtaki.torch.training.exchange import GradientExchange, overlap_of
 from sirtaki.torch.training.other_reducers import Claim
 from sirtaki.torch.training.overlapped.flight import Flight
 from sirtaki.torch.training.parameters import GrowthHook, NamedParameter, can_have_gradient, trainable

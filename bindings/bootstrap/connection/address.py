@@ -13,8 +13,7 @@ import socket
 from collections.abc import Sequence
 
 from sirtaki.bindings.bootstrap.connection.interfaces import is_own_address, local_addresses, unmapped_address
-from sirtaki.bindings.bootstrap.connection.key import KEY_ADVICE
-from sirtaki.bindings.bootstrap.job import Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import KEY_ADVICE, Job, RendezvousError
 
 _UNIX = "unix:"
 _PATH_LIMIT = 100  # bytes; the system allows 107 (unix(7)), and ranks reject longer names from each other

@@ -12,8 +12,7 @@ import os
 from collections.abc import Mapping
 
 from sirtaki.bindings.bootstrap.connection.address import join_address, split_addresses
-from sirtaki.bindings.bootstrap.connection.key import read_key
-from sirtaki.bindings.bootstrap.job import Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import Job, RendezvousError, read_key
 from sirtaki.bindings.bootstrap.providers.world import (
     VERSION,
     World,

@@ -10,8 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from sirtaki.bindings.bootstrap.connection.key import KEY_BYTES
-from sirtaki.bindings.bootstrap.job import Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import KEY_BYTES, Job, RendezvousError
 from sirtaki.bindings.bootstrap.providers import pmi, slurm
 from sirtaki.bindings.bootstrap.providers.world import (
     VERSION,

@@ -18,8 +18,7 @@ import select
 import time
 from collections.abc import Mapping
 
-from sirtaki.bindings.bootstrap.connection.key import KEY_BYTES
-from sirtaki.bindings.bootstrap.job import Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import KEY_BYTES, Job, RendezvousError
 from sirtaki.bindings.bootstrap.providers.world import VERSION, World, key_of, number_in, start_timeout
 
 DESCRIPTOR = "PMI_FD"

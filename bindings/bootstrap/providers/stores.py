@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.address import join_address
-from sirtaki.bindings.bootstrap.connection.key import KEY_ADVICE, KEY_BYTES
 from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.bindings.bootstrap.identity import describe_process
-from sirtaki.bindings.bootstrap.job import Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import KEY_ADVICE, KEY_BYTES, Job, RendezvousError
 from sirtaki.bindings.bootstrap.providers.world import (
     NOT_OF_RANK_0,
     World,

@@ -8,8 +8,7 @@ from typing import Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.address import is_abstract
-from sirtaki.bindings.bootstrap.connection.key import KEY_ADVICE, KEY_BYTES, parse_key, read_key
-from sirtaki.bindings.bootstrap.job import Job, RendezvousError
+from sirtaki.bindings.bootstrap.job import KEY_ADVICE, KEY_BYTES, Job, RendezvousError, parse_key, read_key
 
 NOT_OF_RANK_0 = (
     "the store through which the ranks meet holds a value that rank 0 did not write: another process can "

@@ -32,8 +32,8 @@ from sirtaki.bindings.bootstrap.job import (
 )
 from sirtaki.bindings.bootstrap.messages import Route
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient, RendezvousGoneError
+from sirtaki.bindings.bootstrap.server.clients import ResumableFrames
 from sirtaki.bindings.bootstrap.server.connection_server import ConnectionServer, ServedConnection
-from sirtaki.bindings.bootstrap.server.resumable import ResumableFrames
 
 # Longest time, in seconds, for which a contribution waits for those of the other ranks of the host. It delays
 # nothing: an all-gather cannot end without them.

@@ -10,7 +10,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from sirtaki.common.ops.joining import join_count
+from sirtaki.common.ops.process_sets import join_count
 from sirtaki.common.ops.reduction import Call
 from sirtaki.common.training.checksums import Comparison, checksum_of_text
 from sirtaki.common.training.stateful_compression import (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.library import WireFormat, quantise, wire_formats
-from sirtaki.common.hints import hint
+from sirtaki.common.semantics import hint
 from sirtaki.common.training.stateful_compression import Quantised
 from sirtaki.torch.training.compressed.method import Link, Method, TensorSlot, compute_dtype
 from sirtaki.torch.training.compressed.phases import Phases

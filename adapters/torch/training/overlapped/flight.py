@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sirtaki.bindings.errors import HorovodInternalError
-from sirtaki.common.hints import hint
+from sirtaki.common.semantics import hint
 from sirtaki.torch._private import has_compiled, without_modes, without_subclasses, without_transforms
 from sirtaki.torch.ops.metadata import NEEDS_NO_ELEMENTS
 from sirtaki.torch.ops.tensors import count_write

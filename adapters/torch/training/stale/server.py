@@ -17,8 +17,7 @@ from sirtaki.torch.consistency import check_parameters
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import reducible_view
 from sirtaki.torch.training.stale.arguments import check_staleness, refuse_parameters
-from sirtaki.torch.training.stale.shared_table import shared_table
-from sirtaki.torch.training.stale.table import MakeOptimizer, Table, TableOptions
+from sirtaki.torch.training.stale.table import MakeOptimizer, Table, TableOptions, shared_table
 
 
 class ParameterServer:

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sirtaki.common.ops.deadlines import Decided, with_deadline
 from sirtaki.common.ops.handles import Handle, start
-from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE
+from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, Decided, with_deadline
 from sirtaki.common.training.shares import current_share
 from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.training.loss_scale import ResidualScale
