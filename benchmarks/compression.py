@@ -29,8 +29,7 @@ import sirtaki.numpy as hvd
 from sirtaki.bindings import request as core
 from sirtaki.bindings.library import quantise, wire_formats
 from sirtaki.common.ops.collectives import Collectives
-from sirtaki.common.ops.reduction import Reduction
-from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, CollectiveOptions
+from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, CollectiveOptions, Reduction
 from sirtaki.numpy import arrays
 
 SIZES = [MIB, 64 * MIB]

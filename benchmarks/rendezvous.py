@@ -27,7 +27,7 @@ from common.report import Columns, Table, Target, at_most, make_table
 from common.simulated_start import describe
 
 from sirtaki.bindings.bootstrap.connection.address import unix_address
-from sirtaki.bindings.bootstrap.connection.message_kinds import HEADER
+from sirtaki.bindings.bootstrap.connection.wire import HEADER
 from sirtaki.bindings.bootstrap.job import Identity, Job
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.server import connection_server

@@ -20,7 +20,7 @@ from sirtaki.bindings.request import Batch, DeviceOutput, Output, profiled
 
 if TYPE_CHECKING:
     from sirtaki.bindings.observing.program_timeline import ProgramWatch
-    from sirtaki.bindings.survivors import Survivors
+    from sirtaki.bindings.survivors import Survivor, Survivors
     from sirtaki.bindings.topology import SharedMemory, Topology
 
 # Waits are cut into slices, so that Ctrl-C is noticed. It ends the wait, not the operation.
@@ -558,3 +558,28 @@ def using(context: Context) -> Iterator[Context]:
         yield context
     finally:
         _thread_context.reset(token)
+
+
+# ---- Objects that are used in several worlds of an elastic job -----------------------------------------
+
+
+def is_elastic() -> bool:
+    """Returns whether the ranks of this job may change. Worlds of a single rank then communicate, too."""
+    context = find()
+    return context is not None and context.survivors is not None
+
+
+def add_survivor(survivor: Survivor) -> None:
+    """Registers an object that has to act when the ranks change; does nothing in other jobs."""
+    context = find()
+    if context is not None and context.survivors is not None:
+        context.survivors.add(survivor)
+
+
+def reserve_number(context: Context, kind: str, number: int) -> None:
+    """Makes objects of a kind that a world creates later get higher numbers than this number.
+
+    An object keeps its number, and so its names, from world to world: compiled programs contain them.
+    """
+    while context.count_of(kind) <= number:
+        context.next_number(kind)

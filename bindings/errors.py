@@ -9,6 +9,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+# Those that users meet; the other names are those of the bindings.
+__all__ = ["AbortedError", "BatchSkippedError", "DeadlineError", "DeviceError", "ForkedError"]
+__all__ += ["HorovodInternalError", "HostsUpdatedInterrupt", "InitializationError", "InternalError"]
+__all__ += ["MismatchError", "NotFiniteError", "NotInitializedError", "OutOfMemoryError"]
+__all__ += ["ParametersDifferError", "PeerFinishedError", "PeerLostError", "ProtocolError"]
+__all__ += ["ResultsDifferError", "ShutDownError", "SystemRefusedError", "UnsupportedError"]
+
 _PUBLIC_MODULE = "sirtaki.common.exceptions"  # shown in tracebacks and pickles: users import from there
 
 

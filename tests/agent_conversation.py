@@ -14,8 +14,7 @@ from typing import Any
 
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import FROM, Frame, MessageKind, Sender, take_frame
 from sirtaki.runner.hosts.coding import LoginOutput
 
 KEY = bytes(range(32))

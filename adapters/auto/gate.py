@@ -20,8 +20,8 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.bindings.library import ffi
 from sirtaki.bindings.observing.user_code import is_internal
-from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.handles import Handle, Operation, pooled_batch, start
+from sirtaki.common.ops.requests import Call, describe
 from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
 _NAME = "the data that rank 0 prepares (hvdrun --auto)"  # stall reports show it
@@ -83,7 +83,7 @@ def broadcast(context: Context, data: bytearray, name: str) -> Handle[Any]:
     pointer = int(ffi.cast("uintptr_t", memory))
     view = TensorView(pointer, (len(data),), DTYPE_CODES["uint8"], ROW_MAJOR, memory)
     batch = pooled_batch()
-    ops.describe(batch, core.BROADCAST, view, view.pointer, ops.Call(name, _WORLD), root=0)
+    describe(batch, core.BROADCAST, view, view.pointer, Call(name, _WORLD), root=0)
     return start(context, Operation(batch, view, lambda *_: None))
 
 

@@ -30,7 +30,7 @@ from sirtaki.common.ops.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from sirtaki.common.ops.reduction import Call, Reduction, describe
+from sirtaki.common.ops.requests import Call, Reduction, describe
 from sirtaki.common.semantics import are_horovods
 
 if TYPE_CHECKING:

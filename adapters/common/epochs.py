@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from sirtaki.bindings.context import Context
 from sirtaki.common.ops.objects import gather_objects
-from sirtaki.common.training.checksums import checksum_of_text
-from sirtaki.common.training.consistency import Scope
+from sirtaki.common.training.consistency import Scope, checksum_of_text
 
 _ADVICE = (
     "together they read some samples twice and others not at all. Each iteration over an hvd.DataLoader "

@@ -9,7 +9,7 @@ from typing import Any
 
 from sirtaki.common import basics
 from sirtaki.common.basics import *  # noqa: F403
-from sirtaki.common.ops.reduction import Adasum, Average, Max, Min, Product, Sum
+from sirtaki.common.ops.requests import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [*basics.__all__, "Adasum", "Average", "Max", "Min", "Product", "Sum"]
 

@@ -14,11 +14,10 @@ import socket
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from sirtaki.bindings.context import Context, current
+from sirtaki.bindings.context import Context, current, is_elastic
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.library import PATH
 from sirtaki.common.ops.objects import broadcast_object
-from sirtaki.numpy.worlds import is_elastic
 
 __all__ = ["enable_collectives"]
 

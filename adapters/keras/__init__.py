@@ -21,7 +21,7 @@ _check()
 
 from sirtaki.common.ops.objects import allgather_object, broadcast_object  # noqa: E402
 from sirtaki.common.ops.process_sets import join  # noqa: E402
-from sirtaki.common.ops.reduction import barrier  # noqa: E402
+from sirtaki.common.ops.requests import barrier  # noqa: E402
 from sirtaki.common.public import *  # noqa: E402, F403
 from sirtaki.common.public import __all__ as _shared  # noqa: E402
 from sirtaki.common.public import lister as _lister  # noqa: E402

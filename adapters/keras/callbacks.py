@@ -13,7 +13,7 @@ from sirtaki.bindings.context import Context, current
 from sirtaki.common.basics import should_stop
 from sirtaki.common.ops.objects import allgather_object, broadcast_object
 from sirtaki.common.ops.process_sets import global_process_set
-from sirtaki.common.ops.reduction import Min
+from sirtaki.common.ops.requests import Min
 from sirtaki.common.semantics import hint
 from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model

@@ -14,7 +14,7 @@ from sirtaki import numpy as arrays
 from sirtaki.bindings.context import current
 from sirtaki.common.ops.objects import allgather_object
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Sum
+from sirtaki.common.ops.requests import Sum
 
 
 class Results(NamedTuple):

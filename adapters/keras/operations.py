@@ -15,7 +15,7 @@ import numpy as np
 from sirtaki import numpy as arrays
 from sirtaki.common.ops.compression import compressed
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average
+from sirtaki.common.ops.requests import Average
 from sirtaki.keras.compression import Compression, Compressor
 
 __all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]

@@ -9,17 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sirtaki.bindings.context import Context, current
+from sirtaki.bindings.context import Context, add_survivor, current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.process_sets import ProcessSet
-from sirtaki.common.ops.reduction import Max, Min
+from sirtaki.common.ops.requests import Max, Min
 from sirtaki.common.training import consistency
-from sirtaki.common.training.checksums import checksum
-from sirtaki.common.training.consistency import Options, Scope, Spread
+from sirtaki.common.training.consistency import Options, Scope, Spread, checksum
 from sirtaki.common.training.round_checks import RoundChecks
 from sirtaki.numpy.arrays import row_major_view
 from sirtaki.numpy.collectives import allreduce
-from sirtaki.numpy.worlds import add_survivor
 
 _PLAIN = (str, bool, type(None), Real)
 Named = Iterable[tuple[str, Any]]

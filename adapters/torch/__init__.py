@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sirtaki.common.ops.handles import Handle, poll, synchronize
 from sirtaki.common.ops.objects import allgather_object, broadcast_object
-from sirtaki.common.ops.reduction import barrier
+from sirtaki.common.ops.requests import barrier
 from sirtaki.common.public import *  # noqa: F403
 from sirtaki.common.public import __all__ as _shared
 from sirtaki.common.public import lister as _lister

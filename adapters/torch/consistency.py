@@ -14,9 +14,8 @@ from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import MAX, MIN
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Reduction
-from sirtaki.common.ops.requests import ALLREDUCE
-from sirtaki.common.training import checksums, consistency
+from sirtaki.common.ops.requests import ALLREDUCE, Reduction
+from sirtaki.common.training import consistency
 from sirtaki.common.training.consistency import Options, Scope, Spread
 from sirtaki.common.training.round_checks import RoundChecks
 from sirtaki.torch.ops.autograd import CollectiveScope
@@ -133,12 +132,12 @@ def note_gradients(checks: RoundChecks, indices: Iterable[int], gradients: Itera
             gradient = gradient.detach().coalesce()
             parts = [gradient.indices(), gradient.values()]
         if parts[-1].any():
-            checks.note_gradient(index, checksums.combined(map(checksum_of, parts)))
+            checks.note_gradient(index, consistency.combined(map(checksum_of, parts)))
 
 
 def checksum_of(tensor: Tensor) -> int:
     """Returns the checksum of a tensor; copies it only if it is on a GPU or not row-major."""
-    return checksums.checksum(view(tensor.detach().cpu().contiguous()))
+    return consistency.checksum(view(tensor.detach().cpu().contiguous()))
 
 
 def plain_options_of(optimizer: torch.optim.Optimizer) -> Options:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from sirtaki.common.ops.reduction import Sum
+from sirtaki.common.ops.requests import Sum
 from sirtaki.common.training import one_batch
 from sirtaki.common.training.one_batch import Leaves, Path
 from sirtaki.common.training.shares import Share, current_share

@@ -20,7 +20,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import ResultsDifferError
 from sirtaki.common.ops.objects import broadcast_object, gather_objects
 from sirtaki.common.semantics import hint
-from sirtaki.common.training.checksums import combined
+from sirtaki.common.training.consistency import combined
 from sirtaki.torch.consistency import check_parameters, checksum_of
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.nested import mapped, tensors_in

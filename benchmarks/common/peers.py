@@ -22,9 +22,8 @@ from sirtaki.bindings import shared_memory
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import Batch
-from sirtaki.common.ops import reduction as ops
-from sirtaki.common.ops.reduction import NO_REDUCTION, Sum, reduction
-from sirtaki.common.ops.reduction import Call as Named
+from sirtaki.common.ops.requests import NO_REDUCTION, Sum, describe, group_calls, reduction
+from sirtaki.common.ops.requests import Call as Named
 from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 from sirtaki.runner.bench.operations import OPERATIONS as PRODUCT
 from sirtaki.runner.bench.operations import BenchOperation
@@ -189,7 +188,7 @@ class Core:
             if operation.parts_out:
                 result = None  # the core allocates it
             target = 0 if result is None else result.ctypes.data
-            ops.describe(batch, kind, own, target, Named(f"core.{operation.name}"), how=how)
+            describe(batch, kind, own, target, Named(f"core.{operation.name}"), how=how)
         context = self._context
 
         def call() -> None:
@@ -200,9 +199,9 @@ class Core:
 
     def _group(self, array: Array) -> Batch:
         batch = Batch(GROUP_SIZE)
-        calls = ops.group_calls("allreduce", "core", 0, GROUP_SIZE)
+        calls = group_calls("allreduce", "core", 0, GROUP_SIZE)
         for index, (part, call) in enumerate(zip(np.array_split(array, GROUP_SIZE), calls, strict=True)):
-            ops.describe(batch, core.ALLREDUCE, _view(part), part.ctypes.data, call, index, how=self._sum)
+            describe(batch, core.ALLREDUCE, _view(part), part.ctypes.data, call, index, how=self._sum)
         return batch
 
     def _exchange(self, array: Array, output: Array) -> Batch:
@@ -210,9 +209,7 @@ class Core:
         ends = ((array, rank, (rank + 1) % ranks), (output, (rank - 1) % ranks, rank))
         for index, (given, source, target) in enumerate(ends):
             where = {"root": source, "destination": target}
-            ops.describe(
-                batch, core.SEND, _view(given), given.ctypes.data, Named("core.send"), index, **where
-            )
+            describe(batch, core.SEND, _view(given), given.ctypes.data, Named("core.send"), index, **where)
         return batch
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import FROM, Frame, MessageKind, Sender, take_frame
 from sirtaki.bindings.bootstrap.job import Identity
 
 _IDENTITY = struct.Struct("!iH")  # generation, channel

@@ -25,8 +25,15 @@ from sirtaki.bindings.bootstrap.connection.handshake import (
     is_trusted_user,
 )
 from sirtaki.bindings.bootstrap.connection.interfaces import source_towards
-from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, printable, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.connection.wire import (
+    FROM,
+    Frame,
+    MessageKind,
+    Sender,
+    printable,
+    receive_frame,
+    send_frame,
+)
 from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.bindings.bootstrap.messages import Route
 

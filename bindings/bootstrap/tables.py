@@ -12,8 +12,7 @@ import time
 from collections.abc import Mapping
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.bindings.bootstrap.job import (
     SERVER,
     SERVERS,

@@ -20,7 +20,16 @@ from statistics import median
 from typing import IO, Any, NamedTuple
 
 from sirtaki.bindings.bootstrap.connection.wire import printable
-from sirtaki.runner.bench.collective_report import CollectiveReport
+from sirtaki.runner.bench.collective_report import (
+    CollectiveReport,
+    Column,
+    Load,
+    Report,
+    comment,
+    heads,
+    line,
+    peer_columns,
+)
 from sirtaki.runner.bench.messages import (
     EXCHANGE,
     OWN,
@@ -47,7 +56,6 @@ from sirtaki.runner.bench.peers import (
     mpirun,
     parse_peers,
 )
-from sirtaki.runner.bench.report import Column, Load, Report, comment, heads, line, peer_columns
 from sirtaki.runner.bench.samples import median_ratio
 from sirtaki.runner.cli.command import module_words, terminal_status
 from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, printable
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, printable
 from sirtaki.bindings.bootstrap.job import RendezvousError
 
 PIECE_BYTES = MessageKind.PIECE.limit

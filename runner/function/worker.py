@@ -11,8 +11,7 @@ import sys
 import time
 from typing import Any
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.bindings.bootstrap.job import (
     ARBITER,
     CALLS,

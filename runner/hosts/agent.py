@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.address import unix_addresses
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, Sender, WireError
 from sirtaki.bindings.bootstrap.job import Job, RendezvousError
 from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
@@ -50,7 +49,7 @@ from sirtaki.runner.launch.process import (
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.launch.torch_variables import ReservedPort, offer_of_agent
 from sirtaki.runner.observe.endpoints import Endpoints
-from sirtaki.runner.observe.timeline_files import elastic_parts, rank_file
+from sirtaki.runner.observe.timeline import elastic_parts, rank_file
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 from sirtaki.runner.supervise.signals import WakeupPipe
 

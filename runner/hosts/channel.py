@@ -6,8 +6,7 @@ import os
 import selectors
 from collections.abc import Callable
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import FROM, Frame, Sender, WireError, take_frame
 from sirtaki.runner.hosts.coding import LineDecoder, LoginOutput, encode_lines
 
 INITIAL_CREDIT = 256 * 1024  # bytes of ranks' output that an agent may send before hvdrun grants more

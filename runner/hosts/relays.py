@@ -13,8 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, WireError
 from sirtaki.runner.hosts.channel import Outgoing
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.process import Process

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError, one_line
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, Sender, WireError, one_line
 from sirtaki.bindings.observing.ownership import held_folder
 from sirtaki.runner.hosts.agent_launcher import AgentLauncher
 from sirtaki.runner.hosts.channel import FINAL_CREDIT, INITIAL_CREDIT, Channel, Outgoing
@@ -27,7 +26,7 @@ from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.launch.torch_variables import MasterOffer
 from sirtaki.runner.observe.job_timeline import JobTimeline
 from sirtaki.runner.observe.remote_states import RemoteStates
-from sirtaki.runner.observe.timeline_files import TimelinePart
+from sirtaki.runner.observe.timeline import TimelinePart
 from sirtaki.runner.supervise.display import STDERR, STDOUT, Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 from sirtaki.runner.supervise.post_mortem import PostMortem

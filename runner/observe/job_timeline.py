@@ -8,8 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sirtaki.runner.launch.errors import LaunchError
-from sirtaki.runner.observe.timeline import merge_timelines, merging_file, remove_timelines
-from sirtaki.runner.observe.timeline_files import TimelinePart, rank_file
+from sirtaki.runner.observe.timeline import (
+    TimelinePart,
+    merge_timelines,
+    merging_file,
+    rank_file,
+    remove_timelines,
+)
 
 _LEFT_FREE = 1 << 30  # bytes of the file system that other hosts cannot fill
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
+from sirtaki.bindings.bootstrap.connection.wire import MessageKind
 from sirtaki.runner.launch.process import remove_reports, report_file
 from sirtaki.runner.supervise.failure_analysis import name_process
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import printable
+from sirtaki.bindings.bootstrap.connection.wire import MessageKind, printable
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.observe.timeline import clock_offset, shifted
 from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.observe.timeline import TimelinePart, elastic_parts, part_of, rank_files
 from sirtaki.runner.observe.timeline_events import EventFile
-from sirtaki.runner.observe.timeline_files import TimelinePart, elastic_parts, part_of, rank_files
 from sirtaki.runner.trace.formats import percent
 
 _HEAD = b'{"ph": "M", "name": "process_name"'  # how the file of a rank begins

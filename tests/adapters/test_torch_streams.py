@@ -22,7 +22,7 @@ import sirtaki.torch as hvd  # noqa: E402
 from sirtaki.bindings.context import Context, current  # noqa: E402
 from sirtaki.bindings.request import ALLREDUCE, SUM, Batch  # noqa: E402
 from sirtaki.bindings.topology import Peer, Topology  # noqa: E402
-from sirtaki.common.ops.reduction import Call, Reduction, describe  # noqa: E402
+from sirtaki.common.ops.requests import Call, Reduction, describe  # noqa: E402
 from sirtaki.torch import device  # noqa: E402
 from sirtaki.torch.backend.work import StreamWork  # noqa: E402
 from sirtaki.torch.ops.tensors import view  # noqa: E402

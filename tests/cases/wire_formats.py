@@ -13,8 +13,7 @@ from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import MismatchError
 from sirtaki.bindings.library import quantise, wire_formats
 from sirtaki.common.ops.collectives import Collectives
-from sirtaki.common.ops.reduction import Reduction
-from sirtaki.common.ops.requests import ALLREDUCE, CollectiveOptions
+from sirtaki.common.ops.requests import ALLREDUCE, CollectiveOptions, Reduction
 from sirtaki.numpy import arrays
 
 CODES = {row.name: row.code for row in wire_formats() if row.block}

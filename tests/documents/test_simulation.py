@@ -14,7 +14,7 @@ import pytest
 from world import ENCRYPTED, world
 
 import sirtaki.numpy as numpy_hvd
-from sirtaki.bindings.bootstrap.connection.message_kinds import HEADER as MESSAGE_HEADER
+from sirtaki.bindings.bootstrap.connection.wire import HEADER as MESSAGE_HEADER
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 HEADER = 16  # bytes of a frame

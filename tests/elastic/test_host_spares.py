@@ -14,8 +14,7 @@ import pytest
 from launching import is_running, wait_until
 from open_files import open_files
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, WireError
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.bindings.bootstrap.elastic.spare import SPARE
 from sirtaki.runner.elastic.spares.host_spares import HostSpares

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import FROM, Frame, MessageKind, Sender, take_frame
 from sirtaki.bindings.bootstrap.elastic import messages
 from sirtaki.bindings.bootstrap.elastic.messages import Enlist, World, pack, unpack
 from sirtaki.bindings.bootstrap.job import RendezvousError

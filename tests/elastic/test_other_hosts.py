@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.hosts.coding import START_MARK

@@ -15,8 +15,8 @@ from sirtaki.bindings.bootstrap.elastic.messages import Enlist, Message, Returne
 from sirtaki.bindings.bootstrap.job import Identity, Job, job_of_workers
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.elastic.arbiter.model import Slot
+from sirtaki.runner.elastic.job import Processes
 from sirtaki.runner.elastic.post import Post
-from sirtaki.runner.elastic.processes import Processes
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 
 WORKER = 7

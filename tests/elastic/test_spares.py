@@ -15,8 +15,7 @@ from elastic.running import FAILSAFE_SECONDS, QUICK, run_job
 from elastic.spare_job import check_exact, running
 from launching import is_running, wait_until
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.bindings.bootstrap.elastic import loaded_modules, spare
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.arbiter.policy import Slots

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
-from sirtaki.common.training.checksums import checksum
+from sirtaki.common.training.consistency import checksum
 
 
 def of(array: np.ndarray) -> int:

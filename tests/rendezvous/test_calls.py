@@ -11,8 +11,7 @@ from collected_hosts import JOB, CollectedHosts, Start
 from handshakes import run_handshake
 from launching import deadline, wait_until
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, receive_frame, send_frame
 from sirtaki.bindings.bootstrap.job import CALLS, Identity, LinkKind, RendezvousError, Role
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.server import connection_server

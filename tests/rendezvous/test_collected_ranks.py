@@ -14,8 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import deadline, wait_until
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import TOKEN_BYTES, MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import (
+    TOKEN_BYTES,
+    Frame,
+    MessageKind,
+    receive_frame,
+    take_frame,
+)
 from sirtaki.bindings.bootstrap.job import (
     CALLS,
     COLLECTOR_RANK,

@@ -12,8 +12,7 @@ from collected_hosts import JOB, Start, collector_of
 from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, receive_frame, send_frame
 from sirtaki.bindings.bootstrap.job import CALLS, Identity, LinkKind, RendezvousError, Role
 from sirtaki.bindings.bootstrap.messages import PAYLOAD_LIMIT, REPORTS, RankEvent, pack_welcome
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient

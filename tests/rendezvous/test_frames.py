@@ -6,8 +6,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, Form, MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import NO_RANK, Frame, WireError, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import (
+    FROM,
+    NO_RANK,
+    Form,
+    Frame,
+    MessageKind,
+    Sender,
+    WireError,
+    take_frame,
+)
 
 SENDERS = st.sampled_from(list(Sender))
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS, wait_until
 from middle_box import DOWN, UP, MiddleBox
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.bindings.bootstrap.job import CALLS, Identity, RendezvousError
 from sirtaki.bindings.bootstrap.messages import PAYLOAD_LIMIT, RankEvent
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient

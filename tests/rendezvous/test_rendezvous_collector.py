@@ -16,8 +16,7 @@ from handshakes import run_handshake
 from launching import FAILSAFE_SECONDS, deadline, wait_until
 
 from sirtaki.bindings.bootstrap import rendezvous_client
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, receive_frame, send_frame
 from sirtaki.bindings.bootstrap.job import (
     Identity,
     LinkKind,

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from launching import FAILSAFE_SECONDS, deadline
 
 from sirtaki.bindings.bootstrap.connection.address import split_address
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, receive_frame
 from sirtaki.bindings.bootstrap.job import Identity, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.bindings.bootstrap.messages import PAYLOAD_LIMIT, RankEvent
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import HEADER, MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import HEADER, Frame, MessageKind
 from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.bindings.bootstrap.server.clients import CONFIRM_BYTES, ResumableFrames
 

@@ -15,8 +15,7 @@ from launching import FAILSAFE_SECONDS, is_running, wait_until
 from open_files import open_files, opened_since
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.runner.hosts import agent as agent_module
 from sirtaki.runner.hosts.agent import AgentJob
 from sirtaki.runner.hosts.agent_launcher import SrunOptions

@@ -13,8 +13,7 @@ import pytest
 from agent_conversation import Conversation, agents, ask, values
 from launching import is_running, wait_until
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 
 LANE = -2

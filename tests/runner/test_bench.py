@@ -17,7 +17,7 @@ import pytest
 from sirtaki.bench.patterns import Patterns
 from sirtaki.runner.bench import peers as peers_module
 from sirtaki.runner.bench.cli import KINDS, SETTINGS, LinkReport, StepReport, draw
-from sirtaki.runner.bench.collective_report import COLUMNS, CollectiveReport, Limit
+from sirtaki.runner.bench.collective_report import COLUMNS, CollectiveReport, Limit, Load
 from sirtaki.runner.bench.messages import (
     MARK,
     BenchWorld,
@@ -31,7 +31,6 @@ from sirtaki.runner.bench.messages import (
 )
 from sirtaki.runner.bench.operations import ITEMSIZES, OPERATIONS, counts, parse_size
 from sirtaki.runner.bench.peers import PEERS
-from sirtaki.runner.bench.report import Load
 from sirtaki.runner.bench.samples import block_calls, median_ratio, quantile
 from sirtaki.runner.cli import commands
 

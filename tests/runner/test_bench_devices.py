@@ -16,10 +16,9 @@ from tiers import exhaustive_unless
 from sirtaki.bench import worker
 from sirtaki.common import basics
 from sirtaki.runner.bench.cli import command, make_plan, parser
-from sirtaki.runner.bench.collective_report import CollectiveReport
+from sirtaki.runner.bench.collective_report import CollectiveReport, Load
 from sirtaki.runner.bench.messages import OWN, BenchWorld, Measurement, Plan, Timing
 from sirtaki.runner.bench.operations import OPERATIONS
-from sirtaki.runner.bench.report import Load
 
 PLAN = Plan("allreduce", "float32", 1 << 20, 4 << 20, 4.0, 3, ["gloo"])
 Command = Callable[..., CompletedProcess[str]]

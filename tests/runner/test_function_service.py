@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.bindings.bootstrap.job import Identity, Job, RendezvousError, RendezvousTimeout
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.runner.function.service import (

@@ -11,8 +11,7 @@ from launching import Hosts, Run
 
 pytest.importorskip("torch")
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.bindings.bootstrap.job import Job
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.runner.launch.hosts import Host, allocate, servers_of

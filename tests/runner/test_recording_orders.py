@@ -13,8 +13,7 @@ from launching import wait_until
 from rank_samples import state_values
 from world import world
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, WireError
 from sirtaki.bindings.context import current
 from sirtaki.bindings.observing import program_timeline
 from sirtaki.bindings.observing.watch_marks import (

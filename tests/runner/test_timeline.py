@@ -13,8 +13,7 @@ import pytest
 from launching import FAILSAFE_SECONDS, HVDRUN
 from timelines import check_trace, read_trace, slices_named
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, WireError
 from sirtaki.runner.hosts.lease import HostLease
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob, RemoteRank
 from sirtaki.runner.hosts.ssh import SshOptions

@@ -15,8 +15,7 @@ import pytest
 from launching import TRAINING, Hosts, Start, read_pids, script_writer, wait_until
 from rank_samples import state_values
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, WireError
 from sirtaki.bindings.observing.watch_marks import FOLDER, FOR_NOW, watch_for_now
 from sirtaki.runner.observe.remote_states import RemoteStates, answers
 from sirtaki.runner.observe.states import ProcessState, read_job, read_states

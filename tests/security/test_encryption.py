@@ -21,8 +21,7 @@ from sirtaki.bindings.bootstrap.connection.address import split_address
 from sirtaki.bindings.bootstrap.connection.connect import connect
 from sirtaki.bindings.bootstrap.connection.encryption import Certificate, Connection, TlsConnection
 from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, receive_frame, send_frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, receive_frame, send_frame
 from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.peer_listener import Handshakes, LinkKey, PeerListener

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rank_samples import NOW, SINCE, sample, state_values
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, Sender, WireError
 from sirtaki.bindings.observing.watch_marks import REMOTE, watch_for_now
 from sirtaki.runner.dashboard.feed import Feed
 from sirtaki.runner.hosts import remote
@@ -27,7 +26,7 @@ from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.observe import job_timeline, remote_states
 from sirtaki.runner.observe.job_timeline import JobTimeline
 from sirtaki.runner.observe.states import ProcessState, read_job
-from sirtaki.runner.observe.timeline_files import TimelinePart
+from sirtaki.runner.observe.timeline import TimelinePart
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.post_mortem import PostMortem
 from sirtaki.runner.top.snapshot import Snapshot, from_line

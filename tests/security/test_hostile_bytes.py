@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, take_frame
 from sirtaki.bindings.bootstrap.identity import (
     Offer,
     RankDescription,

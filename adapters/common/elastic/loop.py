@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeVar
 from sirtaki.bindings.bootstrap import lifecycle
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import SPARES, write_list
 from sirtaki.bindings.bootstrap.elastic.messages import Enlist, World
-from sirtaki.bindings.bootstrap.elastic.process import WorkerProcess
-from sirtaki.bindings.bootstrap.elastic.provisional import closed
+from sirtaki.bindings.bootstrap.elastic.process import WorkerProcess, closed
 from sirtaki.bindings.bootstrap.elastic.worker import ElasticWorker
 from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.context import process as this_process

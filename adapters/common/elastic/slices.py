@@ -26,7 +26,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.ops.objects import ByteTransport, broadcast_object, gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
-from sirtaki.common.ops.reduction import barrier
+from sirtaki.common.ops.requests import barrier
 from sirtaki.common.ownership import Place
 
 _ALIGNMENT = 64  # bytes: of each value in a payload

@@ -73,6 +73,8 @@ class State:
             def sync(self): self.steps = hvd.broadcast_object(self.steps)
     """
 
+    _whole_state = ""  # the call that returns the whole of what is divided, for messages
+
     def __init__(self, bcast_object: Any = None, get_rank: Any = None) -> None:
         """Creates the state. The arguments are Horovod's; they are accepted and ignored."""
         self._reset_callbacks: list[Callable[[], Any]] = []
@@ -108,7 +110,16 @@ class State:
         Raises:
             ValueError: `every` is not positive.
         """
+        self._refuse_slices()
         self._checkpoints = Checkpoints(folder, every, fence)
+
+    def _refuse_slices(self) -> None:
+        """Raises ValueError if rank 0, which writes checkpoints, has only slices of an optimizer's state."""
+        if self._is_divided:
+            raise ValueError(
+                "a state with an optimizer with shard= cannot keep checkpoints, because each rank has only "
+                f"slices of the optimizer's state: write {self._whole_state} to files"
+            )
 
     def average_over(self, ranks: str) -> None:
         """Chooses the divisor of averages of gradients. All ranks call it, before the training.
@@ -190,6 +201,11 @@ class State:
     def load_checkpoint(self, content: Any) -> None:
         """Sets the state to what `checkpoint` has returned, in another process. Called on rank 0."""
         raise NotImplementedError(f"{type(self).__name__} has no load_checkpoint()")
+
+    @property
+    def _is_divided(self) -> bool:
+        """Returns whether an optimizer's state is divided among the ranks; equal on all ranks."""
+        return False
 
     def can_restore(self) -> bool:
         """Returns whether this rank can return to its last commit by itself, without another rank's state."""

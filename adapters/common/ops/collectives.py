@@ -13,7 +13,6 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.request import ABSENT, Batch
-from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.handles import (
     LARGEST_DESCRIBED,
     Handle,
@@ -25,7 +24,6 @@ from sirtaki.common.ops.handles import (
     start,
 )
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average, Call
 from sirtaki.common.ops.requests import (
     ALLGATHER,
     ALLREDUCE,
@@ -36,11 +34,14 @@ from sirtaki.common.ops.requests import (
     RECEIVE,
     REDUCESCATTER,
     SEND,
+    Average,
+    Call,
     Collective,
     CollectiveOptions,
     Deadline,
     Decided,
     Memory,
+    group_calls,
     reducing_options,
     with_deadline,
 )
@@ -115,7 +116,7 @@ class Collectives:
                     for index, tensor in enumerate(tensors)
                 ]
                 return self._grouped(collective, batch, memories)
-        calls = ops.group_calls(collective.kind, options.name, number, len(tensors))
+        calls = group_calls(collective.kind, options.name, number, len(tensors))
         operation = self.named(context, collective, tensors, options, calls)
         operation.batch.key = key
         return operation

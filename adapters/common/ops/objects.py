@@ -13,9 +13,9 @@ from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.bindings.library import ffi
 from sirtaki.bindings.request import Batch
-from sirtaki.common.ops import reduction as ops
 from sirtaki.common.ops.handles import Operation, pooled_batch, run
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+from sirtaki.common.ops.requests import Call, describe
 from sirtaki.common.ops.tensor import DTYPE_CODES, ROW_MAJOR, TensorView
 
 _BYTE = DTYPE_CODES["uint8"]
@@ -118,19 +118,19 @@ class ByteTransport:
         self._name = name
         self._process_set = process_set.number(context)
 
-    def _call(self, part: str) -> ops.Call:
-        return ops.Call(None if self._name is None else f"{self._name}.{part}", self._process_set)
+    def _call(self, part: str) -> Call:
+        return Call(None if self._name is None else f"{self._name}.{part}", self._process_set)
 
     def broadcast(self, data: bytearray, root: int, part: str) -> None:
         """Overwrites the bytes with the root's; all ranks pass the same number of bytes."""
         batch, view = pooled_batch(), view_of_bytes(data)
-        ops.describe(batch, core.BROADCAST, view, view.pointer, self._call(part), root=root)
+        describe(batch, core.BROADCAST, view, view.pointer, self._call(part), root=root)
         run(self.context, Operation(batch, view, lambda *_: None))
 
     def gather(self, data: bytearray | memoryview, part: str) -> memoryview:
         """Returns all ranks' bytes, concatenated."""
         batch, view = pooled_batch(), view_of_bytes(data)
-        ops.describe(batch, core.ALLGATHER, view, 0, self._call(part))
+        describe(batch, core.ALLGATHER, view, 0, self._call(part))
         return run(self.context, Operation(batch, view, _output))
 
     def exchange(
@@ -138,7 +138,7 @@ class ByteTransport:
     ) -> tuple[memoryview, Sequence[int]]:
         """Sends consecutive bytes to each rank, `splits` of them. Returns what arrives, and its sizes."""
         batch, view = pooled_batch(), view_of_bytes(data)
-        ops.describe(batch, core.ALLTOALL, view, 0, self._call(part), splits=splits)
+        describe(batch, core.ALLTOALL, view, 0, self._call(part), splits=splits)
 
         def finish(context: Context, batch: Batch) -> tuple[memoryview, Sequence[int]]:
             sizes = context.received_splits(batch)  # first: the output clears the handle

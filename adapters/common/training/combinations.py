@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import NamedTuple
 
+from sirtaki.bindings.context import is_elastic
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
+
 # In the words of the documentation, by the key that rules use.
 CHOICES = {
     "shard": "`shard=`",
@@ -190,6 +193,12 @@ def refuse_combinations(choices: Mapping[str, str | bool]) -> None:
         technique, other = choices.get(rule.technique), choices.get(rule.other)
         if technique and other:
             raise ValueError(rule.text.format(technique=technique, other=other))
+
+
+def require_all_ranks(process_set: ProcessSet) -> None:
+    """Raises ValueError if an object of an elastic job is to work on some of the ranks only."""
+    has_set = process_set is not global_process_set
+    refuse_combinations({"elastic": is_elastic(), "process_set": has_set})
 
 
 def as_markdown() -> str:

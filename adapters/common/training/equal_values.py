@@ -9,8 +9,7 @@ from typing import NamedTuple
 from sirtaki.bindings.context import Context
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
-from sirtaki.common.training.checksums import Comparison, checksum_of_text, combined
-from sirtaki.common.training.consistency import Scope
+from sirtaki.common.training.consistency import Comparison, Scope, checksum_of_text, combined
 
 
 class Value(NamedTuple):

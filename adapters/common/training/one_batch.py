@@ -13,7 +13,7 @@ from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.training import shares
-from sirtaki.common.training.checksums import checksum_of_text
+from sirtaki.common.training.consistency import checksum_of_text
 from sirtaki.common.training.equal_values import Value, require_equal
 from sirtaki.common.training.shares import Share
 

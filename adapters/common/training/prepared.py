@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.request import CPU, Batch
 from sirtaki.common.ops.handles import Streams, wait_in_stream
-from sirtaki.common.ops.reduction import Call, Reduction, describe
+from sirtaki.common.ops.requests import Call, Reduction, describe
 from sirtaki.common.ops.tensor import TensorView
 
 

@@ -18,13 +18,16 @@ from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.epochs import EpochCheck
 from sirtaki.common.ops.process_sets import global_process_set, join_count
 from sirtaki.common.semantics import are_horovods, hint
-from sirtaki.common.training.checksums import Comparison, Outcome, checksum_of_text, combined
 from sirtaki.common.training.consistency import (
+    Comparison,
     Options,
+    Outcome,
     RankDifference,
     Scope,
     Tensors,
     checksum_of_tensors,
+    checksum_of_text,
+    combined,
     find_difference,
 )
 

@@ -14,7 +14,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import fixed_divisor
+from sirtaki.common.ops.requests import fixed_divisor
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ import jax.numpy as jnp
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import current
-from sirtaki.common.ops import reduction as ops
+from sirtaki.common.ops import requests
 from sirtaki.common.ops.compression import compressed
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average, reduction
+from sirtaki.common.ops.requests import Average, reduction
 from sirtaki.jax.ops.compression import Compression, Compressor
 from sirtaki.jax.ops.exchange_options import ExchangeOptions
 from sirtaki.jax.ops.primitives import bind
@@ -237,7 +237,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
             "with it; call it outside jit. Inside, operations of all ranks wait for one another by what "
             "they exchange"
         )
-    ops.barrier(process_set, name)
+    requests.barrier(process_set, name)
 
 
 def _over(process_set: ProcessSet, options: ExchangeOptions) -> ExchangeOptions:

@@ -17,8 +17,7 @@ from sirtaki.bindings.context import current, process
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.collectives import Collectives
 from sirtaki.common.ops.handles import run as run_operation
-from sirtaki.common.ops.reduction import Call, Reduction
-from sirtaki.common.ops.requests import BY_KIND, CollectiveOptions
+from sirtaki.common.ops.requests import BY_KIND, Call, CollectiveOptions, Reduction
 from sirtaki.common.training.shares import refuse_derivative
 from sirtaki.jax.ops import arrays as adapter
 from sirtaki.jax.ops import lowering, target

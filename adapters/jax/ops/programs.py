@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sirtaki.bindings.context import Context, current
+from sirtaki.bindings.context import Context, current, is_elastic
 from sirtaki.common import basics
-from sirtaki.numpy.worlds import is_elastic
 
 
 class _Programs:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sirtaki.common.ops.reduction import Sum
+from sirtaki.common.ops.requests import Sum
 from sirtaki.common.training import one_batch
 from sirtaki.common.training.one_batch import Leaves, Path
 from sirtaki.jax.ops.collectives import allgather, allreduce

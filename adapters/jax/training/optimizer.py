@@ -14,14 +14,14 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import current
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Adasum, Average, fixed_divisor, gradient_sum, reduction
+from sirtaki.common.ops.requests import Adasum, Average, fixed_divisor, gradient_sum, reduction
+from sirtaki.common.training.combinations import require_all_ranks
 from sirtaki.jax.ops.collectives import combined
 from sirtaki.jax.ops.compression import Compression, Compressor
 from sirtaki.jax.ops.exchange_options import ExchangeOptions
 from sirtaki.jax.training.consistency import BROADCAST, around
 from sirtaki.jax.training.weighting import weighted
 from sirtaki.numpy.consistency import EagerChecks
-from sirtaki.numpy.worlds import require_all_ranks
 
 _GRADIENTS = ExchangeOptions(core.ALLREDUCE, ())
 _made: Counter[str] = Counter()  # optimizers of each name; compiled programs outlive a world

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sirtaki.bindings.context import current
-from sirtaki.common.ops.reduction import Min, Sum
+from sirtaki.common.ops.requests import Min, Sum
 from sirtaki.jax.ops.collectives import allreduce, broadcast
 from sirtaki.jax.ops.compression import Compression, Compressor
 from sirtaki.jax.ops.programs import size

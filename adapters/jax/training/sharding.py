@@ -14,7 +14,7 @@ import numpy as np
 from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.process_sets import global_process_set
-from sirtaki.common.ops.reduction import Adasum, Average, Sum, fixed_divisor
+from sirtaki.common.ops.requests import Adasum, Average, Sum, fixed_divisor
 from sirtaki.common.ownership import Place, place_in
 from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.jax.ops.collectives import allgather, allreduce, reducescatter

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.process_sets import ProcessSet
-from sirtaki.common.ops.reduction import reduction
+from sirtaki.common.ops.requests import reduction
 from sirtaki.common.training.shares import Share, current_share
 
 # A factor is a constant of the programs that are traced with it. Its value is therefore part of the key by

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 
 import keras
 
-from sirtaki.bindings.context import Context, current, find
+from sirtaki.bindings.context import Context, current, find, is_elastic
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.basics import init
 from sirtaki.common.ops.objects import broadcast_object
-from sirtaki.common.ops.reduction import Sum
+from sirtaki.common.ops.requests import Sum
 from sirtaki.keras import backends
 from sirtaki.keras._private import build_for, metrics_of_losses, owner_of_adapters
 from sirtaki.keras.auto import random_numbers
@@ -32,7 +32,6 @@ from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.training.distributed_optimizer import Distributed
 from sirtaki.keras.training.gradient_reducer import GradientReduction, Rows
 from sirtaki.keras.training.optimizer import DistributedOptimizer
-from sirtaki.numpy.worlds import is_elastic
 
 _STEP = ("train_step", "make_train_function")  # functions of keras.Model that a model may not override
 

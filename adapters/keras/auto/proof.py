@@ -10,7 +10,7 @@ import numpy as np
 
 from sirtaki import numpy as arrays
 from sirtaki.bindings.context import Context
-from sirtaki.common.ops.reduction import Sum
+from sirtaki.common.ops.requests import Sum
 from sirtaki.common.training.shares import Share
 from sirtaki.keras._private import layers_of
 from sirtaki.keras.auto.batches import TrainingBatch, part_of

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sirtaki.bindings.context import is_elastic
 from sirtaki.common.ownership import Place
 from sirtaki.keras.backends import Gradient, GradientCombination
-from sirtaki.numpy.worlds import is_elastic
 from sirtaki.tensorflow import broadcast_, grouped_allreduce, rank_op, size_op
 from sirtaki.tensorflow.training import exchange
 

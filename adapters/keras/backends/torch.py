@@ -11,8 +11,13 @@ import torch
 from sirtaki.bindings.context import current
 from sirtaki.common.ops.collectives import with_absent
 from sirtaki.common.ops.handles import run
-from sirtaki.common.ops.reduction import Call, reduction
-from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, BROADCAST_IN_PLACE, CollectiveOptions
+from sirtaki.common.ops.requests import (
+    ALLREDUCE_IN_PLACE,
+    BROADCAST_IN_PLACE,
+    Call,
+    CollectiveOptions,
+    reduction,
+)
 from sirtaki.common.ownership import Place
 from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.torch import device

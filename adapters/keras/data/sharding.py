@@ -9,10 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from sirtaki.bindings.context import current
+from sirtaki.bindings.context import current, is_elastic
 from sirtaki.keras._private import functions_of, inputs_of, is_evaluation
 from sirtaki.keras.data.shares import DatasetShare, Deal, Uneven
-from sirtaki.numpy.worlds import is_elastic
 
 
 def shard(dataset: Any, *, shuffle: bool = True, seed: int = 0, buffer_size: int = 10_000) -> Any:

@@ -7,9 +7,8 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from sirtaki.bindings.context import Context, current, find
+from sirtaki.bindings.context import Context, add_survivor, current, find, is_elastic
 from sirtaki.keras._private import is_evaluation, keep_order_of
-from sirtaki.numpy.worlds import add_survivor, is_elastic
 
 _SHUFFLED = (
     "the batches are not read in their order, so nobody knows which of them are left when the ranks change: "

@@ -11,17 +11,16 @@ from weakref import ref
 import keras
 import numpy as np
 
-from sirtaki.bindings.context import current
+from sirtaki.bindings.context import current, is_elastic
 from sirtaki.bindings.errors import MismatchError
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Max
+from sirtaki.common.ops.requests import Max
 from sirtaki.common.semantics import object_to
 from sirtaki.keras.training.gradient_reducer import GradientReduction, stable_path
 from sirtaki.keras.training.sharded.optimizer import ShardedVariables, equal_variables
 from sirtaki.numpy import consistency
 from sirtaki.numpy.collectives import allreduce
 from sirtaki.numpy.consistency import EagerChecks, Subject
-from sirtaki.numpy.worlds import is_elastic
 
 _BROADCAST = (
     "hvd.broadcast_model(model, root_rank=0), or fit with hvd.callbacks.BroadcastGlobalVariablesCallback(0),"

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import keras
 
-from sirtaki.bindings.context import Context, current
+from sirtaki.bindings.context import Context, current, is_elastic, reserve_number
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Adasum, Average, Max, Sum, fixed_divisor, gradient_reduction
+from sirtaki.common.ops.requests import Adasum, Average, Max, Sum, fixed_divisor, gradient_reduction
+from sirtaki.common.training.combinations import require_all_ranks
 from sirtaki.common.training.groups import Groups, partitioned
 from sirtaki.keras.backends import Backend, Gradient, GradientCombination
 from sirtaki.keras.compression import Compressor, NoneCompressor
-from sirtaki.numpy.worlds import is_elastic, require_all_ranks, reserve_number
 
 KIND = "keras.optimizer.{}"  # the name of the counter of a process set's optimizers
 _HALF_OVERFLOW = 65520.0  # the least number that float16 rounds to infinity

@@ -11,9 +11,9 @@ from typing import Any
 
 import keras
 
-from sirtaki.bindings.context import current
+from sirtaki.bindings.context import add_survivor, current, is_elastic
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average
+from sirtaki.common.ops.requests import Average
 from sirtaki.common.training.groups import GroupRules, Groups, check_groups
 from sirtaki.keras import backends
 from sirtaki.keras._private import is_autocast, is_training, layers_of, loss_reductions
@@ -22,7 +22,6 @@ from sirtaki.keras.training.distributed_optimizer import Distributed, distribute
 from sirtaki.keras.training.gradient_reducer import KIND, GradientReduction, LocalVariables, combination
 from sirtaki.keras.training.sharded.kinds import check_shard, refuse_loss_scaling
 from sirtaki.keras.training.sharded.optimizer import ShardedVariables
-from sirtaki.numpy.worlds import add_survivor, is_elastic
 
 _GROUP_RULES = GroupRules("variable", ", but it has to be 0 (all together) or the number of groups")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sirtaki import numpy as arrays
 from sirtaki.bindings.context import current
-from sirtaki.common.ops.reduction import Sum
+from sirtaki.common.ops.requests import Sum
 from sirtaki.keras._private import layers_of
 
 

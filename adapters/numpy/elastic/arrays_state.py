@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -19,11 +18,10 @@ from sirtaki.common.elastic.state import GenerationStart, ObjectState
 from sirtaki.common.ops.handles import Operation, pooled_batch, run
 from sirtaki.common.ops.objects import ByteTransport, broadcast_object, gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
-from sirtaki.common.ops.reduction import Call, describe
+from sirtaki.common.ops.requests import Call, describe
 from sirtaki.common.ownership import Place, place_in
 from sirtaki.common.semantics import hint
-from sirtaki.common.training.checksums import Comparison, checksum_of_text, combined
-from sirtaki.common.training.consistency import Scope, find_difference
+from sirtaki.common.training.consistency import Scope, combined, states_agree
 from sirtaki.numpy import arrays as adapter
 from sirtaki.numpy.arrays import Array, row_major_view
 from sirtaki.numpy.consistency import checksum_of
@@ -47,8 +45,6 @@ class ArraysState(ObjectState):
             def _write(self, entries, arrays, details): tensor[...] = next(iter(arrays))
         state = Weights(epoch=0)
     """
-
-    _whole_state = ""  # the call that returns the whole of what is divided, for messages
 
     def __init__(self, **kwargs: Any) -> None:
         """Creates the state, and saves it. The keywords become attributes."""
@@ -83,11 +79,6 @@ class ArraysState(ObjectState):
 
     def _begin_passes(self) -> None:
         """Clears, on all ranks, gradients accumulated for a step, where they may be local or reduced."""
-
-    @property
-    def _is_divided(self) -> bool:
-        """Returns whether arrays are divided among the ranks; equal on all ranks."""
-        return False
 
     def _cut_for(self, place: Place) -> None:
         """Cuts this rank's entries of kind DIVIDED for a place. Their values are undefined afterwards."""
@@ -267,18 +258,6 @@ class ArraysState(ObjectState):
         self._write([entries[name] for name in parts], parts.values(), details)
         self._world = weakref.ref(context)
 
-    def _refuse_slices(self) -> None:
-        """Raises ValueError if rank 0, which writes checkpoints, has only slices of an optimizer's state."""
-        if self._is_divided:
-            raise ValueError(
-                "a state with an optimizer with shard= cannot keep checkpoints, because each rank has only "
-                f"slices of the optimizer's state: write {self._whole_state} to files"
-            )
-
-    def keep_checkpoints(self, folder: str | os.PathLike[str], every: int = 100) -> None:
-        self._refuse_slices()
-        super().keep_checkpoints(folder, every)
-
     # ---- Checkpoints ---------------------------------------------------------------------------------------
 
     def checkpoint(self) -> Any:
@@ -457,29 +436,6 @@ def _whole_arrays(context: Context, provided: Sequence[RankSlices]) -> Iterator[
         yield name, np.concatenate([parts[place] for place in sorted(parts)])
 
 
-class Descriptions:
-    """The names, dtypes and shapes of entries, in the form that `common.training.consistency` compares."""
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self._entries = entries
-
-    def checksum(self) -> int:
-        """Returns a single checksum of all descriptions."""
-        return checksum_of_text(repr([(entry.name, entry.description) for entry in self._entries]))
-
-    def names(self) -> Sequence[str]:
-        return [entry.name for entry in self._entries]
-
-    def kinds(self) -> Sequence[str]:
-        return [entry.description for entry in self._entries]
-
-    def checksums(self) -> Sequence[int]:
-        return [0] * len(self._entries)  # values are not compared here
-
-    def spread(self, index: int) -> Any:
-        raise NotImplementedError("values are not compared here")
-
-
 # ---- The exchange by which all ranks get the arrays of rank 0, and make sure that they have them -------
 # The names of all operations begin with "elastic.", which separates them from the user's.
 
@@ -497,18 +453,9 @@ def agree(context: Context, entries: Sequence[Entry], arrays: Sequence[Array] | 
     Raises:
         ParametersDifferError: names, dtypes or shapes differ. All ranks raise it, with the same text.
     """
-    described = Descriptions(entries)
-    comparison = Comparison(context, Call(f"{_NAME}.check"), 2)
+    described = [(entry.name, entry.description) for entry in entries]
     values = combined([] if arrays is None else map(checksum_of, arrays))
-    comparison.start([described.checksum(), values])
-    outcome = comparison.finish()
-    if outcome is None or all(outcome.equal):
-        return True
-    if not outcome.equal[0]:
-        scope = Scope(context, global_process_set, _NAME, "hvd.elastic.run")
-        finding = find_difference(scope, described)
-        raise ParametersDifferError(str(finding or "the ranks' states hold different arrays"))
-    return False
+    return states_agree(context, f"{_NAME}.check", described, values)
 
 
 def receive(

@@ -21,7 +21,7 @@ import tensorflow as tf
 from sirtaki.bindings import request as core
 from sirtaki.common.ops.compression import compressed
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average, Reduction, reduction
+from sirtaki.common.ops.requests import Average, Reduction, reduction
 from sirtaki.tensorflow.ops import gradients as _gradients  # noqa: F401  # it registers them
 from sirtaki.tensorflow.ops import operations
 from sirtaki.tensorflow.ops.autograph import as_written

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from sirtaki.bindings import request as core
 from sirtaki.common import semantics
-from sirtaki.common.ops.reduction import Reduction
+from sirtaki.common.ops.requests import Reduction
 from sirtaki.tensorflow.ops import operations
 from sirtaki.tensorflow.ops.op_names import part
 from sirtaki.tensorflow.ops.operations import Call

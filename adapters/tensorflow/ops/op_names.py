@@ -15,10 +15,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from sirtaki.bindings.context import current
+from sirtaki.bindings.context import current, is_elastic
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import numbered_name
-from sirtaki.numpy.worlds import is_elastic
+from sirtaki.common.ops.requests import numbered_name
 from sirtaki.tensorflow._private import BODY_GRAPHS
 
 # The number of times that each name has been requested in a graph.

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context, find, process
-from sirtaki.common.ops.reduction import Reduction
+from sirtaki.common.ops.requests import Reduction
 from sirtaki.common.semantics import hint
 from sirtaki.tensorflow._private import control_manager_of
 from sirtaki.tensorflow.ops import xla

@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from sirtaki.bindings.context import is_elastic
 from sirtaki.common import basics
-from sirtaki.common.ops import process_sets
-from sirtaki.common.ops import reduction as ops
+from sirtaki.common.ops import process_sets, requests
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.numpy.worlds import is_elastic
 from sirtaki.tensorflow.ops import operations, xla
 from sirtaki.tensorflow.ops.autograph import as_written
 from sirtaki.tensorflow.ops.library import library
@@ -157,7 +156,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
         words = tf.strings.split(tf.io.read_file("vocabulary.txt"))
     """
     if tf.executing_eagerly():
-        ops.barrier(process_set, name)
+        requests.barrier(process_set, name)
     else:
         operations.barrier(call("barrier", name, set_number(process_set)))
 

@@ -8,11 +8,10 @@ from weakref import ref
 
 import tensorflow as tf
 
-from sirtaki.bindings.context import Context, current
+from sirtaki.bindings.context import Context, add_survivor, current
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
-from sirtaki.numpy.worlds import add_survivor
 
 _BROADCAST = "hvd.broadcast_variables(model.variables, root_rank=0)"
 

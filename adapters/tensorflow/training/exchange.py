@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from sirtaki.bindings.context import current, find
+from sirtaki.bindings.context import current, find, is_elastic
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average, Reduction, Sum, fixed_divisor, gradient_reduction
+from sirtaki.common.ops.requests import Average, Reduction, Sum, fixed_divisor, gradient_reduction
+from sirtaki.common.training.combinations import require_all_ranks
 from sirtaki.common.training.groups import GroupRules, Groups, check_groups, partitioned
-from sirtaki.numpy.worlds import is_elastic, require_all_ranks
 from sirtaki.tensorflow.ops.collectives import grouped_allreduce
 from sirtaki.tensorflow.ops.compression import Compression, Compressor
 from sirtaki.tensorflow.ops.op_names import set_number

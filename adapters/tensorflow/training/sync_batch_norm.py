@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sirtaki.bindings.context import find
+from sirtaki.bindings.context import find, is_elastic
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Sum
-from sirtaki.numpy.worlds import is_elastic, require_all_ranks
+from sirtaki.common.ops.requests import Sum
+from sirtaki.common.training.combinations import require_all_ranks
 from sirtaki.tensorflow._private import require_moments
 from sirtaki.tensorflow.ops.collectives import allreduce
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average
+from sirtaki.common.ops.requests import Average
 from sirtaki.tensorflow.ops.autograph import as_written
 from sirtaki.tensorflow.ops.compression import Compression, Compressor
 from sirtaki.tensorflow.training.exchange import GradientCombiner

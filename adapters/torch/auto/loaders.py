@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.observing.user_code import user_line
-from sirtaki.common.training import checksums, shares
+from sirtaki.common.training import shares
+from sirtaki.common.training.consistency import combined
 from sirtaki.common.training.shares import Share
 from sirtaki.torch.auto import marks, proof
 from sirtaki.torch.auto.job import LoadedBatch, job, refusal
@@ -132,9 +133,7 @@ def _delivered(whole: Any, iteration: Iteration) -> Any:
     if not rows or not torch.is_grad_enabled():
         return whole
     batch = job.batch = LoadedBatch(iteration, share, is_part=share.is_even in iteration.state.proven)
-    iteration.checksum = checksums.combined(
-        checksum_of(torch.as_tensor(array)) for _, array in arrays_of(whole)
-    )
+    iteration.checksum = combined(checksum_of(torch.as_tensor(array)) for _, array in arrays_of(whole))
     if batch.is_part:
         job.has_split = True
         shares.make_current(share)

@@ -23,7 +23,7 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.observing.user_code import user_line
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
-from sirtaki.common.ops.reduction import Sum
+from sirtaki.common.ops.requests import Sum
 from sirtaki.common.semantics import hint
 from sirtaki.common.training.shares import Share
 from sirtaki.torch._private import DispatchMode, without_functions

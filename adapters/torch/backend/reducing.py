@@ -13,7 +13,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import Batch
-from sirtaki.common.ops.reduction import Reduction
+from sirtaki.common.ops.requests import Reduction
 from sirtaki.torch.backend.submission import RequestPart, Submission
 from sirtaki.torch.backend.tensors import (
     assign,

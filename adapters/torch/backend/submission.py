@@ -16,7 +16,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import DeadlineError
 from sirtaki.bindings.request import CPU, QUEUE_SAME_NAME, Batch
 from sirtaki.bindings.waiting import failure_of, wait_for
-from sirtaki.common.ops.reduction import NO_REDUCTION, Call, Reduction, describe
+from sirtaki.common.ops.requests import NO_REDUCTION, Call, Reduction, describe
 from sirtaki.common.ops.tensor import TensorView
 from sirtaki.torch import device
 from sirtaki.torch.backend.tensors import joined

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,22 +19,26 @@ from sirtaki.bindings.observing import observe
 from sirtaki.common.elastic.state import GenerationStart, ObjectState
 from sirtaki.common.ops.objects import broadcast_object, gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
-from sirtaki.common.ops.reduction import Call
 from sirtaki.common.semantics import hint
-from sirtaki.common.training.checksums import Comparison, checksum_of_text, combined
-from sirtaki.common.training.consistency import Options, Scope, Spread, find_difference
+from sirtaki.common.training.consistency import (
+    Options,
+    checksum_of_text,
+    combined,
+    states_agree,
+)
 from sirtaki.torch.consistency import checksum_of, plain_options_of
 from sirtaki.torch.elastic.handlers import (
+    WHOLE_STATE,
     ContentHandler,
     Handler,
     ModelStateHandler,
+    OptimizerStateHandler,
+    ShardedOptimizerHandler,
     StateHandler,
+    handler_of,
     kind_of,
 )
-from sirtaki.torch.elastic.optimizer_handler import OptimizerStateHandler
-from sirtaki.torch.elastic.registry import handler_of
 from sirtaki.torch.elastic.sampler import ElasticSampler
-from sirtaki.torch.elastic.sharded_handler import ShardedOptimizerHandler
 from sirtaki.torch.ops.broadcasting import Placeholder, broadcast_all, described, filled
 from sirtaki.torch.ops.nested import Path, copied, mapped, tensors_of
 
@@ -91,6 +94,8 @@ class TorchState(ObjectState):
             for inputs, targets in loader:
                 state.commit()  # after the step
     """
+
+    _whole_state = WHOLE_STATE
 
     def __init__(
         self, model: Any = None, optimizer: Any = None, *, copy: str = "auto", **kwargs: Any
@@ -194,18 +199,9 @@ class TorchState(ObjectState):
         with using(start.context):
             self._receive(start.context, start.is_current, start.all_current)
 
-    def keep_checkpoints(self, folder: str | os.PathLike[str], every: int = 100) -> None:
-        self._refuse_slices()
-        super().keep_checkpoints(folder, every)
-
-    def _refuse_slices(self) -> None:
-        """Raises ValueError if rank 0, which writes checkpoints, has only slices of an optimizer's state."""
-        handlers = self._handlers.values()
-        if any(isinstance(handler, ShardedOptimizerHandler) for handler in handlers):
-            raise ValueError(
-                "a state with an optimizer with shard= cannot keep checkpoints, because each rank has only "
-                "slices of the optimizer's state: write hvd.full_state_dict(optimizer) to files"
-            )
+    @property
+    def _is_divided(self) -> bool:
+        return any(isinstance(handler, ShardedOptimizerHandler) for handler in self._handlers.values())
 
     def checkpoint(self) -> Any:
         """Returns copies of everything that is replicated, on the devices where it is.
@@ -439,38 +435,12 @@ def are_equal(context: Context, content: Content, description: Description, has_
         ParametersDifferError: the states cannot be made equal: their names, shapes or dtypes differ. On all
             ranks, with the same text.
     """
-    numbers = [checksum_of_text(repr(description.entries)), 0]
+    values = 0
     if has_content:
         tensors = tensors_of(content.replicas)
         texts = [checksum_of_text(repr([*tensors])), checksum_of_text(repr(content.options))]
-        numbers[1] = combined([*texts, *map(checksum_of, tensors.values())])
-    comparison = Comparison(context, Call(_COMPARISON), len(numbers))
-    comparison.start(numbers)
-    outcome = comparison.finish()
-    assert outcome is not None  # it is new on every rank
-    if not outcome.equal[0]:
-        scope = Scope(context, global_process_set, _COMPARISON, "hvd.elastic.run")
-        raise ParametersDifferError(str(find_difference(scope, _Entries(description.entries))))
-    return has_content and outcome.equal[1]
-
-
-class _Entries:
-    """Names and kinds, without values, in the form that `find_difference` compares."""
-
-    def __init__(self, entries: Sequence[tuple[str, str]]) -> None:
-        self._entries = entries
-
-    def names(self) -> Sequence[str]:
-        return [name for name, _ in self._entries]
-
-    def kinds(self) -> Sequence[str]:
-        return [kind for _, kind in self._entries]
-
-    def checksums(self) -> Sequence[int]:
-        return [0] * len(self._entries)
-
-    def spread(self, index: int) -> Spread:
-        return Spread(0.0, 0.0, 0.0)
+        values = combined([*texts, *map(checksum_of, tensors.values())])
+    return states_agree(context, _COMPARISON, description.entries, values) and has_content
 
 
 def received(context: Context, own: Content, description: Description, is_current: bool) -> Content:
@@ -557,12 +527,12 @@ def _report(context: Context, outcome: Sequence[tuple[list[str], list[str]]]) ->
     for rank, (broken, _) in enumerate(outcome):
         if broken:
             raise ParametersDifferError(
-                f"rank {rank} ({_location(context, rank)}) has received {broken[0]!r} from rank 0 with other "
+                f"{context.topology.label(rank)} has received {broken[0]!r} from rank 0 with other "
                 "bytes than rank 0 has: the memory or the connection of one of their hosts is faulty, or "
                 "another thread changes the state meanwhile"
             )
     found = [
-        f"{difference} on rank {rank} ({_location(context, rank)})"
+        f"{difference} on {context.topology.label(rank)}"
         for rank, (_, differences) in enumerate(outcome)
         for difference in differences
     ]
@@ -572,11 +542,6 @@ def _report(context: Context, outcome: Sequence[tuple[list[str], list[str]]]) ->
             "the state of the last commit differed from rank 0's, which all ranks now have: "
             f"{', '.join(found[:_MOST_NAMED])}{more}"
         )
-
-
-def _location(context: Context, rank: int) -> str:
-    peer = context.topology.peers[rank]
-    return f"pid {peer.pid} on {peer.host}"
 
 
 # ---- Memory of new tensors, which the system provides page by page when it is first written to ---------

@@ -26,8 +26,7 @@ from sirtaki.common.ops import requests
 from sirtaki.common.ops.collectives import ArrayCollectives
 from sirtaki.common.ops.handles import Handle, run, start
 from sirtaki.common.ops.process_sets import ProcessSet
-from sirtaki.common.ops.reduction import OP_NAMES, Reduction
-from sirtaki.common.ops.requests import COUNTED_ALLTOALL, CollectiveOptions
+from sirtaki.common.ops.requests import COUNTED_ALLTOALL, OP_NAMES, CollectiveOptions, Reduction
 from sirtaki.common.training.shares import refuse_derivative
 from sirtaki.torch.ops import tensors as adapter
 

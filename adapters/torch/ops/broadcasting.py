@@ -12,8 +12,7 @@ from torch import Tensor
 from sirtaki.bindings.context import Context
 from sirtaki.common.ops.handles import run
 from sirtaki.common.ops.process_sets import ProcessSet
-from sirtaki.common.ops.reduction import Call
-from sirtaki.common.ops.requests import BROADCAST_IN_PLACE, CollectiveOptions
+from sirtaki.common.ops.requests import BROADCAST_IN_PLACE, Call, CollectiveOptions
 from sirtaki.torch.ops.autograd import COLLECTIVES
 from sirtaki.torch.ops.nested import Path, mapped
 from sirtaki.torch.ops.tensors import code_of, refuse_overlap, written

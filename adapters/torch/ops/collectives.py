@@ -25,10 +25,10 @@ from torch import Tensor
 from sirtaki.common.ops.collectives import asynchronous
 from sirtaki.common.ops.compression import compressed
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average
 from sirtaki.common.ops.requests import (
     ALLREDUCE,
     REDUCESCATTER,
+    Average,
     Collective,
     CollectiveOptions,
     Deadline,

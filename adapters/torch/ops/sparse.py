@@ -20,8 +20,15 @@ from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.handles import Handle, start
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import Average, Reduction, numbered_name, reduction
-from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE, Collective
+from sirtaki.common.ops.requests import (
+    ALLGATHER,
+    ALLREDUCE,
+    Average,
+    Collective,
+    Reduction,
+    numbered_name,
+    reduction,
+)
 from sirtaki.common.training.round_checks import RoundChecks
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope

@@ -20,7 +20,7 @@ from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import BatchSkippedError
 from sirtaki.bindings.library import usable_cores
 from sirtaki.bindings.request import ABSENT, ALLREDUCE, CPU
-from sirtaki.common.ops.reduction import Call
+from sirtaki.common.ops.requests import Call
 from sirtaki.common.ops.tensor import ROW_MAJOR
 from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.common.training.round_checks import RoundChecks

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki.common.training.checksums import checksum_of_text
+from sirtaki.common.training.consistency import checksum_of_text
 from sirtaki.torch._private import loaded_state, unscale_gradients
 
 _SCALERS_STEP = torch.amp.GradScaler.step.__code__

@@ -15,7 +15,8 @@ from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.reduction import (
+from sirtaki.common.ops.requests import (
+    ALLREDUCE,
     Adasum,
     Average,
     Reduction,
@@ -24,7 +25,6 @@ from sirtaki.common.ops.reduction import (
     gradient_reduction,
     gradient_sum,
 )
-from sirtaki.common.ops.requests import ALLREDUCE
 from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.common.training.groups import Groups
 from sirtaki.common.training.shares import current_share

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from sirtaki.bindings.context import Context
-from sirtaki.common.ops.reduction import Reduction
-from sirtaki.common.ops.requests import Deadline
+from sirtaki.common.ops.requests import Deadline, Reduction
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.compression import Compressor
 from sirtaki.torch.training.compressed.state import CompressionState

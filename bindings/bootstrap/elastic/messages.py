@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind
-from sirtaki.bindings.bootstrap.connection.wire import TEXT_LIMIT, Frame, printable
+from sirtaki.bindings.bootstrap.connection.wire import TEXT_LIMIT, Frame, MessageKind, printable
 
 
 class Message:

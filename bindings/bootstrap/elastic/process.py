@@ -11,9 +11,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
+from typing import Any, NoReturn
 
 from sirtaki.bindings import variables
 from sirtaki.bindings.bootstrap import lifecycle
@@ -21,9 +23,9 @@ from sirtaki.bindings.bootstrap.connection.address import resolve_all, split_add
 from sirtaki.bindings.bootstrap.connection.interfaces import is_own_address
 from sirtaki.bindings.bootstrap.elastic.messages import End
 from sirtaki.bindings.bootstrap.elastic.messages import World as Place
-from sirtaki.bindings.bootstrap.elastic.provisional import ProvisionalContext
 from sirtaki.bindings.bootstrap.elastic.spare import wait_for_place
 from sirtaki.bindings.bootstrap.elastic.worker import ElasticWorker
+from sirtaki.bindings.bootstrap.identity import describe_process, topology_of
 from sirtaki.bindings.bootstrap.job import ARBITER, WORKER, Identity, Job, RendezvousError, job_of_workers
 from sirtaki.bindings.bootstrap.providers.environment import key_of_launcher
 from sirtaki.bindings.bootstrap.providers.world import VERSION, World, number_in
@@ -31,8 +33,9 @@ from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.termination import end_children_on_sigterm
 from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import SHUTDOWN_MS, Context, process
-from sirtaki.bindings.errors import InitializationError
-from sirtaki.bindings.observing import observe
+from sirtaki.bindings.errors import InitializationError, NotInitializedError
+from sirtaki.bindings.observing import observe, user_code
+from sirtaki.bindings.request import Batch
 from sirtaki.bindings.survivors import Membership, Survivors
 from sirtaki.bindings.topology import RankPlacement
 
@@ -310,3 +313,70 @@ def _begin(address: str, rank: int, selector: selectors.BaseSelector, cleanup: c
     except OSError as error:  # or an address of a kind that this host does not have
         return error.errno in _EXHAUSTED
     return False
+
+
+# ---- The context of a worker that is not a rank yet: it has a rank and a size, but nobody to talk to ---
+
+
+class ProvisionalContext(Context):
+    """The context between `hvd.init()` and `hvd.elastic.run`; operations raise.
+
+    Its rank and size are those with which hvdrun has started the worker. They serve to make optimizers and
+    samplers, which move to the first world when it exists.
+    """
+
+    is_provisional = True
+
+    def __init__(self, placement: RankPlacement, config: Config, survivors: Survivors) -> None:
+        alone = topology_of(0, [describe_process("", {})])
+        super().__init__(alone, config)
+        self.start()
+        self.topology = replace(
+            alone,
+            rank=placement.rank,
+            size=placement.size,
+            local_rank=placement.local_rank,
+            local_size=placement.local_size,
+            cross_rank=placement.cross_rank,
+            cross_size=placement.cross_size,
+            peers=[alone.peers[0]] * placement.size,
+        )
+        self.rank, self.size = placement.rank, placement.size
+        self.survivors = survivors
+
+    def enqueue(self, batch: Batch, start: int = 0, count: int | None = None) -> None:
+        self._refuse()
+
+    def run(self, batch: Batch) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise NotInitializedError(
+            f"rank {self.rank} exchanges data outside of hvd.elastic.run{_place()}: in a job with --min-np, "
+            "ranks exist only inside the function that @hvd.elastic.run decorates. Move this call into it; "
+            "the state is sent to all ranks before it starts"
+        )
+
+
+@contextmanager
+def closed(context: Context, why: str) -> Iterator[None]:
+    """Refuses all exchanges inside, with this reason: other ranks would not take part."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise NotInitializedError(f"rank {context.rank} exchanges data{_place()}, but {why}")
+
+    context.clear_process_context()
+    context.enqueue = context.run = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del context.enqueue, context.run
+        context.set_process_context()
+
+
+def _place() -> str:
+    """Returns the user's innermost line, in parentheses; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and user_code.is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f" ({user_code.CallSite(frame.f_code, frame.f_lasti)})" if frame is not None else ""

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import FROM, Frame, MessageKind, Sender, take_frame
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import read_list, remove_from_list
 
 SPARE = "SIRTAKI_SPARE"  # a spare's instructions, in JSON: see `instructions`

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import HEADER, TOKEN_BYTES, MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import Frame
+from sirtaki.bindings.bootstrap.connection.wire import HEADER, TOKEN_BYTES, Frame, MessageKind, Sender
 from sirtaki.bindings.bootstrap.job import CALLS, Identity, RendezvousError
 from sirtaki.bindings.bootstrap.messages import pack_welcome
 

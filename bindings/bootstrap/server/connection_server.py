@@ -18,13 +18,12 @@ from sirtaki.bindings.bootstrap.connection.handshake import (
     begin_handshake,
     close_selector,
 )
-from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, Sender
 from sirtaki.bindings.bootstrap.connection.unauthenticated import (
     TOO_SLOW,
     UnauthenticatedConnections,
     handshake_deadline,
 )
-from sirtaki.bindings.bootstrap.connection.wire import Frame, WireError, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import FROM, Frame, Sender, WireError, take_frame
 from sirtaki.bindings.bootstrap.job import RENDEZVOUS_RANK, HandshakeError, Identity, Job, LinkKind, Role
 
 _WAKE_READ_BYTES = 64 * 1024

@@ -18,9 +18,17 @@ from collections.abc import Callable, Iterator
 from sirtaki.bindings.bootstrap import messages
 from sirtaki.bindings.bootstrap.connection.address import split_addresses
 from sirtaki.bindings.bootstrap.connection.connect import ClosedEarlyError
-from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, TOKEN_BYTES, MessageKind, Sender
 from sirtaki.bindings.bootstrap.connection.unauthenticated import RejectionLog
-from sirtaki.bindings.bootstrap.connection.wire import Frame, SendQueue, printable, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import (
+    FROM,
+    TOKEN_BYTES,
+    Frame,
+    MessageKind,
+    Sender,
+    SendQueue,
+    printable,
+    take_frame,
+)
 from sirtaki.bindings.bootstrap.job import (
     CALLS,
     COLLECTOR_RANK,

@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from sirtaki.bindings.bootstrap import messages
-from sirtaki.bindings.bootstrap.connection.message_kinds import MessageKind, Sender
 from sirtaki.bindings.bootstrap.connection.unauthenticated import RejectionLog
-from sirtaki.bindings.bootstrap.connection.wire import TEXT_LIMIT, Frame, printable
+from sirtaki.bindings.bootstrap.connection.wire import TEXT_LIMIT, Frame, MessageKind, Sender, printable
 from sirtaki.bindings.bootstrap.job import COLLECTOR_RANK, RENDEZVOUS_RANK, Job, RendezvousError
 from sirtaki.bindings.bootstrap.messages import RankEvent
 from sirtaki.bindings.bootstrap.server.clients import CollectorSession, CollectorSessions, Participant

@@ -10,8 +10,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from sirtaki.bindings.bootstrap.connection.message_kinds import FROM, MessageKind, Sender
-from sirtaki.bindings.bootstrap.connection.wire import NO_RANK, Frame, WireError, take_frame
+from sirtaki.bindings.bootstrap.connection.wire import (
+    FROM,
+    NO_RANK,
+    Frame,
+    MessageKind,
+    Sender,
+    WireError,
+    take_frame,
+)
 from sirtaki.bindings.bootstrap.elastic import spare_start
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.bindings.bootstrap.elastic.spare import SPARE, instructions

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.ops.process_sets import join_count
-from sirtaki.common.ops.reduction import Call
-from sirtaki.common.training.checksums import Comparison, checksum_of_text
+from sirtaki.common.ops.requests import Call
+from sirtaki.common.training.consistency import Comparison, checksum_of_text
 from sirtaki.common.training.stateful_compression import (
     Fp8,
     Int8,

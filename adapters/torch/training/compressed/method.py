@@ -19,8 +19,7 @@ from torch import Tensor
 from sirtaki.bindings import request as core
 from sirtaki.bindings.library import WireFormat
 from sirtaki.common.ops.handles import Handle
-from sirtaki.common.ops.reduction import Reduction
-from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE
+from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE, Reduction
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.training.compressed.phases import PhasedExchange, Phases

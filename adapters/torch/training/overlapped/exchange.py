@@ -16,7 +16,7 @@ from torch import Tensor
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import ABSENT, ALLREDUCE
 from sirtaki.common.ops.process_sets import join_count
-from sirtaki.common.ops.reduction import Call
+from sirtaki.common.ops.requests import Call
 from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView
 from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device

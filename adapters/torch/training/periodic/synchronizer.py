@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sirtaki.bindings.request import SUM
 from sirtaki.common.ops.handles import Handle
-from sirtaki.common.ops.reduction import Reduction
-from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE
+from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, Reduction
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.training.compressed.exchange import METHODS, Agreement

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.bindings.request import MAX, SUM
-from sirtaki.common.ops.reduction import Reduction
-from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE
+from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, Reduction
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
 
 Parameters = torch.optim.Optimizer | Tensor | Iterable[Tensor]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import MAX
-from sirtaki.common.ops.reduction import Reduction
-from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE
+from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, Reduction
 from sirtaki.torch._private import check_and_unscale
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.metadata import NEEDS_NO_ELEMENTS

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from sirtaki.common.training import checksums
+from sirtaki.common.training.consistency import checksum_of_text, combined
 from sirtaki.torch.consistency import check_parameters, plain_options_of
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import reducible_view
@@ -145,10 +145,10 @@ class StaleOptimizer(Wrapped):
         assert self._exchange is not None
         for parameter, gradient in zip(self._named.values(), update.gradients, strict=True):
             parameter.grad = gradient
-        options = checksums.checksum_of_text(repr(plain_options_of(self)))
+        options = checksum_of_text(repr(plain_options_of(self)))
         super().step()
         self._updates += 1
-        self._checksum = checksums.combined([self._checksum, options]) >> 1  # fits into a signed number
+        self._checksum = combined([self._checksum, options]) >> 1  # fits into a signed number
         self._exchange.applied(update, self._checksum)
 
     def _refuse_sparse(self, gradients: list[Tensor | None]) -> None:
