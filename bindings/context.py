@@ -12,9 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sirtaki.bindings.config import Config, call
 from sirtaki.bindings.errors import Failure, NotInitializedError, error_of, status_name
-from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.library import Config, call, ffi, lib, text
 from sirtaki.bindings.observing.step_counters import CompressionCounters, StepCounters
 from sirtaki.bindings.request import Batch, DeviceOutput, Output, profiled
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sirtaki.bindings.config import Config
-from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.library import Config, ffi, lib, text
 from sirtaki.bindings.variables import values
 
 

@@ -84,7 +84,7 @@ def name_in(error: ValueError, given: Mapping[str, str]) -> ValueError:
 
 def check(environment: Mapping[str, str] = os.environ) -> None:
     """Raises ValueError, naming the variable, for an invalid value of a setting."""
-    from sirtaki.bindings.config import Config
+    from sirtaki.bindings.library import Config
 
     found = settings(environment)
     try:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sirtaki.bindings.config import call
 from sirtaki.bindings.context import SLICE_MS, Context
 from sirtaki.bindings.errors import CLASSES, error_of
-from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.library import call, ffi, lib, text
 from sirtaki.bindings.request import Batch, profiled
 
 _OK: int = lib.SRT_OK

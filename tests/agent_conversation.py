@@ -15,7 +15,7 @@ from typing import Any
 from launching import FAILSAFE_SECONDS
 
 from sirtaki.bindings.bootstrap.connection.wire import FROM, Frame, MessageKind, Sender, take_frame
-from sirtaki.runner.hosts.coding import LoginOutput
+from sirtaki.runner.hosts.channel import LoginOutput
 
 KEY = bytes(range(32))
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sirtaki.bindings import config
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.autotune import tuner
 from sirtaki.common.autotune.model import Counts, TunedJob
@@ -120,8 +119,10 @@ class World:
 
 def replace_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes autotune use the settings and the counters of a `World`, in place of the core's."""
-    monkeypatch.setattr(config, "in_use", lambda context, name: context.in_use[name])
-    monkeypatch.setattr(config, "change", lambda context, name, value: context.in_use.update({name: value}))
+    monkeypatch.setattr(tuner, "setting_in_use", lambda context, name: context.in_use[name])
+    monkeypatch.setattr(
+        tuner, "change_setting", lambda context, name, value: context.in_use.update({name: value})
+    )
     monkeypatch.setattr(tuner, "read", lambda context: context.counts())
     monkeypatch.setattr(tuner, "job_of", lambda context, optimizer: context.job)
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sirtaki.bindings.bootstrap.connection.encryption import Certificate, TlsConnection
-from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context, using
-from sirtaki.bindings.library import ffi, lib
+from sirtaki.bindings.library import Config, ffi, lib
 from sirtaki.bindings.topology import Peer, SharedMemory, Topology
 
 TRANSPORTS = ("shm", "socket")

@@ -6,7 +6,7 @@ VERSION = "0.28.1"  # of Horovod, whose calls these are
 
 _TORCH, _TENSORFLOW, _KERAS = "sirtaki.torch", "sirtaki.tensorflow", "sirtaki.keras"
 _HERE = "sirtaki.as_horovod"
-_ELASTIC = ("sirtaki.common.elastic.state", "sirtaki.common.elastic.decorator")
+_ELASTIC = ("sirtaki.common.elastic.state",)
 # A module has the names of all of these; the first one that has a name provides it.
 MODULES: dict[str, tuple[str, ...]] = {
     "horovod": (f"{_HERE}.launching",),

@@ -14,9 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sirtaki.common.elastic.decorator import run
-from sirtaki.common.elastic.fencing import fence
-from sirtaki.common.elastic.state import ObjectState, State
+from sirtaki.common.elastic.state import ObjectState, State, fence, run
 from sirtaki.common.ownership import Place
 from sirtaki.jax._private import weakly_typed
 from sirtaki.jax.training.consistency import is_array, is_key

@@ -10,9 +10,7 @@ import keras
 import numpy as np
 
 from sirtaki.bindings.context import current
-from sirtaki.common.elastic.decorator import run
-from sirtaki.common.elastic.fencing import fence
-from sirtaki.common.elastic.state import ObjectState, State
+from sirtaki.common.elastic.state import ObjectState, State, fence, run
 from sirtaki.common.ownership import Place
 from sirtaki.common.semantics import hint
 from sirtaki.keras import backends

@@ -9,9 +9,7 @@ from typing import Any as _Any
 import numpy as np
 import tensorflow as tf
 
-from sirtaki.common.elastic.decorator import run
-from sirtaki.common.elastic.fencing import fence
-from sirtaki.common.elastic.state import ObjectState, State
+from sirtaki.common.elastic.state import ObjectState, State, fence, run
 from sirtaki.numpy.elastic import ArraysState
 from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind
 

@@ -30,8 +30,7 @@ from sirtaki.bindings.bootstrap.elastic import messages as elastic_messages
 from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, Role
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
-from sirtaki.bindings.config import Config
-from sirtaki.bindings.library import knobs
+from sirtaki.bindings.library import Config, knobs
 
 ROUND_TRIPS = 2.5  # of a connection: TCP's, and those of the handshake
 DESCRIPTORS_OF_A_RANK = 3  # doorbells and process, which each rank of the host receives

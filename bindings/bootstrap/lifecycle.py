@@ -33,13 +33,13 @@ from sirtaki.bindings.bootstrap.messages import RankEvent, describe
 from sirtaki.bindings.bootstrap.providers import World, find_world
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.world_builder import WorldBuilder, single_rank_context
-from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import SHUTDOWN_MS, Context, process
 from sirtaki.bindings.errors import (
     DeadlineError,
     ForkedError,
     InitializationError,
 )
+from sirtaki.bindings.library import Config
 from sirtaki.bindings.observing import observe, state_file, user_code
 
 if TYPE_CHECKING:

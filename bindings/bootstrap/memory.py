@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from sirtaki.bindings.bootstrap.connection.descriptor_limit import allow_descriptors
 from sirtaki.bindings.bootstrap.job import RendezvousError, RendezvousTimeout, name_ranks
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
-from sirtaki.bindings.config import Config, check
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.library import Config, check, ffi, lib, text
 from sirtaki.bindings.topology import SharedMemory
 
 _FIELDS = ("engine", "waiter", "process", "memory")

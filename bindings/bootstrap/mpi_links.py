@@ -16,9 +16,8 @@ from typing import Any
 
 from sirtaki.bindings.bootstrap.job import RendezvousError, RendezvousTimeout, name_ranks
 from sirtaki.bindings.bootstrap.providers import World
-from sirtaki.bindings.config import Config, call
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.library import ffi, lib
+from sirtaki.bindings.library import Config, call, ffi, lib
 
 _TAGS = 1 << 15  # that every MPI has (MPI_TAG_UB)
 _FUNCTIONS = {

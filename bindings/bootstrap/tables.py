@@ -29,8 +29,8 @@ from sirtaki.bindings.bootstrap.providers.environment import key_of_launcher
 from sirtaki.bindings.bootstrap.providers.world import World, number_in, start_timeout
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.world_builder import WorldBuilder
-from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
+from sirtaki.bindings.library import Config
 from sirtaki.bindings.variables import values
 
 # Files that describe a rank, of which its own world writes one.

@@ -38,10 +38,9 @@ from sirtaki.bindings.bootstrap.memory import MemoryLinks, create_memory
 from sirtaki.bindings.bootstrap.peer_listener import Handshakes, LinkKey, PeerListener, has_ended
 from sirtaki.bindings.bootstrap.providers import World
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
-from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import HorovodInternalError
-from sirtaki.bindings.library import ffi, knobs, lib
+from sirtaki.bindings.library import Config, ffi, knobs, lib
 from sirtaki.bindings.observing.observe import register_stack_source
 
 if TYPE_CHECKING:

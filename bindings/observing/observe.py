@@ -16,9 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypedDict
 
-from sirtaki.bindings.config import call
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.library import ffi, lib, text
+from sirtaki.bindings.library import call, ffi, lib, text
 from sirtaki.bindings.observing.step_counters import CompressionCounters
 
 

@@ -21,9 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sirtaki.bindings.config import call
 from sirtaki.bindings.context import Context, process
-from sirtaki.bindings.library import lib
+from sirtaki.bindings.library import call, lib
 from sirtaki.bindings.observing.observe import activity, slowest_tensors, statistics
 from sirtaki.bindings.observing.ownership import held_folder, others_can_write
 from sirtaki.bindings.observing.user_code import frame_of_main_thread, line_of, stack_of

@@ -125,7 +125,7 @@ def loaded_settings(path: Path, known: Collection[str]) -> dict[str, str]:
 
 
 def _check(knob: Knob, value: str) -> None:
-    from sirtaki.bindings.config import Config
+    from sirtaki.bindings.library import Config
     from sirtaki.bindings.variables import name_in
 
     try:

@@ -105,7 +105,7 @@ def try_memory() -> str:
     """Creates memory as ranks share it; returns why that fails, "" if it works."""
     try:
         from sirtaki.bindings.bootstrap.memory import create_memory
-        from sirtaki.bindings.config import Config
+        from sirtaki.bindings.library import Config
 
         descriptor, refusal = create_memory(Config({}), 2)
     except (ImportError, OSError) as error:

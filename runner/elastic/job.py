@@ -16,7 +16,7 @@ from sirtaki.bindings.bootstrap.elastic.loaded_modules import SPARES
 from sirtaki.bindings.bootstrap.job import ARBITER, WORKER, RendezvousError
 from sirtaki.bindings.topology import RankPlacement
 from sirtaki.runner.cli.command import runs_python
-from sirtaki.runner.elastic.arbiter.model import Finish, Phase, Slot, Status
+from sirtaki.runner.elastic.arbiter.model import Finish, Phase, Slot, Status, describe_separate_runs
 from sirtaki.runner.elastic.discovery import Discovery
 from sirtaki.runner.elastic.driver import Driver, WorkerEnd
 from sirtaki.runner.elastic.other_hosts import OtherHosts
@@ -25,7 +25,6 @@ from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
 from sirtaki.runner.elastic.spares.job_spares import JobSpares, RemoteSpares
 from sirtaki.runner.elastic.spares.spare_command import check_spare_command
 from sirtaki.runner.elastic.spares.spare_process import SpareProcess
-from sirtaki.runner.elastic.summary import describe_separate_runs
 from sirtaki.runner.hosts.lease import HostLease, lease_clock
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteRank
 from sirtaki.runner.launch.capacity import usable_cores
@@ -128,7 +127,7 @@ class ElasticJob(MainLoop):
     def _lease_seconds(self) -> float:
         """Returns the length of a lease: the time for which ranks let each other's machines be silent."""
         from sirtaki.bindings import variables  # opens the core
-        from sirtaki.bindings.config import Config
+        from sirtaki.bindings.library import Config
 
         values = variables.values({**os.environ, **self.settings.additions})
         return float(Config(values).get("heartbeat"))

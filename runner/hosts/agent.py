@@ -28,8 +28,7 @@ from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, Sende
 from sirtaki.bindings.bootstrap.job import Job, RendezvousError
 from sirtaki.bindings.observing.watch_marks import FOLDER as STATES
 from sirtaki.bindings.topology import RankPlacement
-from sirtaki.runner.hosts.channel import FINAL_CREDIT, INITIAL_CREDIT, Channel
-from sirtaki.runner.hosts.coding import LINES, START_MARK
+from sirtaki.runner.hosts.channel import FINAL_CREDIT, INITIAL_CREDIT, LINES, START_MARK, Channel
 from sirtaki.runner.hosts.lease import AgentLease, lease_clock
 from sirtaki.runner.hosts.relays import ORDERS, Relays
 from sirtaki.runner.launch.capacity import Capacity, count_gpus, usable_cores

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sirtaki.bindings.bootstrap.connection.wire import printable
-from sirtaki.runner.hosts.coding import LINES
+from sirtaki.runner.hosts.channel import LINES
 from sirtaki.runner.hosts.ssh import AGENT_WORDS, explain_agent
 from sirtaki.runner.launch.environment import exported
 from sirtaki.runner.launch.errors import LaunchError

@@ -17,8 +17,7 @@ from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, Sender, WireError, one_line
 from sirtaki.bindings.observing.ownership import held_folder
 from sirtaki.runner.hosts.agent_launcher import AgentLauncher
-from sirtaki.runner.hosts.channel import FINAL_CREDIT, INITIAL_CREDIT, Channel, Outgoing
-from sirtaki.runner.hosts.coding import LoginOutput
+from sirtaki.runner.hosts.channel import FINAL_CREDIT, INITIAL_CREDIT, Channel, LoginOutput, Outgoing
 from sirtaki.runner.hosts.lease import HostLease, lease_clock
 from sirtaki.runner.launch.errors import NOT_EXECUTABLE
 from sirtaki.runner.launch.process import Process

@@ -22,7 +22,7 @@ from world import world
 import sirtaki.torch as hvd
 from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import HorovodInternalError
-from sirtaki.torch.training.stale.clock import ClockReport, Decision, GlobalBatchClock, WorkerClock
+from sirtaki.torch.training.stale.rounds import ClockReport, Decision, GlobalBatchClock, WorkerClock
 
 Duration = Callable[[int], float]  # of a rank's next step
 

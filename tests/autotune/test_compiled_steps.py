@@ -10,9 +10,8 @@ import pytest
 from process_world import PATIENCE
 from tuned_world import EAGER, START, World, make, replace_core
 
-from sirtaki.bindings import config
 from sirtaki.bindings.errors import PeerLostError
-from sirtaki.common.autotune import tuner_of
+from sirtaki.common.autotune import tuner, tuner_of
 from sirtaki.common.autotune.compiled_steps import CompiledSteps
 from sirtaki.common.autotune.model import TUNED
 from sirtaki.common.autotune.tuner import Tuner
@@ -276,7 +275,7 @@ def test_the_thread_ends_silently_when_the_world_has_failed(
     def fail(*_: object) -> None:
         raise PeerLostError("rank 1 is lost")
 
-    monkeypatch.setattr(config, "change", fail)
+    monkeypatch.setattr(tuner, "change_setting", fail)
     steps = watch(world, make(world))
     for _ in range(20):
         world.step_compiled()

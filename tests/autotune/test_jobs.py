@@ -24,7 +24,7 @@ TRAINING = """
 import hashlib, sys, time
 import torch
 import sirtaki.torch as hvd
-from sirtaki.bindings import config
+from sirtaki.bindings.library import setting_in_use
 from sirtaki.bindings.context import current
 from sirtaki.common.autotune import tuner_of
 
@@ -38,7 +38,7 @@ tuner, steps, is_over = tuner_of(current()), 0, False
 while not is_over:
     optimizer.zero_grad()
     sum((one * (hvd.rank() + 1.5)).sum() for one in layers.values()).backward()
-    if config.in_use(current(), "chunk_bytes") == "4096":
+    if setting_in_use(current(), "chunk_bytes") == "4096":
         with current().steps.exposed:
             time.sleep(0.04)
     optimizer.step()
@@ -48,7 +48,7 @@ while not is_over:
         is_over = hvd.broadcast_object(tuner is None or tuner.is_over)
 hvd.barrier()  # its decision carries the last settings
 bits = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in layers.values())).hexdigest()
-print("END", hvd.rank(), steps, bits, *(config.in_use(current(), name) for name in names), flush=True)
+print("END", hvd.rank(), steps, bits, *(setting_in_use(current(), name) for name in names), flush=True)
 """
 
 STEPS = 24
@@ -94,7 +94,7 @@ import hashlib, sys, time
 import jax, optax
 import jax.numpy as jnp
 import sirtaki.jax as hvd
-from sirtaki.bindings import config
+from sirtaki.bindings.library import setting_in_use
 from sirtaki.bindings.context import current
 from sirtaki.common.autotune import tuner_of
 
@@ -119,7 +119,7 @@ def program(first, second):
 carried = [(parameters, one.init(parameters)) for one in optimizers]
 tuner, programs, is_over = tuner_of(current()), 0, False
 while not is_over:
-    if config.in_use(current(), "fusion_threshold") == "0":
+    if setting_in_use(current(), "fusion_threshold") == "0":
         time.sleep(0.02)
     carried = jax.block_until_ready(program(*carried))
     programs += 1
@@ -128,7 +128,7 @@ while not is_over:
         is_over = hvd.broadcast_object(tuner is None or tuner.is_over)
 hvd.barrier()  # its decision carries the last settings
 bits = hashlib.sha256(b"".join(one.tobytes() for one in jax.tree.leaves(carried))).hexdigest()
-print("END", hvd.rank(), programs, bits, *(config.in_use(current(), one) for one in names), flush=True)
+print("END", hvd.rank(), programs, bits, *(setting_in_use(current(), one) for one in names), flush=True)
 """
 TWO_WORLDS = f"""
 import sirtaki.numpy as hvd

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from sirtaki.common.elastic.decorator import run
-from sirtaki.common.elastic.state import State
+from sirtaki.common.elastic.state import State, run
 
 KERAS = {
     "KerasState": "model optimizer",

@@ -15,7 +15,7 @@ import pytest
 from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.runner.elastic.arbiter.model import Slot
 from sirtaki.runner.elastic.other_hosts import OtherHosts
-from sirtaki.runner.hosts.coding import START_MARK
+from sirtaki.runner.hosts.channel import START_MARK
 from sirtaki.runner.hosts.lease import HostLease, lease_clock
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob, RemoteRank
 from sirtaki.runner.hosts.ssh import SshOptions

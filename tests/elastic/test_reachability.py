@@ -23,8 +23,8 @@ from sirtaki.bindings.bootstrap.identity import Offer, RankDescription
 from sirtaki.bindings.bootstrap.job import Job as JobOfRanks
 from sirtaki.bindings.bootstrap.providers import World
 from sirtaki.bindings.bootstrap.world_builder import WorldBuilder
-from sirtaki.bindings.config import Config
 from sirtaki.bindings.errors import HorovodInternalError, InitializationError
+from sirtaki.bindings.library import Config
 from sirtaki.bindings.survivors import Survivors
 from sirtaki.common.elastic import loop
 from sirtaki.runner.elastic.arbiter.model import Action, Send, Slot, Start, Worker

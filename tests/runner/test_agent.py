@@ -19,8 +19,7 @@ from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind
 from sirtaki.runner.hosts import agent as agent_module
 from sirtaki.runner.hosts.agent import AgentJob
 from sirtaki.runner.hosts.agent_launcher import SrunOptions
-from sirtaki.runner.hosts.channel import INITIAL_CREDIT
-from sirtaki.runner.hosts.coding import START_MARK
+from sirtaki.runner.hosts.channel import INITIAL_CREDIT, START_MARK
 from sirtaki.runner.hosts.ssh import SshOptions, ssh_command
 from sirtaki.runner.launch.reaper import Reaper
 

@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from sirtaki.bindings.bootstrap.connection.wire import WireError
-from sirtaki.runner.hosts.coding import MAX_BEFORE_MARK, START_MARK, LoginOutput
+from sirtaki.runner.hosts.channel import MAX_BEFORE_MARK, START_MARK, LoginOutput
 
 
 def read(login: LoginOutput, data: bytes, step: int) -> bytes:

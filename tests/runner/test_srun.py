@@ -14,7 +14,7 @@ import pytest
 from launching import FAILSAFE_SECONDS, Run, Script, Start, is_running, read_pids, wait_until
 
 from sirtaki.runner.hosts.agent_launcher import SrunOptions
-from sirtaki.runner.hosts.coding import LineDecoder, encode_lines
+from sirtaki.runner.hosts.channel import LineDecoder, encode_lines
 
 Nodes = Callable[..., Path]
 

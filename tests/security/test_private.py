@@ -12,9 +12,8 @@ from elftools.elf.elffile import ELFFile
 from launching import FAILSAFE_SECONDS, HVDRUN
 
 from sirtaki.bindings.bootstrap.identity import describe_process, topology_of
-from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.library import ffi, lib
+from sirtaki.bindings.library import Config, ffi, lib
 from sirtaki.bindings.observing.elastic_timeline import ElasticTimeline
 from sirtaki.bindings.topology import SharedMemory
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import inf
 from statistics import median
 
-from sirtaki.bindings.config import Config
+from sirtaki.bindings.library import Config
 from sirtaki.common.autotune.search import MARGIN, SettingChange, Settings
 
 _K, _M = 1 << 10, 1 << 20

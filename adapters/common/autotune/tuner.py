@@ -17,9 +17,8 @@ from contextlib import suppress
 from statistics import median
 from typing import IO
 
-from sirtaki.bindings import config
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.library import usable_cores
+from sirtaki.bindings.library import change_setting, setting_in_use, usable_cores
 from sirtaki.bindings.observing.observe import statistics
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.autotune.model import TUNED, Counts, TunedJob, candidates, describe, judge, measure
@@ -223,13 +222,13 @@ class Tuner:
     def _in_use(self) -> Settings:
         context = self._context()
         assert context is not None
-        return {name: config.in_use(context, name) for name in TUNED}
+        return {name: setting_in_use(context, name) for name in TUNED}
 
     def _use(self, settings: Settings) -> None:
         context = self._context()
         assert context is not None
         for name, value in settings.items():
-            config.change(context, name, value)
+            change_setting(context, name, value)
 
     def _to_load(self, findings: Findings) -> Settings:
         """Returns the settings with which another job starts with the result.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import functools
 import hashlib
 import os
 import pickle
@@ -21,12 +22,11 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sirtaki.bindings.context import Context
-from sirtaki.bindings.errors import HorovodInternalError
+from sirtaki.bindings.context import Context, current
+from sirtaki.bindings.errors import HorovodInternalError, InitializationError
 from sirtaki.bindings.observing.ownership import others_can_write
-from sirtaki.common.elastic.fencing import fence
 from sirtaki.common.ops.objects import broadcast_object
 
 _OBJECTS = "elastic.objects"  # a reserved name, which separates this exchange from the user's operations
@@ -493,3 +493,108 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- hvd.elastic.fence: checks that this process still is a rank, before it writes to shared storage ---
+
+
+def fence() -> None:
+    """Returns if this process still is a rank of its job. Any rank may call it, alone, from any thread.
+
+    A process that was stopped, or whose host was cut off, may wake up after the others have gone on without
+    it. Call this before you write what others read, such as a checkpoint: write to a new file that no other
+    process uses, call `fence()`, and rename the file. hvdrun is asked, which takes less than a millisecond
+    on one host. A process that is stopped between this call and the write is not noticed.
+
+    In a job whose ranks do not come and go it returns at once: nobody goes on without a rank.
+
+    Raises:
+        HorovodInternalError: this process is no rank any more, or hvdrun does not answer.
+        ForkedError: this process was forked from a rank, and cannot ask for it (a HorovodInternalError).
+        NotInitializedError: init() has not been called.
+
+    Example:
+        import os, tempfile
+        with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as file:
+            file.write("weights")
+        hvd.elastic.fence()
+        os.replace(file.name, "checkpoint")
+    """
+    from sirtaki.bindings.bootstrap import lifecycle
+    from sirtaki.bindings.bootstrap.elastic import process  # imported late: few programs need it
+
+    found = process.find()
+    if found is None:
+        lifecycle.check_not_forked()
+        current()
+    else:
+        found.worker.fence()
+
+
+# ---- hvd.elastic.run: a training function that continues when ranks are lost or join -------------------
+
+
+_State = TypeVar("_State", bound=State)
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def run(
+    func: Callable[Concatenate[_State, _Parameters], _Result],
+) -> Callable[Concatenate[_State, _Parameters], _Result]:
+    """Decorates a training function, so that it continues when ranks are lost or join. All ranks call it.
+
+    The first argument of the function is the state. Before the function begins, and whenever the ranks have
+    changed, all ranks get the state of the newest commit; then the function begins anew in each process, and
+    has to go on from the state. `hvd.rank()` and `hvd.size()` may then have changed. Objects that were made
+    before (DistributedOptimizer, ElasticSampler) continue to work.
+
+    The ranks are those of `hvdrun --min-np`. In a single process without hvdrun the function is called once.
+
+    Raises:
+        InitializationError: this job was started without `--min-np`, or a second function is run in it.
+        NotInitializedError: init() has not been called.
+        Exception: that of the function, if no other rank has caused it.
+
+    Example:
+        @hvd.elastic.run
+        def train(state):
+            for state.epoch in range(state.epoch, 3):
+                state.commit()
+                ...  # an epoch
+        train(hvd.elastic.ObjectState(epoch=0))
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: _State, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        from sirtaki.bindings.bootstrap.elastic import process  # imported late: few programs need it
+
+        if not isinstance(state, State):
+            raise ValueError(
+                f"the first argument of {func.__name__}() has to be a state, such as "
+                f"hvd.elastic.ObjectState, not {type(state).__name__}"
+            )
+        found, context = process.find(), current()
+        if found is None:
+            if context.size > 1:
+                raise InitializationError(
+                    "hvd.elastic.run needs a launcher that can replace ranks: start this job with "
+                    "`hvdrun --min-np`, for example hvdrun -np 4 --min-np 2 python train.py"
+                )
+            return func(state, *args, **kwargs)
+        if found.has_run:
+            raise InitializationError(
+                "a process of an elastic job runs one training function: put both into one that "
+                "@hvd.elastic.run decorates"
+            )
+        found.has_run = True
+        from sirtaki.bindings.bootstrap.elastic.worker import WorkerEnded
+        from sirtaki.common.elastic import loop
+
+        try:
+            return loop.train(found, state, lambda: func(state, *args, **kwargs))
+        except WorkerEnded as end:
+            found.leave()
+            sys.exit(end.code)
+
+    return wrapper

@@ -69,7 +69,7 @@ def dtype_of(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
 
 
-# ---- The two decorators ---------------------------------------------------------------------------------
+# ---- The two decorators --------------------------------------------------------------------------------
 
 Function = Callable[..., Any]
 

@@ -20,8 +20,7 @@ from sirtaki.keras._private import is_autocast, is_training, layers_of, loss_red
 from sirtaki.keras.compression import Compression, Compressor
 from sirtaki.keras.training.distributed_optimizer import Distributed, distributed_of, make_distributed
 from sirtaki.keras.training.gradient_reducer import KIND, GradientReduction, LocalVariables, combination
-from sirtaki.keras.training.sharded.kinds import check_shard, refuse_loss_scaling
-from sirtaki.keras.training.sharded.optimizer import ShardedVariables
+from sirtaki.keras.training.sharded.optimizer import ShardedVariables, check_shard, refuse_loss_scaling
 
 _GROUP_RULES = GroupRules("variable", ", but it has to be 0 (all together) or the number of groups")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from sirtaki.common.elastic.decorator import run
-from sirtaki.common.elastic.fencing import fence
-from sirtaki.common.elastic.state import ObjectState, State
+from sirtaki.common.elastic.state import ObjectState, State, fence, run
 from sirtaki.numpy.elastic.arrays_state import ArraysState
 
 __all__ = ["ArraysState", "ObjectState", "State", "fence", "run"]

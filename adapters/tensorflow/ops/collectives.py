@@ -24,8 +24,8 @@ from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.requests import Average, Reduction, reduction
 from sirtaki.tensorflow.ops import gradients as _gradients  # noqa: F401  # it registers them
 from sirtaki.tensorflow.ops import operations
-from sirtaki.tensorflow.ops.autograph import as_written
 from sirtaki.tensorflow.ops.compression import Compression, Compressor
+from sirtaki.tensorflow.ops.library import as_written
 from sirtaki.tensorflow.ops.op_names import set_number
 from sirtaki.tensorflow.ops.operations import Call, call
 from sirtaki.tensorflow.ops.topology_ops import members

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -28,3 +29,17 @@ def library() -> Any:
             f"TensorFlow {tf.__version__}, which lacks what asynchronous operations of other libraries need"
         )
     return operations
+
+
+# ---- Controls how functions of this package are traced -------------------------------------------------
+
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def as_written(function: F) -> F:
+    """Excludes a function from AutoGraph: it has no branch on a value known only later.
+
+    Reading its source and that of all callees would cost a second when a program is first traced.
+    """
+    return tf.autograph.experimental.do_not_convert(function)

@@ -15,8 +15,7 @@ from sirtaki.common import basics
 from sirtaki.common.ops import process_sets, requests
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.tensorflow.ops import operations, xla
-from sirtaki.tensorflow.ops.autograph import as_written
-from sirtaki.tensorflow.ops.library import library
+from sirtaki.tensorflow.ops.library import as_written, library
 from sirtaki.tensorflow.ops.op_names import set_number
 from sirtaki.tensorflow.ops.operations import CPU, call
 

@@ -12,9 +12,9 @@ import tensorflow as tf
 from sirtaki.bindings.context import Context, add_survivor
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.requests import Adasum, Average
-from sirtaki.tensorflow.ops.autograph import as_written
 from sirtaki.tensorflow.ops.collectives import grouped_allreduce
 from sirtaki.tensorflow.ops.compression import Compression, Compressor
+from sirtaki.tensorflow.ops.library import as_written
 from sirtaki.tensorflow.training.exchange import GradientCombiner, exposed
 
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.ops import objects
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.tensorflow.ops.autograph import as_written
 from sirtaki.tensorflow.ops.collectives import broadcast_
+from sirtaki.tensorflow.ops.library import as_written
 
 
 @as_written

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.requests import Average
-from sirtaki.tensorflow.ops.autograph import as_written
 from sirtaki.tensorflow.ops.compression import Compression, Compressor
+from sirtaki.tensorflow.ops.library import as_written
 from sirtaki.tensorflow.training.exchange import GradientCombiner
 
 

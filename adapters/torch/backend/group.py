@@ -13,8 +13,7 @@ from sirtaki.bindings.context import Context, find
 from sirtaki.bindings.errors import NotInitializedError, UnsupportedError
 from sirtaki.common.shared_world import SharedWorld
 from sirtaki.torch.backend.messages import Messages
-from sirtaki.torch.backend.moving import Moving
-from sirtaki.torch.backend.reducing import Reducing
+from sirtaki.torch.backend.moving import Moving, Reducing
 from sirtaki.torch.backend.submission import Submission
 from sirtaki.torch.backend.work import CoalescedWork
 

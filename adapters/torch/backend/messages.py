@@ -19,8 +19,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import SLICE_MS, Context
 from sirtaki.bindings.errors import DeadlineError, UnsupportedError
 from sirtaki.bindings.waiting import failure_of_context
-from sirtaki.torch.backend.submission import RequestPart, Submission
-from sirtaki.torch.backend.tensors import single, whole, written
+from sirtaki.torch.backend.submission import RequestPart, Submission, single, whole, written
 from sirtaki.torch.backend.work import UNLIMITED, GroupWork, fail
 from sirtaki.torch.ops.tensors import refuse_overlap
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from sirtaki.common.elastic.decorator import run
-from sirtaki.common.elastic.fencing import fence
-from sirtaki.common.elastic.state import ObjectState, State
+from sirtaki.common.elastic.state import ObjectState, State, fence, run
 from sirtaki.torch.elastic.handlers import StateHandler, get_handler_registry, set_handler_registry
 from sirtaki.torch.elastic.sampler import ElasticSampler
 from sirtaki.torch.elastic.state import TorchState

@@ -34,7 +34,7 @@ from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import COLLECTIVES, CollectiveScope
 from sirtaki.torch.ops.compression import Compression, Compressor
 from sirtaki.torch.ops.tensors import is_reachable
-from sirtaki.torch.training.compressed.phases import PhasedExchange, Phases
+from sirtaki.torch.training.compressed.method import PhasedExchange, Phases
 from sirtaki.torch.training.parameters import NamedParameter
 from sirtaki.torch.training.stage import ExchangeOptions, Stage
 

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sirtaki.bindings import config
 from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import BatchSkippedError
-from sirtaki.bindings.library import usable_cores
+from sirtaki.bindings.library import setting_in_use, usable_cores
 from sirtaki.bindings.request import ABSENT, ALLREDUCE, CPU
 from sirtaki.common.ops.requests import Call
 from sirtaki.common.ops.tensor import ROW_MAJOR
@@ -405,7 +404,7 @@ def overlap_of(exchange_options: ExchangeOptions, named: Sequence[NamedParameter
 def _wish_in(context: Context) -> Callable[[], str]:
     """Returns a function that returns the setting hand_over, which changes during the job with autotune."""
     if context.setting("autotune") == "1":
-        return lambda: config.in_use(context, "hand_over")
+        return lambda: setting_in_use(context, "hand_over")
     fixed = context.setting("hand_over")
     return lambda: fixed
 

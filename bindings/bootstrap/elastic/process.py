@@ -31,9 +31,9 @@ from sirtaki.bindings.bootstrap.providers.environment import key_of_launcher
 from sirtaki.bindings.bootstrap.providers.world import VERSION, World, number_in
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.termination import end_children_on_sigterm
-from sirtaki.bindings.config import Config
 from sirtaki.bindings.context import SHUTDOWN_MS, Context, process
 from sirtaki.bindings.errors import InitializationError, NotInitializedError
+from sirtaki.bindings.library import Config
 from sirtaki.bindings.observing import observe, user_code
 from sirtaki.bindings.request import Batch
 from sirtaki.bindings.survivors import Membership, Survivors

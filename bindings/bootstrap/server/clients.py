@@ -65,7 +65,7 @@ class ResumableFrames:
             yield from parts
 
 
-# ---- Ranks and collectors -------------------------------------------------------------------------------
+# ---- Ranks and collectors ------------------------------------------------------------------------------
 
 _CALLS_GENERATION = -1  # of connections for calls, which belong to none
 # Longest time, in seconds, for which a broken connection may be replaced. The collector gives up before: it

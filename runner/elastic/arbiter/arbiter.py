@@ -24,6 +24,7 @@ from sirtaki.bindings.bootstrap.elastic.messages import (
 from sirtaki.runner.elastic.arbiter.model import (
     EXIT,
     HOST,
+    Account,
     Action,
     Close,
     Finish,
@@ -37,6 +38,7 @@ from sirtaki.runner.elastic.arbiter.model import (
     Status,
     Worker,
     Workers,
+    count_losses,
 )
 from sirtaki.runner.elastic.arbiter.policy import (
     PlannedChange,
@@ -46,7 +48,6 @@ from sirtaki.runner.elastic.arbiter.policy import (
     choose_candidates,
     form,
 )
-from sirtaki.runner.elastic.summary import Account, count_losses
 
 _MAX_RESTARTS = 10  # from checkpoints, so that a training that kills all its ranks ends at last
 

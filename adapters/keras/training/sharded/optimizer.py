@@ -15,7 +15,9 @@ from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.basics import on_root
 from sirtaki.common.ops.objects import broadcast_object
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ownership import Place, owners_of, place_in
+from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.keras._private import (
     drop_slots,
     keep_slots,
@@ -24,7 +26,6 @@ from sirtaki.keras._private import (
     trainable_variables_of,
 )
 from sirtaki.keras.training.gradient_reducer import GradientReduction
-from sirtaki.keras.training.sharded.kinds import refuse_local_variables
 
 
 @dataclass
@@ -356,3 +357,54 @@ def _part(optimizer: ShardedVariables, place: int) -> dict[str, Any]:
     """Returns the state of a variable of this rank, as arrays."""
     values = {name: slot[place] for name, slot in slots_of(optimizer).items()}
     return {name: keras.ops.convert_to_numpy(value) for name, value in values.items() if value is not None}
+
+
+# ---- The optimizers with state that can be divided by variables, and the arguments incompatible with that
+
+
+# Each variable is updated from its own gradient and state alone, which is the same on all ranks at first.
+_BY_VARIABLE: tuple[str, ...] = ("SGD", "Adam", "AdamW", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Ftrl")
+_BY_VARIABLE += ("Lion", "Lamb", "Muon", "Adafactor")
+
+
+def check_shard(shard: str | None, optimizer: Any, passes: int, process_set: ProcessSet) -> None:
+    """Raises ValueError unless this is a way to divide the state of this optimizer, in this job."""
+    if shard is None:
+        return
+    if shard != "state":
+        raise ValueError(
+            f'shard is {shard!r}, but it has to be "state" or None: Keras passes whole gradients to its '
+            "optimizers"
+        )
+    kind = type(optimizer)
+    if kind.__name__ not in _BY_VARIABLE or not kind.__module__.startswith("keras."):
+        raise ValueError(
+            "shard= needs an optimizer that is known to treat each variable by itself: "
+            f"{', '.join(_BY_VARIABLE)} of keras.optimizers, and not {kind.__name__}"
+        )
+    if optimizer.use_ema:
+        raise ValueError("use_ema needs the averages of all variables on each rank: leave out shard")
+    refuse_combinations(
+        {
+            "keras_shard": "shard=",
+            "passes": passes > 1 or bool(optimizer.gradient_accumulation_steps),
+            "process_set": process_set is not global_process_set,
+        }
+    )
+
+
+def refuse_local_variables(has_any: bool) -> None:
+    """Raises ValueError if the gradients of some variables stay on each rank."""
+    if has_any:
+        raise ValueError(
+            "variables whose gradients stay on a rank have other values on each, and shard= copies each "
+            "variable from one rank to all: leave out register_local_var and local_layers, or shard"
+        )
+
+
+def refuse_loss_scaling() -> None:
+    """Raises ValueError: an optimizer around a divided optimizer would save its part as the whole state."""
+    raise ValueError(
+        "LossScaleOptimizer does not go with shard=: train with mixed_bfloat16, or give the optimizer a "
+        "loss_scale_factor and call model.compile(auto_scale_loss=False)"
+    )

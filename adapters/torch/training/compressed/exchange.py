@@ -23,8 +23,14 @@ from sirtaki.common.training.stateful_compression import (
 )
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import shares_elements
-from sirtaki.torch.training.compressed.method import Link, Method, TensorSlot, compute_dtype
-from sirtaki.torch.training.compressed.phases import PhasedExchange, Phases
+from sirtaki.torch.training.compressed.method import (
+    Link,
+    Method,
+    PhasedExchange,
+    Phases,
+    TensorSlot,
+    compute_dtype,
+)
 from sirtaki.torch.training.compressed.powersgd import PowerSGDMethod
 from sirtaki.torch.training.compressed.quantised import QuantisedMethod
 from sirtaki.torch.training.compressed.state import CompressionState

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from sirtaki.common.training.stateful_compression import PowerSGD
-from sirtaki.torch.training.compressed.method import Link, Method, TensorSlot
-from sirtaki.torch.training.compressed.phases import Phases
+from sirtaki.torch.training.compressed.method import Link, Method, Phases, TensorSlot
 from sirtaki.torch.training.compressed.state import CompressionState
 
 

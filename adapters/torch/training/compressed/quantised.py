@@ -16,8 +16,7 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.library import WireFormat, quantise, wire_formats
 from sirtaki.common.semantics import hint
 from sirtaki.common.training.stateful_compression import Quantised
-from sirtaki.torch.training.compressed.method import Link, Method, TensorSlot, compute_dtype
-from sirtaki.torch.training.compressed.phases import Phases
+from sirtaki.torch.training.compressed.method import Link, Method, Phases, TensorSlot, compute_dtype
 from sirtaki.torch.training.compressed.state import CompressionState
 
 

@@ -18,8 +18,14 @@ from sirtaki.torch.ops.compression import Compression, Compressor
 from sirtaki.torch.training.compressed.state import CompressionState
 from sirtaki.torch.training.other_reducers import refuse_other_reducers
 from sirtaki.torch.training.parameters import all_named
-from sirtaki.torch.training.periodic.format import format_of, memory_of_gradients
-from sirtaki.torch.training.periodic.synchronizer import Schedule, Synchronizer, fragments_of, with_buffers
+from sirtaki.torch.training.periodic.synchronizer import (
+    Schedule,
+    Synchronizer,
+    format_of,
+    fragments_of,
+    memory_of_gradients,
+    with_buffers,
+)
 from sirtaki.torch.training.periodic.updates import AverageRule, OuterStep, ParameterAveraging
 from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer, make_plain, wrap
 

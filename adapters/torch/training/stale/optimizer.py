@@ -16,8 +16,7 @@ from sirtaki.torch.ops.tensors import reducible_view
 from sirtaki.torch.training.parameters import all_named, kept_gradients
 from sirtaki.torch.training.stage import ExchangeOptions
 from sirtaki.torch.training.stale.arguments import refuse_model
-from sirtaki.torch.training.stale.clock import GlobalBatchClock
-from sirtaki.torch.training.stale.rounds import StaleExchange, Update
+from sirtaki.torch.training.stale.rounds import GlobalBatchClock, StaleExchange, Update
 from sirtaki.torch.training.wrapping import Optimizer, Wrapped, wrap
 
 

@@ -20,8 +20,7 @@ from sirtaki.common.tables import leave_table
 from sirtaki.torch.ops.autograd import CollectiveScope, alltoall
 from sirtaki.torch.ops.broadcasting import broadcast_all
 from sirtaki.torch.training.parameters import filled
-from sirtaki.torch.training.stale.clock import WorkerClock
-from sirtaki.torch.training.stale.rounds import Rounds
+from sirtaki.torch.training.stale.rounds import Rounds, WorkerClock
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
