@@ -19,7 +19,7 @@ import sirtaki.numpy as hvd
 from sirtaki.bench.implementations import Bound, Call, Implementation, implement
 from sirtaki.bench.patterns import Array, Patterns
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, local_addresses
+from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces, local_addresses
 from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.common import basics
 from sirtaki.common.basics import stats

@@ -62,7 +62,7 @@ class SharedWorld:
 
 def own_addresses() -> list[str]:
     """Returns the addresses at which ranks of other hosts may reach this process."""
-    from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, local_addresses
+    from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces, local_addresses
 
     return local_addresses(chosen_interfaces())
 

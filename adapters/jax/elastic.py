@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sirtaki.common.elastic.state import ObjectState, State, fence, run
-from sirtaki.common.ownership import Place
+from sirtaki.common.training.groups import Place
 from sirtaki.jax._private import weakly_typed
 from sirtaki.jax.training.consistency import is_array, is_key
 from sirtaki.jax.training.optimizer import AccumulatingState

@@ -11,8 +11,8 @@ import numpy as np
 
 from sirtaki.bindings.context import current
 from sirtaki.common.elastic.state import ObjectState, State, fence, run
-from sirtaki.common.ownership import Place
 from sirtaki.common.semantics import hint
+from sirtaki.common.training.groups import Place
 from sirtaki.keras import backends
 from sirtaki.keras._private import accumulators_of, discard_jax_state, layers_of, slots_of
 from sirtaki.keras.callbacks import LocalSGDCallback, sync_variables

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util import remove_placement_group
 
-from sirtaki.bindings.bootstrap.connection.interfaces import VARIABLE as INTERFACES
+from sirtaki.bindings.bootstrap.connection.address import VARIABLE as INTERFACES
 from sirtaki.bindings.bootstrap.providers.world import DEFAULT_START_TIMEOUT
 from sirtaki.ray.actor import RankActor
 from sirtaki.ray.elastic import ActorJob, Work

@@ -16,7 +16,7 @@ from pyspark import BarrierTaskContext, InheritableThread
 from pyspark.accumulators import AccumulatorParam
 
 from sirtaki.bindings.bootstrap import lifecycle
-from sirtaki.bindings.bootstrap.connection.interfaces import VARIABLE as INTERFACES
+from sirtaki.bindings.bootstrap.connection.address import VARIABLE as INTERFACES
 from sirtaki.bindings.bootstrap.identity import host_identity
 from sirtaki.bindings.bootstrap.providers import world
 from sirtaki.runner.engines.outcomes import RankOutcome, call_on_rank, results_of, with_variables

@@ -13,10 +13,10 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
 from sirtaki.bindings.context import Context, current, find
-from sirtaki.common.epochs import Epoch, note_batch
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.semantics import hint
 from sirtaki.common.training.consistency import checksum_of_text, combined
+from sirtaki.common.training.round_checks import Epoch, note_batch
 from sirtaki.torch.consistency import checksum_of
 from sirtaki.torch.training.wrapping import TorchSurvivor
 

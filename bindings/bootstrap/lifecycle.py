@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sirtaki.bindings import variables
-from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, restrict_nccl
+from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces, restrict_nccl
 from sirtaki.bindings.bootstrap.job import (
     DEBUGGED,
     KEY_ADVICE,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sirtaki.bindings.bootstrap.connection.address import (
     addresses_of,
+    chosen_interfaces,
     is_abstract,
     join_address,
     listen_at,
@@ -35,7 +36,6 @@ from sirtaki.bindings.bootstrap.connection.handshake import (
     begin_handshake,
     close_selector,
 )
-from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces
 from sirtaki.bindings.bootstrap.connection.unauthenticated import (
     TOO_SLOW,
     RejectionLog,

@@ -16,7 +16,12 @@ from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from sirtaki.bindings.bootstrap import messages
-from sirtaki.bindings.bootstrap.connection.address import is_unix, require_key, split_addresses
+from sirtaki.bindings.bootstrap.connection.address import (
+    is_unix,
+    require_key,
+    source_towards,
+    split_addresses,
+)
 from sirtaki.bindings.bootstrap.connection.connect import connect
 from sirtaki.bindings.bootstrap.connection.handshake import (
     HandshakeSteps,
@@ -24,7 +29,6 @@ from sirtaki.bindings.bootstrap.connection.handshake import (
     check_encryption,
     is_trusted_user,
 )
-from sirtaki.bindings.bootstrap.connection.interfaces import source_towards
 from sirtaki.bindings.bootstrap.connection.wire import (
     FROM,
     Frame,

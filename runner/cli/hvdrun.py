@@ -61,7 +61,7 @@ def run_options(arguments: list[str], adapt: Callable[[Settings], Settings] | No
         print(f"hvdrun (sirtaki) {VERSION}")
         return 0
     if options.check_build:
-        from sirtaki.runner.doctor.trials import check_build
+        from sirtaki.runner.doctor.gathering import check_build
 
         return check_build(settings_of_core)
     _refuse_inside_a_rank()

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces, local_addresses
+from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces, local_addresses
 from sirtaki.bindings.bootstrap.job import RendezvousError
 from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, shortened
 from sirtaki.runner.doctor.gathering import Choice, gather

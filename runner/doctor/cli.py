@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sirtaki.bindings.bootstrap.connection.interfaces import VARIABLE as INTERFACES
-from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces
+from sirtaki.bindings.bootstrap.connection.address import VARIABLE as INTERFACES
+from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces
 from sirtaki.runner.cli.command import module_words, terminal_status
 from sirtaki.runner.cli.hvdrun import named_hosts
 from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
@@ -31,12 +31,11 @@ from sirtaki.runner.doctor.facts import (
     Speed,
 )
 from sirtaki.runner.doctor.findings import Finding, Picture, judge
-from sirtaki.runner.doctor.gathering import Choice, Trial, gather
+from sirtaki.runner.doctor.gathering import Choice, Trial, gather, run_job
 from sirtaki.runner.doctor.probe import TOKEN_BYTES
 from sirtaki.runner.doctor.report import as_json, as_lines, exit_code, print_lines
 from sirtaki.runner.doctor.rules import RULES
 from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
-from sirtaki.runner.doctor.trials import run_job
 from sirtaki.runner.hosts.ssh import SshOptions, StartFailure, diagnose, ssh_command
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import Host, allocate, is_own_host, needed

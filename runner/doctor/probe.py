@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from sirtaki.bindings.bootstrap.connection.interfaces import is_own_address, unmapped_address
+from sirtaki.bindings.bootstrap.connection.address import is_own_address, unmapped_address
 from sirtaki.runner.doctor.facts import Attempt, Speed
 
 TOKEN_BYTES = 32

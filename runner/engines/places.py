@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.interfaces import chosen_interfaces
+from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces
 from sirtaki.bindings.bootstrap.job import KEY_BYTES, Job
 from sirtaki.bindings.bootstrap.lifecycle import encrypted, print_rejections
 from sirtaki.bindings.bootstrap.providers.world import World, single_rank_world

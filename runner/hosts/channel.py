@@ -80,6 +80,25 @@ FINAL_CREDIT = 1024 * 1024
 _READ_BYTES = 256 * 1024
 
 
+class Watch:
+    """Whether a selector's loop waits for one kind of event of a descriptor, to call `handle`."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, descriptor: int, event: int, handle: Callable[[], object]
+    ) -> None:
+        self._selector, self._descriptor = selector, descriptor
+        self._event, self._handle = event, handle
+        self._is_on = False
+
+    def set(self, wanted: bool) -> None:
+        """Starts or stops the wait."""
+        if wanted and not self._is_on:
+            self._selector.register(self._descriptor, self._event, self._handle)
+        elif self._is_on and not wanted:
+            self._selector.unregister(self._descriptor)
+        self._is_on = wanted
+
+
 class Channel:
     """Reads frames from a descriptor and writes frames to another descriptor; owns both.
 
@@ -105,9 +124,8 @@ class Channel:
         self._without_login = login or bytes
         self._incoming = bytearray()
         self._reading = reading
-        self._watched = False
+        self._watch = Watch(selector, reading, selectors.EVENT_READ, self.read)
         self._outgoing = Outgoing(writing, selector)
-        self._selector = selector
         self._receive = receive
         self._decode = LineDecoder() if lines == "read" else bytes
         self._encode = encode_lines if lines == "write" else bytes
@@ -128,12 +146,7 @@ class Channel:
 
     def watch(self, wanted: bool) -> None:
         """Starts or stops reading in the selector's loop; the peer waits while it is stopped."""
-        wanted = wanted and not self.ended
-        if wanted and not self._watched:
-            self._selector.register(self._reading, selectors.EVENT_READ, self.read)
-        elif self._watched and not wanted:
-            self._selector.unregister(self._reading)
-        self._watched = wanted
+        self._watch.set(wanted and not self.ended)
 
     def read(self) -> bool:
         """Reads up to a buffer of data; returns False if nothing is available, or at the end."""
@@ -180,9 +193,8 @@ class Outgoing:
 
     def __init__(self, descriptor: int, selector: selectors.BaseSelector) -> None:
         self._descriptor = descriptor
-        self._selector = selector
         self._waiting = bytearray()
-        self._watched = False
+        self._watch = Watch(selector, descriptor, selectors.EVENT_WRITE, self._write)
         self._ends = False
         os.set_blocking(descriptor, False)
 
@@ -206,7 +218,7 @@ class Outgoing:
     def close(self) -> None:
         """Closes the descriptor; the rest is not written."""
         if self._descriptor >= 0:
-            self._watch(False)
+            self._watch.set(False)
             os.close(self._descriptor)
             self._descriptor = -1
         self._waiting.clear()
@@ -222,11 +234,4 @@ class Outgoing:
         if self._ends and not self._waiting:
             self.close()
         else:
-            self._watch(bool(self._waiting))
-
-    def _watch(self, wanted: bool) -> None:
-        if wanted and not self._watched:
-            self._selector.register(self._descriptor, selectors.EVENT_WRITE, self._write)
-        elif self._watched and not wanted:
-            self._selector.unregister(self._descriptor)
-        self._watched = wanted
+            self._watch.set(bool(self._waiting))

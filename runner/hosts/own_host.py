@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from sirtaki.bindings.bootstrap.connection.interfaces import is_own_address
+from sirtaki.bindings.bootstrap.connection.address import is_own_address
 from sirtaki.runner.launch.hosts import Host, is_this_host, merge_own
 
 _LOOK_UPS = 16  # at a time: each may wait for a name server for seconds

@@ -104,7 +104,7 @@ def _is_address(text: str) -> bool:
 
 def _address_for_others(preferred: str, interfaces: Sequence[str]) -> str:
     """Returns the preferred address if this host has it on the interfaces, else any other, else ""."""
-    from sirtaki.bindings.bootstrap.connection.interfaces import local_addresses  # imports psutil
+    from sirtaki.bindings.bootstrap.connection.address import local_addresses  # imports psutil
     from sirtaki.bindings.bootstrap.job import RendezvousError
 
     found: list[str] = []

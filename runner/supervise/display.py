@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.bindings.bootstrap.job import join_names
+from sirtaki.runner.hosts.channel import Watch
 from sirtaki.runner.launch.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -302,9 +303,8 @@ class Sink:
         self.is_terminal = os.isatty(descriptor)
         self.error: OSError | None = None  # why the output can no longer be written
         self._descriptor = descriptor
-        self._selector = selector
         self._pending = bytearray()
-        self._watched = False
+        self._watch = Watch(selector, descriptor, selectors.EVENT_WRITE, self._write)
         self._in_line = False  # whether the reader has got the beginning of a line only
         self._result_at: int | None = None  # where hvdrun's result begins in what is pending
         self._column_dirty = False  # whether a carriage return has left text under the cursor
@@ -330,7 +330,7 @@ class Sink:
             self._pending += _ERASE_REST_OF_LINE
         self._column_dirty = line.endswith(b"\r")
         self._pending += line if line == b"\r" else prefix + line
-        self._watch(True)
+        self._watch.set(True)
 
     def _progress_line(self, prefix: bytes, line: bytes) -> bytes:
         """Returns an occasional state of a bar as a line, if states do not replace each other; else b""."""
@@ -350,7 +350,7 @@ class Sink:
         start = self._pending.find(b"\n", 0, end) + 1 if self._in_line else 0
         del self._pending[start:end]
         self._result_at = None if self._result_at is None else start
-        self._watch(bool(self._pending))
+        self._watch.set(bool(self._pending))
 
     def _write(self) -> None:
         try:
@@ -364,14 +364,7 @@ class Sink:
             if self._result_at is not None:
                 self._result_at = max(self._result_at - written, 0)
         if not self._pending:
-            self._watch(False)
-
-    def _watch(self, wanted: bool) -> None:
-        if wanted and not self._watched:
-            self._selector.register(self._descriptor, selectors.EVENT_WRITE, self._write)
-        elif self._watched and not wanted:
-            self._selector.unregister(self._descriptor)
-        self._watched = wanted
+            self._watch.set(False)
 
 
 class Stream:

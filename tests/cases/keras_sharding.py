@@ -16,7 +16,7 @@ import sirtaki.keras as hvd
 from cases import case
 from cases.keras_models import BATCH, assert_alike, data_of, gradients_of, make_model, values_of
 from sirtaki.bindings.errors import ParametersDifferError, UnsupportedError
-from sirtaki.common.ownership import Place
+from sirtaki.common.training.groups import Place
 
 
 def without_decay_of_biases() -> Any:

@@ -19,7 +19,7 @@ from sirtaki.bindings.bootstrap.tables import count_servers
 from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.bindings.survivors import Survivors
-from sirtaki.common.ownership import owners_of
+from sirtaki.common.training.groups import owners_of
 
 Versions = list[list[Tensor]]
 

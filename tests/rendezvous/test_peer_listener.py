@@ -16,7 +16,13 @@ from dataclasses import replace
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.bindings.bootstrap.connection.address import is_abstract, is_loopback, split_address, unix_path
+from sirtaki.bindings.bootstrap.connection.address import (
+    is_abstract,
+    is_loopback,
+    local_addresses,
+    split_address,
+    unix_path,
+)
 from sirtaki.bindings.bootstrap.connection.connect import connect
 from sirtaki.bindings.bootstrap.connection.encryption import Connection
 from sirtaki.bindings.bootstrap.connection.handshake import (
@@ -25,7 +31,6 @@ from sirtaki.bindings.bootstrap.connection.handshake import (
     handshake_steps,
     is_trusted_user,
 )
-from sirtaki.bindings.bootstrap.connection.interfaces import local_addresses
 from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, RendezvousError, RendezvousTimeout, Role
 from sirtaki.bindings.bootstrap.peer_listener import Handshakes, LinkKey, PeerListener
 from sirtaki.bindings.bootstrap.world_builder import choose

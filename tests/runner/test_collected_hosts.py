@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS, Hosts, Run, Script
 
-from sirtaki.bindings.bootstrap.connection.interfaces import local_addresses
+from sirtaki.bindings.bootstrap.connection.address import local_addresses
 
 # hvdrun, whose rendezvous is slow: it looks at the report of a failure after all ranks have ended.
 SLOW = """

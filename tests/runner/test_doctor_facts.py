@@ -22,8 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sirtaki.bindings.bootstrap.connection.interfaces import local_addresses
-from sirtaki.runner.doctor import gathering, probe, session, trials
+from sirtaki.bindings.bootstrap.connection.address import local_addresses
+from sirtaki.runner.doctor import gathering, probe, session
 from sirtaki.runner.doctor.answering import MARK
 from sirtaki.runner.doctor.cli import _pairs
 from sirtaki.runner.doctor.decoding import decode, redact, redacted
@@ -133,8 +133,8 @@ def test_a_framework_is_tried_on_this_host_only(monkeypatch: pytest.MonkeyPatch)
         started.append(arguments)
         return 0, "", ""
 
-    monkeypatch.setattr(trials, "run_python", start)
-    assert trials.try_framework("numpy").state == "works"
+    monkeypatch.setattr(gathering, "run_python", start)
+    assert gathering.try_framework("numpy").state == "works"
     assert " -np 2 -H localhost:2 " in " ".join(started[-1])  # also where a scheduler has allocated hosts
 
 

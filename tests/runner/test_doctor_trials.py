@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import FAILSAFE_SECONDS
 
-from sirtaki.runner.doctor import gathering, trials
+from sirtaki.runner.doctor import gathering
 from sirtaki.runner.doctor.decoding import MAX_ENTRIES, decode, shortened
 from sirtaki.runner.doctor.facts import HostFacts, Interface, Network, Variables
 
@@ -50,29 +50,29 @@ def test_interfaces_that_count_come_first(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_folder_is_no_framework(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "framework_of_nobody").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    assert trials.try_adapter("framework_of_nobody").state == "absent"
+    assert gathering.try_adapter("framework_of_nobody").state == "absent"
 
 
 def test_keras_2_is_unsupported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "keras.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(trials, "_version", lambda _: "2.15.0")
-    found = trials.try_adapter("keras")
+    monkeypatch.setattr(gathering, "_version", lambda _: "2.15.0")
+    found = gathering.try_adapter("keras")
     assert (found.state, found.version) == ("unsupported", "2.15.0")
 
 
 def test_the_memory_for_the_output_of_a_trial_is_bounded() -> None:
     reading, writing = os.pipe()
-    end = trials._End(os.fdopen(reading, "rb"))
+    end = gathering._End(os.fdopen(reading, "rb"))
     with os.fdopen(writing, "wb") as stream:
-        stream.write(b"x" * (3 * trials._MAX_OUTPUT) + b"end")
-    assert end.text(time.monotonic() + FAILSAFE_SECONDS) == "x" * (trials._MAX_OUTPUT - 3) + "end"
+        stream.write(b"x" * (3 * gathering._MAX_OUTPUT) + b"end")
+    assert end.text(time.monotonic() + FAILSAFE_SECONDS) == "x" * (gathering._MAX_OUTPUT - 3) + "end"
 
 
 def test_only_the_end_of_the_output_of_a_trial_is_kept() -> None:
-    size = trials._MAX_OUTPUT
+    size = gathering._MAX_OUTPUT
     program = f"import sys; print('x' * {3 * size} + 'end'); sys.exit('y' * {3 * size} + 'no')"
-    code, output, error = trials.run_python(["-c", program], os.environ)
+    code, output, error = gathering.run_python(["-c", program], os.environ)
     assert (code, len(output)) == (1, size)
     assert output.endswith("xend\n")
     assert error.startswith("yyy")
@@ -80,7 +80,7 @@ def test_only_the_end_of_the_output_of_a_trial_is_kept() -> None:
 
 def test_a_trial_that_takes_too_long() -> None:
     program = ["-c", "import threading; threading.Event().wait()"]
-    assert trials.run_python(program, os.environ, 0.05) == (1, "", "it did not finish within 0.05 s")
+    assert gathering.run_python(program, os.environ, 0.05) == (1, "", "it did not finish within 0.05 s")
 
 
 def test_a_doctor_that_is_asked_nothing_ends() -> None:

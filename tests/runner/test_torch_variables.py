@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from launching import Hosts, Run
 
-from sirtaki.bindings.bootstrap.connection import interfaces
+from sirtaki.bindings.bootstrap.connection import address
 from sirtaki.runner.cli.options import parse
 from sirtaki.runner.launch import torch_variables
 from sirtaki.runner.launch.errors import LaunchError
@@ -54,7 +54,7 @@ def test_several_hosts(hvdrun: Run, hosts: Hosts, first: str) -> None:
     placements = ["0 6 0 1 0 3", "1 6 0 3 1 3", "2 6 1 3 1 3", "3 6 2 3 1 3", "4 6 0 2 2 3", "5 6 1 2 2 3"]
     assert [" ".join(one[:-2]) for one in found] == placements
     assert len({tuple(one[-2:]) for one in found}) == 1
-    assert found[0][-2] in interfaces.local_addresses()  # the stand-ins for hosts are this machine
+    assert found[0][-2] in address.local_addresses()  # the stand-ins for hosts are this machine
 
 
 def test_one_other_host(hvdrun: Run, hosts: Hosts) -> None:
@@ -106,7 +106,7 @@ def test_the_address_is_the_one_that_ssh_has_used(monkeypatch: pytest.MonkeyPatc
     def addresses(names: tuple[str, ...]) -> list[str]:
         return [one for name in names or ("docker0", "eth0") for one in by_interface[name]]
 
-    monkeypatch.setattr(interfaces, "local_addresses", addresses)
+    monkeypatch.setattr(address, "local_addresses", addresses)
     port = ReservedPort()
 
     def agents(connection: str, *names: str) -> MasterOffer:
@@ -119,7 +119,7 @@ def test_the_address_is_the_one_that_ssh_has_used(monkeypatch: pytest.MonkeyPatc
     seen = [MasterOffer("10.0.0.3", 1, "2001:db8::2"), MasterOffer("10.0.0.4", 2, "172.17.0.1")]
     assert offer_of_own_host(port, seen, ()).address == "2001:db8::2"
     assert offer_of_own_host(port, seen, ("docker0",)).address == "172.17.0.1"
-    monkeypatch.setattr(interfaces, "local_addresses", lambda names: [])
+    monkeypatch.setattr(address, "local_addresses", lambda names: [])
     assert agents("").address == ""
     assert torch_variables.variables_of_hosts(["me@a", "b"], agents(""))["b"]["MASTER_ADDR"] == "a"
 

@@ -27,7 +27,7 @@ from sirtaki.bindings.errors import HorovodInternalError
 from sirtaki.common.ops.objects import ByteTransport, broadcast_object, gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.requests import barrier
-from sirtaki.common.ownership import Place
+from sirtaki.common.training.groups import Place
 
 _ALIGNMENT = 64  # bytes: of each value in a payload
 _LENGTH_BYTES = 8

@@ -1,10 +1,12 @@
-"""Gradients that complete together: the check of the argument `groups`, and the division by it."""
+"""Gradients that complete together, by the argument `groups`, and the division of tensors among ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
+
+from sirtaki.bindings.context import Context
 
 T = TypeVar("T")
 Groups = int | Sequence[Sequence[Any]] | None
@@ -66,3 +68,31 @@ def partitioned(items: Sequence[T], groups: Groups, member_of: Callable[[T], Any
     for index, item in enumerate(items):
         parts.setdefault(group_of.get(id(member_of(item)), ("alone", index)), []).append(item)
     return list(parts.values())
+
+
+# ---- The division of tensors among ranks ---------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """A rank's position among the ranks that divide the parameters, and their number."""
+
+    position: int
+    ranks: int
+
+
+def place_in(context: Context) -> Place:
+    """Returns this rank's place in a world; that of a single rank as long as the ranks do not exist."""
+    return Place(0, 1) if context.is_provisional else Place(context.rank, context.size)
+
+
+def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Returns the owner of each tensor, from 0 to `ranks` - 1, so that all own about as many bytes.
+
+    The largest tensor comes first, and each goes to the owner with the fewest bytes. Ranks that pass the
+    same sizes, in bytes, get the same owners.
+    """
+    owners, loads = [0] * len(sizes), [0] * ranks
+    for place in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        owners[place] = loads.index(min(loads))
+        loads[owners[place]] += sizes[place]
+    return owners

@@ -15,8 +15,8 @@ from sirtaki.bindings.context import current
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.requests import Adasum, Average, Sum, fixed_divisor
-from sirtaki.common.ownership import Place, place_in
 from sirtaki.common.training.combinations import refuse_combinations
+from sirtaki.common.training.groups import Place, place_in
 from sirtaki.jax.ops.collectives import allgather, allreduce, reducescatter
 from sirtaki.jax.ops.compression import Compression, Compressor
 from sirtaki.jax.training.consistency import BROADCAST, around, is_key

@@ -15,7 +15,7 @@ import keras
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.requests import Average
-from sirtaki.common.ownership import Place
+from sirtaki.common.training.groups import Place
 
 SUPPORTED = ("jax", "tensorflow", "torch")
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from sirtaki.bindings.context import current
-from sirtaki.common.ownership import Place
+from sirtaki.common.training.groups import Place
 from sirtaki.jax import broadcast as broadcast_arrays
 from sirtaki.jax import grouped_allreduce
 from sirtaki.jax.ops.programs import note_size

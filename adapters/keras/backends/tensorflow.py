@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sirtaki.bindings.context import is_elastic
-from sirtaki.common.ownership import Place
+from sirtaki.common.training.groups import Place
 from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.tensorflow import broadcast_, grouped_allreduce, rank_op, size_op
 from sirtaki.tensorflow.training import exchange

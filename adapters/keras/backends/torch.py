@@ -18,7 +18,7 @@ from sirtaki.common.ops.requests import (
     CollectiveOptions,
     reduction,
 )
-from sirtaki.common.ownership import Place
+from sirtaki.common.training.groups import Place
 from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import COLLECTIVES

@@ -189,20 +189,35 @@ def _arrays(part: Any) -> list[Any]:
 
 
 def _shard_of_elements(dataset: Any) -> Any:
-    """Selects elements rank, rank + size, ... of a tf.data.Dataset, equally many on all ranks."""
-    context = current()
-    size, rank = context.size, context.rank
+    """Selects elements rank, rank + size, ... of a tf.data.Dataset, equally many on all ranks.
+
+    In an elastic job they are those of the rank in the world in which the dataset is iterated over. Its
+    cardinality is unknown then, because it depends on the number of ranks.
+    """
+    size, rank, follows = current().size, current().rank, is_elastic()
     tensorflow = sys.modules["tensorflow"]
     count = int(dataset.cardinality())
-    if is_elastic():
-        return _shard_in_any_world(dataset, count)
-    if size == 1:
+    if size == 1 and not follows:
         return dataset
+    if 0 <= count < size:
+        raise ValueError(f"there are {count} elements for {size} ranks: each needs at least one")
+    if not follows:
+        return _part_of(dataset, count, size, rank)
+    from sirtaki.tensorflow.ops.topology_ops import rank_op, size_op  # only with data of TensorFlow
+
+    def own(_: Any) -> Any:
+        present = (tensorflow.cast(item, tensorflow.int64) for item in (size_op(), rank_op()))
+        return _part_of(dataset, count, *present)
+
+    return tensorflow.data.Dataset.range(1).flat_map(own)
+
+
+def _part_of(dataset: Any, count: int, size: Any, rank: Any) -> Any:
+    """Returns the elements of a rank of so many, of a tf.data.Dataset with the cardinality `count`."""
+    tensorflow = sys.modules["tensorflow"]
     if count == tensorflow.data.INFINITE_CARDINALITY:
         return dataset.shard(size, rank)
     if count >= 0:
-        if count < size:
-            raise ValueError(f"there are {count} elements for {size} ranks: each needs at least one")
         return dataset.shard(size, rank).take(count // size)
 
     def own(*parts: Any) -> Any:
@@ -210,30 +225,3 @@ def _shard_of_elements(dataset: Any) -> Any:
         return window.skip(rank).take(1)
 
     return dataset.window(size, drop_remainder=True).flat_map(own)  # of unknown length: full rounds only
-
-
-def _shard_in_any_world(dataset: Any, count: int) -> Any:
-    """Selects the elements of this rank in the world in which the dataset is iterated over.
-
-    Its cardinality is unknown, because it depends on the number of ranks then.
-    """
-    from sirtaki.tensorflow.ops.topology_ops import rank_op, size_op  # only with data of TensorFlow
-
-    tensorflow = sys.modules["tensorflow"]
-    if 0 <= count < current().size:
-        raise ValueError(f"there are {count} elements for {current().size} ranks: each needs at least one")
-
-    def own(_: Any) -> Any:
-        size, rank = (tensorflow.cast(item, tensorflow.int64) for item in (size_op(), rank_op()))
-        if count == tensorflow.data.INFINITE_CARDINALITY:
-            return dataset.shard(size, rank)
-        if count >= 0:
-            return dataset.shard(size, rank).take(count // size)
-
-        def turn(*parts: Any) -> Any:
-            window = tensorflow.data.Dataset.zip(parts[0] if len(parts) == 1 else parts)
-            return window.skip(rank).take(1)
-
-        return dataset.window(size, drop_remainder=True).flat_map(turn)
-
-    return tensorflow.data.Dataset.range(1).flat_map(own)

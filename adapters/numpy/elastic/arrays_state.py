@@ -19,9 +19,9 @@ from sirtaki.common.ops.handles import Operation, pooled_batch, run
 from sirtaki.common.ops.objects import ByteTransport, broadcast_object, gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.requests import Call, describe
-from sirtaki.common.ownership import Place, place_in
 from sirtaki.common.semantics import hint
 from sirtaki.common.training.consistency import Scope, combined, states_agree
+from sirtaki.common.training.groups import Place, place_in
 from sirtaki.numpy import arrays as adapter
 from sirtaki.numpy.arrays import Array, row_major_view
 from sirtaki.numpy.consistency import checksum_of

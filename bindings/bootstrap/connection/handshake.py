@@ -25,7 +25,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from sirtaki.bindings.bootstrap.connection.interfaces import unmapped_address
+from sirtaki.bindings.bootstrap.connection.address import unmapped_address
 from sirtaki.bindings.bootstrap.connection.wire import SendQueue, printable
 from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, Role
 

@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 from sirtaki.bindings import variables
 from sirtaki.bindings.bootstrap import lifecycle
-from sirtaki.bindings.bootstrap.connection.address import resolve_all, split_address
-from sirtaki.bindings.bootstrap.connection.interfaces import is_own_address
+from sirtaki.bindings.bootstrap.connection.address import is_own_address, resolve_all, split_address
 from sirtaki.bindings.bootstrap.elastic.messages import End
 from sirtaki.bindings.bootstrap.elastic.messages import World as Place
 from sirtaki.bindings.bootstrap.elastic.spare import wait_for_place

@@ -16,8 +16,8 @@ from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.basics import on_root
 from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ownership import Place, owners_of, place_in
 from sirtaki.common.training.combinations import refuse_combinations
+from sirtaki.common.training.groups import Place, owners_of, place_in
 from sirtaki.keras._private import (
     drop_slots,
     keep_slots,

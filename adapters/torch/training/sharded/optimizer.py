@@ -16,7 +16,7 @@ from sirtaki.bindings.request import CPU, Batch
 from sirtaki.common.ops.handles import wait_in_stream
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.requests import ALLGATHER, Call, describe
-from sirtaki.common.ownership import Place
+from sirtaki.common.training.groups import Place
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import count_write, from_output, view

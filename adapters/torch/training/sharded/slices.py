@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.common.ops.tensor import dense_layout
-from sirtaki.common.ownership import Place
+from sirtaki.common.training.groups import Place
 
 BLOCK = 64  # elements
 

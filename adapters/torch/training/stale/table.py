@@ -15,8 +15,8 @@ from sirtaki.bindings.context import Context, using
 from sirtaki.common.ops.objects import broadcast_object
 from sirtaki.common.ops.process_sets import global_process_set
 from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE
-from sirtaki.common.ownership import owners_of
 from sirtaki.common.tables import leave_table
+from sirtaki.common.training.groups import owners_of
 from sirtaki.torch.ops.autograd import CollectiveScope, alltoall
 from sirtaki.torch.ops.broadcasting import broadcast_all
 from sirtaki.torch.training.parameters import filled
