@@ -19,7 +19,7 @@ from sirtaki.keras._private import layers_of
 from sirtaki.keras.broadcasting import broadcast_model
 from sirtaki.keras.metrics import Results, combine, combine_logs
 from sirtaki.keras.training.consistency import check_before_local_steps, require_all_to_stop
-from sirtaki.keras.training.distributed_optimizer import distributed_of
+from sirtaki.keras.training.optimizer import distributed_of
 from sirtaki.keras.training.periodic import AverageOutcome, AveragePart, Averager
 from sirtaki.keras.training.sharded.optimizer import saving_whole
 from sirtaki.numpy.collectives import allreduce

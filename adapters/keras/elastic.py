@@ -16,9 +16,9 @@ from sirtaki.common.training.groups import Place
 from sirtaki.keras import backends
 from sirtaki.keras._private import accumulators_of, discard_jax_state, layers_of, slots_of
 from sirtaki.keras.callbacks import LocalSGDCallback, sync_variables
-from sirtaki.keras.data.shares import DatasetShare
-from sirtaki.keras.training.distributed_optimizer import Distributed
+from sirtaki.keras.data.sharding import DatasetShare
 from sirtaki.keras.training.gradient_reducer import stable_path
+from sirtaki.keras.training.optimizer import Distributed
 from sirtaki.keras.training.sharded.optimizer import ShardedVariables, equal_variables
 from sirtaki.numpy.elastic import ArraysState
 from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind

@@ -19,7 +19,7 @@ from sirtaki.runner.launch.hosts import Host, find_allocation, parse_hostfile, p
 if TYPE_CHECKING:
     from sirtaki.runner.hosts.agent_launcher import AgentLauncher
     from sirtaki.runner.launch.starter import Settings
-    from sirtaki.runner.observe.job_timeline import JobTimeline
+    from sirtaki.runner.observe.timeline import JobTimeline
 
 _PREFIXES = ("SIRTAKI_", "HOROVOD_")
 _READ_BY_HVDRUN = (
@@ -222,7 +222,7 @@ def _hash_seed(options: argparse.Namespace) -> dict[str, str]:
 def _timeline(options: argparse.Namespace) -> JobTimeline | None:
     if options.timeline_filename is None:
         return None
-    from sirtaki.runner.observe.job_timeline import JobTimeline
+    from sirtaki.runner.observe.timeline import JobTimeline
 
     return JobTimeline(options.timeline_filename.absolute())
 

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.network_interfaces:  # the gatherers read it where ranks do
         os.environ[INTERFACES] = ",".join(options.network_interfaces)
     if options.facts:
-        from sirtaki.runner.doctor.answering import answer_questions
+        from sirtaki.runner.doctor.gathering import answer_questions
 
         return answer_questions(choice)
     hosts = _hosts(options)

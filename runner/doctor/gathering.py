@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
@@ -28,7 +29,7 @@ from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces, loc
 from sirtaki.bindings.bootstrap.identity import host_identity
 from sirtaki.bindings.bootstrap.job import RendezvousError, read_key
 from sirtaki.runner.cli.command import code_words, module_words
-from sirtaki.runner.doctor.decoding import line, redacted
+from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, line, redacted, shortened
 from sirtaki.runner.doctor.facts import (
     FRAMEWORKS,
     Cores,
@@ -46,6 +47,7 @@ from sirtaki.runner.doctor.facts import (
     Ssh,
     Variables,
 )
+from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
 from sirtaki.runner.launch.capacity import count_gpus, read_memory, usable_cores
 
 # ---- Trials of what is installed here, for `sirtaki doctor` and `hvdrun --check-build` -----------------
@@ -588,3 +590,72 @@ def answer_within(seconds: float, function: Callable[[], _T]) -> tuple[_T | None
     thread.start()
     thread.join(seconds)
     return results[0] if results else (None, f"no answer within {seconds:g} s")
+
+
+# ---- The answers of a doctor on another host -----------------------------------------------------------
+# Each line of output begins with MARK, because the shell of a login may print, too.
+
+
+MARK = "sirtaki-doctor: "
+_MAX_QUESTION = 64 * 1024
+_IDLE_SECONDS = 1800.0  # the first question waits for the facts of the slowest host
+
+
+def answer_questions(choice: Choice) -> int:
+    """Writes the version, then the facts, then an answer to each line of standard input, until that ends."""
+    output = os.dup(1)
+    os.dup2(2, 1)  # whatever else prints, must not come between the lines
+
+    def write(**values: object) -> None:
+        data = f"{MARK}{json.dumps(values)}\n".encode()
+        while data:
+            data = data[os.write(output, data) :]
+
+    write(hello=VERSION)
+    write(facts=shortened(asdict(gather(choice, lambda text: write(note=text)))))
+    while question := _next_question():
+        number = 0
+        try:
+            values = json.loads(question)
+            number = int(values["number"])
+            write(number=number, answer=_QUESTIONS[values["ask"]](values))
+        except (OSError, ValueError, KeyError, TypeError, RendezvousError) as error:
+            write(number=number, error=f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _next_question() -> bytes:
+    """Returns the next line of input, b"" at its end. This process ends if none comes for a long time."""
+    signal.setitimer(signal.ITIMER_REAL, _IDLE_SECONDS)
+    question = sys.stdin.buffer.readline(_MAX_QUESTION)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return question
+
+
+def _listen(values: Mapping[str, Any]) -> object:
+    listener = Listener(_token(values))
+    return {"port": listener.port, "addresses": local_addresses(chosen_interfaces())[:MAX_ADDRESSES]}
+
+
+def _reach(values: Mapping[str, Any]) -> object:
+    found = reach(list(values["addresses"]), int(values["port"]), _token(values), float(values["seconds"]))
+    return [asdict(attempt) for attempt in found]
+
+
+def _measure(values: Mapping[str, Any]) -> object:
+    return asdict(measure(str(values["address"]), int(values["port"]), _token(values)))
+
+
+def _token(values: Mapping[str, Any]) -> bytes:
+    token = bytes.fromhex(values["token"])
+    if len(token) != TOKEN_BYTES:
+        raise ValueError("the token has a wrong size")
+    return token
+
+
+_QUESTIONS: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "clock": lambda _: time.time(),
+    "listen": _listen,
+    "reach": _reach,
+    "measure": _measure,
+}

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.runner.doctor.answering import MARK
 from sirtaki.runner.doctor.decoding import decode, line
 from sirtaki.runner.doctor.facts import HostFacts
+from sirtaki.runner.doctor.gathering import MARK
 from sirtaki.runner.hosts.host_connection import ANSWER_SECONDS
 from sirtaki.runner.hosts.ssh import StartFailure
 

@@ -23,9 +23,8 @@ from sirtaki.runner.launch.errors import NOT_EXECUTABLE
 from sirtaki.runner.launch.process import Process
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.launch.torch_variables import MasterOffer
-from sirtaki.runner.observe.job_timeline import JobTimeline
 from sirtaki.runner.observe.remote_states import RemoteStates
-from sirtaki.runner.observe.timeline import TimelinePart
+from sirtaki.runner.observe.timeline import JobTimeline, TimelinePart
 from sirtaki.runner.supervise.display import STDERR, STDOUT, Display
 from sirtaki.runner.supervise.failure_analysis import ExitStatus
 from sirtaki.runner.supervise.post_mortem import PostMortem

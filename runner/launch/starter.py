@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # needed for some jobs only
     from sirtaki.runner.hosts.host_connection import Connection
     from sirtaki.runner.hosts.lease import HostLease
     from sirtaki.runner.hosts.remote import RemoteHost, RemoteRank
-    from sirtaki.runner.observe.job_timeline import JobTimeline
+    from sirtaki.runner.observe.timeline import JobTimeline
     from sirtaki.runner.supervise.post_mortem import PostMortem
 
 _OUTPUT_FILES = 2  # descriptors of a rank whose output is kept

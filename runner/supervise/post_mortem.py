@@ -16,7 +16,7 @@ from sirtaki.runner.launch.process import remove_reports, report_file
 from sirtaki.runner.supervise.failure_analysis import name_process
 
 if TYPE_CHECKING:
-    from sirtaki.runner.observe.job_timeline import JobTimeline
+    from sirtaki.runner.observe.timeline import JobTimeline
 
 _MAX_LINES = 8
 _STARTERS = (

@@ -19,7 +19,7 @@ from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.trace.analysis import Measures, RankMeasures, Step, TensorMeasures, measure
 from sirtaki.runner.trace.clocks import HostClock, align_clocks
 from sirtaki.runner.trace.doings import as_text
-from sirtaki.runner.trace.failures import Disagreement, failures
+from sirtaki.runner.trace.exchanges import Disagreement, failures
 from sirtaki.runner.trace.formats import percent, percentile, ranks_text, time
 from sirtaki.runner.trace.merging import write_trace
 from sirtaki.runner.trace.reading import read_trace

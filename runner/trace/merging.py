@@ -19,11 +19,9 @@ from typing import IO, Any, cast
 from sirtaki.runner.observe.timeline import in_row, merging_file, shifted
 from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds, write_events
 from sirtaki.runner.trace.clocks import HostClock
-from sirtaki.runner.trace.exchanges import exchanges
-from sirtaki.runner.trace.failures import MISMATCH, failures
-from sirtaki.runner.trace.operations import RecordedOperation
+from sirtaki.runner.trace.exchanges import MISMATCH, exchanges, failures
 from sirtaki.runner.trace.sources import Meter, Show, Source, show_nothing
-from sirtaki.runner.trace.trace import ProcessRow, Trace
+from sirtaki.runner.trace.trace import ProcessRow, RecordedOperation, Trace
 
 _ARROW = "last arrival"
 

@@ -17,9 +17,8 @@ from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds
 from sirtaki.runner.supervise.post_mortem import MALFORMED, describe, place_of
 from sirtaki.runner.trace.doings import Slices
 from sirtaki.runner.trace.formats import ranks_text
-from sirtaki.runner.trace.operations import RecordedOperation
 from sirtaki.runner.trace.sources import Meter, Show, Source, show_nothing
-from sirtaki.runner.trace.trace import Ending, Failed, ProcessRow, StatedClock, Trace
+from sirtaki.runner.trace.trace import Ending, Failed, ProcessRow, RecordedOperation, StatedClock, Trace
 
 
 def read_trace(sources: Sequence[Source], show: Show = show_nothing) -> Trace:

@@ -11,7 +11,7 @@ from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Rul
 from sirtaki.runner.trace.analysis import SLOW_DECISION, Measures
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.doings import Doing, as_text
-from sirtaki.runner.trace.failures import Disagreement, failures
+from sirtaki.runner.trace.exchanges import Disagreement, failures
 from sirtaki.runner.trace.formats import percent, ranks_text, time
 from sirtaki.runner.trace.trace import Trace
 

@@ -12,9 +12,8 @@ from tuned_world import EAGER, START, World, make, replace_core
 
 from sirtaki.bindings.errors import PeerLostError
 from sirtaki.common.autotune import tuner, tuner_of
-from sirtaki.common.autotune.compiled_steps import CompiledSteps
 from sirtaki.common.autotune.model import TUNED
-from sirtaki.common.autotune.tuner import Tuner
+from sirtaki.common.autotune.tuner import CompiledSteps, Tuner
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import numpy as np
 import sirtaki.keras as hvd
 from cases import case
 from cases.keras_models import BATCH, assert_alike, data_of, make_model, values_of
-from sirtaki.keras.training.distributed_optimizer import Distributed
+from sirtaki.keras.training.optimizer import Distributed
 
 
 @keras.saving.register_keras_serializable("tests")

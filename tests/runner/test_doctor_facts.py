@@ -24,11 +24,10 @@ from hypothesis import strategies as st
 
 from sirtaki.bindings.bootstrap.connection.address import local_addresses
 from sirtaki.runner.doctor import gathering, probe, session
-from sirtaki.runner.doctor.answering import MARK
 from sirtaki.runner.doctor.cli import _pairs
 from sirtaki.runner.doctor.decoding import decode, redact, redacted
 from sirtaki.runner.doctor.facts import Cores, HostFacts, Limits, Network
-from sirtaki.runner.doctor.gathering import Choice, Topic, Trial, answer_within, gather, gather_cores
+from sirtaki.runner.doctor.gathering import MARK, Choice, Topic, Trial, answer_within, gather, gather_cores
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
 from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
 from sirtaki.runner.hosts.ssh import StartFailure

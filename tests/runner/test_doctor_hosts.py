@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from launching import FAILSAFE_SECONDS, Hosts
 
-from sirtaki.runner.doctor.answering import MARK
+from sirtaki.runner.doctor.gathering import MARK
 
 OLD = json.dumps({"hello": "0.0.9"})
 

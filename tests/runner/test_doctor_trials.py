@@ -19,12 +19,12 @@ from sirtaki.runner.doctor.facts import HostFacts, Interface, Network, Variables
 
 IDLE = """
 import sys
-from sirtaki.runner.doctor import answering
+from sirtaki.runner.doctor import gathering
 from sirtaki.runner.doctor.facts import HostFacts
 from sirtaki.runner.doctor.gathering import Choice, Trial
-answering._IDLE_SECONDS = 0.1
-answering.gather = lambda *_: HostFacts("1")
-answering.answer_questions(Choice((), Trial.NONE))
+gathering._IDLE_SECONDS = 0.1
+gathering.gather = lambda *_: HostFacts("1")
+gathering.answer_questions(Choice((), Trial.NONE))
 """
 
 

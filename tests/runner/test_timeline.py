@@ -17,8 +17,7 @@ from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, WireE
 from sirtaki.runner.hosts.lease import HostLease
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob, RemoteRank
 from sirtaki.runner.hosts.ssh import SshOptions
-from sirtaki.runner.observe.job_timeline import JobTimeline
-from sirtaki.runner.observe.timeline import merge_timelines
+from sirtaki.runner.observe.timeline import JobTimeline, merge_timelines
 
 SCRIPT = """
 import os, signal, sys, time

@@ -23,10 +23,9 @@ from sirtaki.runner.hosts.channel import Channel
 from sirtaki.runner.hosts.lease import HostLease
 from sirtaki.runner.hosts.remote import RelayedHosts, RemoteHost, RemoteJob, RemoteRank
 from sirtaki.runner.hosts.ssh import SshOptions
-from sirtaki.runner.observe import job_timeline, remote_states
-from sirtaki.runner.observe.job_timeline import JobTimeline
+from sirtaki.runner.observe import remote_states, timeline
 from sirtaki.runner.observe.states import ProcessState, read_job
-from sirtaki.runner.observe.timeline import TimelinePart
+from sirtaki.runner.observe.timeline import JobTimeline, TimelinePart
 from sirtaki.runner.supervise.display import Display
 from sirtaki.runner.supervise.post_mortem import PostMortem
 from sirtaki.runner.top.snapshot import Snapshot, from_line
@@ -188,7 +187,7 @@ def test_a_timeline_leaves_room_on_the_disk(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.take(Frame(MessageKind.WORKER_TIMELINE, 0, b"[]", 1))
-    monkeypatch.setattr(job_timeline, "_LEFT_FREE", 1 << 60)
+    monkeypatch.setattr(timeline, "_LEFT_FREE", 1 << 60)
     world.take(Frame(MessageKind.WORKER_TIMELINE, 0, b"more", 1))
     assert TimelinePart(0, 1).file(world.timeline.path).read_bytes() == b"[]"
     monkeypatch.setattr(remote, "_MOST_PARTS", 1)

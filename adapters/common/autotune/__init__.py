@@ -28,8 +28,10 @@ def tuner_of(context: Context) -> Tuner | None:
     if context.rank != _COORDINATOR or not is_tuned(context):
         return None
     if context not in _tuners:
-        from sirtaki.common.autotune.compiled_steps import CompiledSteps  # imported late: few jobs need them
-        from sirtaki.common.autotune.tuner import Tuner
+        from sirtaki.common.autotune.tuner import (
+            CompiledSteps,  # imported late: few jobs need them
+            Tuner,
+        )
 
         _tuners[context] = tuner = Tuner(context)
         CompiledSteps(context, tuner).start()

@@ -29,9 +29,8 @@ from sirtaki.keras.auto.random_numbers import equalise, own_random_numbers
 from sirtaki.keras.auto.refusals import line_of
 from sirtaki.keras.backends import Gradient, GradientCombination
 from sirtaki.keras.broadcasting import broadcast_model
-from sirtaki.keras.training.distributed_optimizer import Distributed
 from sirtaki.keras.training.gradient_reducer import GradientReduction, Rows
-from sirtaki.keras.training.optimizer import DistributedOptimizer
+from sirtaki.keras.training.optimizer import Distributed, DistributedOptimizer
 
 _STEP = ("train_step", "make_train_function")  # functions of keras.Model that a model may not override
 
