@@ -36,7 +36,7 @@ from common.report import Columns, Row, Table, Target, at_least, make_table, rea
 
 import sirtaki.numpy as hvd
 from sirtaki.bench.implementations import Bound, Implementation
-from sirtaki.bindings.bootstrap import identity
+from sirtaki.bindings.bootstrap import world_builder
 
 SIZES = [64 * KIB, MIB, 64 * MIB]
 BETWEEN_HOSTS = ("allreduce", "reducescatter", "allgather")
@@ -93,7 +93,7 @@ class HostRank(Rank):
             peer: Implementation = Stream(number, size, folder)
         else:
             if LOOPBACK in os.environ:  # each rank takes itself for a host
-                identity.host_identity = lambda: f"host{os.environ['SIRTAKI_RANK']}"
+                world_builder.host_identity = lambda: f"host{os.environ['SIRTAKI_RANK']}"
             hvd.init()
             number, size = hvd.rank(), hvd.size()
             peer = gloo(number, size) if who == "gloo" else sirtaki_of("numpy", number, size)

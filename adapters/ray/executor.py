@@ -20,7 +20,7 @@ from sirtaki.ray.settings import ExecutorSettings, Shape, rules_of, shape_of
 from sirtaki.runner.elastic.arbiter.model import Rules
 from sirtaki.runner.engines.outcomes import RankOutcome, results_of
 from sirtaki.runner.engines.places import EngineJob, ranks_by_host
-from sirtaki.runner.function.arguments import (
+from sirtaki.runner.function.api import (
     CheckedCall,
     checked_call,
     checked_variables,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sirtaki.bindings.bootstrap import lifecycle
-from sirtaki.bindings.bootstrap.identity import host_identity
+from sirtaki.bindings.bootstrap.connection.address import host_identity
 from sirtaki.bindings.bootstrap.providers import world
 from sirtaki.bindings.bootstrap.server.rendezvous_server import RendezvousServer
 from sirtaki.runner.engines.places import EngineJob

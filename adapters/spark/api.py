@@ -17,11 +17,11 @@ from pyspark.accumulators import AccumulatorParam
 
 from sirtaki.bindings.bootstrap import lifecycle
 from sirtaki.bindings.bootstrap.connection.address import VARIABLE as INTERFACES
-from sirtaki.bindings.bootstrap.identity import host_identity
+from sirtaki.bindings.bootstrap.connection.address import host_identity
 from sirtaki.bindings.bootstrap.providers import world
 from sirtaki.runner.engines.outcomes import RankOutcome, call_on_rank, results_of, with_variables
 from sirtaki.runner.engines.places import EngineJob, ranks_by_host
-from sirtaki.runner.function.arguments import checked_call, checked_variables, refuse_inside_a_rank
+from sirtaki.runner.function.api import checked_call, checked_variables, refuse_inside_a_rank
 from sirtaki.runner.function.call import pickle_call
 from sirtaki.runner.function.errors import RunError
 

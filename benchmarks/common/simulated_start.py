@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from common import native
 from common.options import MIB
 from common.report import Columns, Row
-from sirtaki.bindings.bootstrap import identity, messages
+from sirtaki.bindings.bootstrap import messages, world_builder
 from sirtaki.bindings.bootstrap.connection.handshake import HandshakeConnection, handshake_steps
 from sirtaki.bindings.bootstrap.elastic import messages as elastic_messages
 from sirtaki.bindings.bootstrap.job import Identity, Job, LinkKind, Role
@@ -176,21 +176,21 @@ def describe(ranks: int, each: int) -> Descriptions:
     """Processes the descriptions of all ranks as each rank does, and measures it."""
     config = Config({})
     agreed = {knob.name: config.get(knob.name) for knob in knobs() if knob.agreed}
-    own = identity.describe_process(f"unix:@sirtaki-{os.getpid()}-{16 * '0'}", agreed)
+    own = world_builder.describe_process(f"unix:@sirtaki-{os.getpid()}-{16 * '0'}", agreed)
     members = [replace(own, host=f"{own.host}{rank // each}") for rank in range(ranks)]
-    descriptions = tuple(identity.pack(member) for member in members)
-    offers = tuple([identity.pack(identity.Offer(ADDRESSES if ranks > each else [], ""))] * ranks)
+    descriptions = tuple(world_builder.pack(member) for member in members)
+    offers = tuple([world_builder.pack(world_builder.Offer(ADDRESSES if ranks > each else [], ""))] * ranks)
     first = timed(lambda: _read_descriptions(descriptions))
-    second = timed(lambda: [identity.unpack_offer(one) for one in _received(offers)])
+    second = timed(lambda: [world_builder.unpack_offer(one) for one in _received(offers)])
     third = timed(lambda: _received((b"",) * ranks))
-    topology = timed(lambda: identity.topology_of(0, members))
+    topology = timed(lambda: world_builder.topology_of(0, members))
     answers = [messages.pack_payloads(payloads) for payloads in (descriptions, offers, (b"",) * ranks)]
     first_size, second_size, third_size = (len(answer.pack(ranks)) for answer in answers)
     return Descriptions((first + topology, second, third), (first_size, second_size, third_size))
 
 
 def _read_descriptions(descriptions: Sequence[bytes]) -> None:
-    identity.agree([identity.unpack(one) for one in _received(descriptions)])
+    world_builder.agree([world_builder.unpack(one) for one in _received(descriptions)])
 
 
 def _received(payloads: Sequence[bytes]) -> list[bytes]:

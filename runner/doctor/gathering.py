@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
 from sirtaki.bindings._version import VERSION
-from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces, local_addresses
-from sirtaki.bindings.bootstrap.identity import host_identity
+from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces, host_identity, local_addresses
 from sirtaki.bindings.bootstrap.job import RendezvousError, read_key
 from sirtaki.runner.cli.command import code_words, module_words
 from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, line, redacted, shortened

@@ -22,9 +22,9 @@ from sirtaki.runner.elastic.driver import Driver, WorkerEnd
 from sirtaki.runner.elastic.other_hosts import OtherHosts
 from sirtaki.runner.elastic.post import Post
 from sirtaki.runner.elastic.settings import ElasticSettings, slots_of
+from sirtaki.runner.elastic.spares.host_spares import SpareProcess
 from sirtaki.runner.elastic.spares.job_spares import JobSpares, RemoteSpares
 from sirtaki.runner.elastic.spares.spare_command import check_spare_command
-from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.hosts.lease import HostLease, lease_clock
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteRank
 from sirtaki.runner.launch.capacity import usable_cores

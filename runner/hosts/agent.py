@@ -54,8 +54,7 @@ from sirtaki.runner.supervise.signals import WakeupPipe
 
 if TYPE_CHECKING:
     from sirtaki.bindings.bootstrap.server.rendezvous_collector import RendezvousCollector
-    from sirtaki.runner.elastic.spares.host_spares import HostSpares
-    from sirtaki.runner.elastic.spares.spare_process import SpareProcess
+    from sirtaki.runner.elastic.spares.host_spares import HostSpares, SpareProcess
 
 ALIVE_SECONDS = 10.0  # between two ALIVE frames
 _COLLECT_SECONDS = 0.02  # no event announces that a rank has written its report
@@ -503,8 +502,8 @@ class AgentJob:
         Raises KeyError, TypeError or ValueError if the values are malformed; the function raises OSError or
         LaunchError.
         """
+        from sirtaki.runner.elastic.spares.host_spares import SpareProcess
         from sirtaki.runner.elastic.spares.spare_command import check_spare_command
-        from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 
         environment, runs_script = self._environment_of(values), bool(values["runs_script"])
 

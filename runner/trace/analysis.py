@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.doings import Doing, Window, doings
-from sirtaki.runner.trace.exchanges import Exchange, exchanges
-from sirtaki.runner.trace.trace import ProcessRow, Trace
+from sirtaki.runner.trace.trace import Exchange, ProcessRow, Trace, exchanges
 
 LATE, SLOW_DECISION, SLOW_TRANSFER = "late compute", "slow decision", "slow transfer"
 _CAUSE_SHARE = 0.1  # of a step's time: a smaller part is no cause

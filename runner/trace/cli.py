@@ -19,13 +19,12 @@ from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.trace.analysis import Measures, RankMeasures, Step, TensorMeasures, measure
 from sirtaki.runner.trace.clocks import HostClock, align_clocks
 from sirtaki.runner.trace.doings import as_text
-from sirtaki.runner.trace.exchanges import Disagreement, failures
 from sirtaki.runner.trace.formats import percent, percentile, ranks_text, time
 from sirtaki.runner.trace.merging import write_trace
 from sirtaki.runner.trace.reading import read_trace
 from sirtaki.runner.trace.rules import TRACE_RULES, TracePicture
 from sirtaki.runner.trace.sources import find_sources
-from sirtaki.runner.trace.trace import Trace
+from sirtaki.runner.trace.trace import Disagreement, Trace, failures
 
 _USAGE = "sirtaki trace merge FILE… -o FILE | sirtaki trace report FILE… [--json]"
 _FILES = (

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.observe.timeline import ONE_HOST_NS
-from sirtaki.runner.trace.exchanges import exchanges
-from sirtaki.runner.trace.trace import ProcessRow, RecordedOperation, Trace
+from sirtaki.runner.trace.trace import ProcessRow, RecordedOperation, Trace, exchanges
 
 _MAX_DRIFT_NS = 1_000_000_000  # clocks of one job that contradict each other by more are those of two jobs
 _ALL_REDUCE = "all-reduce"

@@ -19,9 +19,8 @@ from typing import IO, Any, cast
 from sirtaki.runner.observe.timeline import in_row, merging_file, shifted
 from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds, write_events
 from sirtaki.runner.trace.clocks import HostClock
-from sirtaki.runner.trace.exchanges import MISMATCH, exchanges, failures
 from sirtaki.runner.trace.sources import Meter, Show, Source, show_nothing
-from sirtaki.runner.trace.trace import ProcessRow, RecordedOperation, Trace
+from sirtaki.runner.trace.trace import MISMATCH, ProcessRow, RecordedOperation, Trace, exchanges, failures
 
 _ARROW = "last arrival"
 

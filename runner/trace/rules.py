@@ -11,9 +11,8 @@ from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Rul
 from sirtaki.runner.trace.analysis import SLOW_DECISION, Measures
 from sirtaki.runner.trace.clocks import HostClock
 from sirtaki.runner.trace.doings import Doing, as_text
-from sirtaki.runner.trace.exchanges import Disagreement, failures
 from sirtaki.runner.trace.formats import percent, ranks_text, time
-from sirtaki.runner.trace.trace import Trace
+from sirtaki.runner.trace.trace import Disagreement, Trace, failures
 
 _LATE_SHARE = 0.05  # of all steps' time, that the others wait for a rank
 _TRANSFER_SHARE, _DECISION_SHARE = 0.2, 0.1  # of all steps' time, exposed

@@ -17,9 +17,8 @@ from open_files import open_files
 from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, WireError
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
 from sirtaki.bindings.bootstrap.elastic.spare import SPARE
-from sirtaki.runner.elastic.spares.host_spares import HostSpares
+from sirtaki.runner.elastic.spares.host_spares import HostSpares, SpareProcess
 from sirtaki.runner.elastic.spares.job_spares import JobSpares
-from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.hosts.remote import RemoteHost, RemoteJob
 from sirtaki.runner.hosts.ssh import SshOptions
 from sirtaki.runner.launch.errors import LaunchError

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from sirtaki.bindings.bootstrap.elastic import process
 from sirtaki.bindings.bootstrap.elastic.messages import Counted, End, Enlist
 from sirtaki.bindings.bootstrap.elastic.process import WorkerProcess, find_unreachable
-from sirtaki.bindings.bootstrap.identity import Offer, RankDescription
 from sirtaki.bindings.bootstrap.job import Job as JobOfRanks
 from sirtaki.bindings.bootstrap.providers import World
-from sirtaki.bindings.bootstrap.world_builder import WorldBuilder
+from sirtaki.bindings.bootstrap.world_builder import Offer, RankDescription, WorldBuilder
 from sirtaki.bindings.errors import HorovodInternalError, InitializationError
 from sirtaki.bindings.library import Config
 from sirtaki.bindings.survivors import Survivors

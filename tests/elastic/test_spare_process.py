@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from sirtaki.bindings.bootstrap.elastic import spare
 from sirtaki.bindings.bootstrap.elastic.loaded_modules import list_path
+from sirtaki.runner.elastic.spares.host_spares import SpareProcess
 from sirtaki.runner.elastic.spares.job_spares import SparePool
-from sirtaki.runner.elastic.spares.spare_process import SpareProcess
 from sirtaki.runner.launch.reaper import Reaper
 
 FAILSAFE_SECONDS = 60.0

@@ -14,9 +14,9 @@ TWO_HOSTS = """
 import hashlib, sys
 import numpy as np
 from mpi4py import MPI
-from sirtaki.bindings.bootstrap import identity
+from sirtaki.bindings.bootstrap import world_builder
 world = MPI.COMM_WORLD
-identity.host_identity = lambda: f"host {world.rank * 2 // world.size}"
+world_builder.host_identity = lambda: f"host {world.rank * 2 // world.size}"
 import sirtaki.numpy as hvd
 """
 EXACT = """

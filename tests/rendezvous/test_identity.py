@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sirtaki.bindings.bootstrap.identity import (
+from sirtaki.bindings.bootstrap.world_builder import (
     RankDescription,
     agree,
     describe_process,

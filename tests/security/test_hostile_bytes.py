@@ -17,7 +17,10 @@ from launching import FAILSAFE_SECONDS
 
 from sirtaki.bindings.bootstrap.connection.handshake import handshake_steps
 from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, take_frame
-from sirtaki.bindings.bootstrap.identity import (
+from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
+from sirtaki.bindings.bootstrap.messages import PAYLOAD_LIMIT, REPORTS, pack_payloads, unpack_payloads
+from sirtaki.bindings.bootstrap.server.rendezvous_state import Answer, RendezvousState
+from sirtaki.bindings.bootstrap.world_builder import (
     Offer,
     RankDescription,
     disagreement,
@@ -27,9 +30,6 @@ from sirtaki.bindings.bootstrap.identity import (
     unpack_offer,
     unpack_settings,
 )
-from sirtaki.bindings.bootstrap.job import HandshakeError, Identity, Job, LinkKind, RendezvousError, Role
-from sirtaki.bindings.bootstrap.messages import PAYLOAD_LIMIT, REPORTS, pack_payloads, unpack_payloads
-from sirtaki.bindings.bootstrap.server.rendezvous_state import Answer, RendezvousState
 
 JOB = Job("job", 2, b"k" * 32, "1.0")
 TRUE_MEMBER = RankDescription("boot/1", "hostA", 70, "unix:@sirtaki-70", 64 * "a")

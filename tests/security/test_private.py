@@ -11,7 +11,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from launching import FAILSAFE_SECONDS, HVDRUN
 
-from sirtaki.bindings.bootstrap.identity import describe_process, topology_of
+from sirtaki.bindings.bootstrap.world_builder import describe_process, topology_of
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import Config, ffi, lib
 from sirtaki.bindings.observing.elastic_timeline import ElasticTimeline

@@ -91,7 +91,7 @@ def meet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
 
 
 def _host() -> str:
-    from sirtaki.bindings.bootstrap.identity import describe_process
+    from sirtaki.bindings.bootstrap.world_builder import describe_process
 
     return describe_process("", {}).host
 

@@ -1,4 +1,4 @@
-"""This machine's addresses, and the addresses of listeners as text.
+"""This machine's identity and addresses, and the addresses of listeners as text.
 
 These are "unix:/path", "unix:@name" (an abstract Unix socket), "host:port" or "[IPv6 address]:port". Several
 addresses of the same listener are separated by commas; a client tries all of them.
@@ -11,6 +11,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.bootstrap.job import KEY_ADVICE, Job, RendezvousError
@@ -82,6 +83,12 @@ def is_own_address(family: int, sockaddr: Any) -> bool:
 def _is_routable(address: str) -> bool:
     number = ipaddress.ip_address(address.split("%")[0])
     return not (number.is_loopback or number.is_link_local or number.is_unspecified)
+
+
+def host_identity() -> str:
+    """Identifies this host: the boot of the machine, and the network namespace of abstract sockets."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 # ---- Addresses as text, and sockets that listen --------------------------------------------------------

@@ -24,12 +24,12 @@ from sirtaki.bindings.bootstrap.elastic.messages import End
 from sirtaki.bindings.bootstrap.elastic.messages import World as Place
 from sirtaki.bindings.bootstrap.elastic.spare import wait_for_place
 from sirtaki.bindings.bootstrap.elastic.worker import ElasticWorker
-from sirtaki.bindings.bootstrap.identity import describe_process, topology_of
 from sirtaki.bindings.bootstrap.job import ARBITER, WORKER, Identity, Job, RendezvousError, job_of_workers
 from sirtaki.bindings.bootstrap.providers.environment import key_of_launcher
 from sirtaki.bindings.bootstrap.providers.world import VERSION, World, number_in
 from sirtaki.bindings.bootstrap.rendezvous_client import RendezvousClient
 from sirtaki.bindings.bootstrap.termination import end_children_on_sigterm
+from sirtaki.bindings.bootstrap.world_builder import describe_process, topology_of
 from sirtaki.bindings.context import SHUTDOWN_MS, Context, process
 from sirtaki.bindings.errors import InitializationError, NotInitializedError
 from sirtaki.bindings.library import Config

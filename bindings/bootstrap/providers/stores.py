@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.address import join_address
 from sirtaki.bindings.bootstrap.connection.wire import printable
-from sirtaki.bindings.bootstrap.identity import describe_process
 from sirtaki.bindings.bootstrap.job import KEY_ADVICE, KEY_BYTES, Job, RendezvousError
 from sirtaki.bindings.bootstrap.providers.world import (
     NOT_OF_RANK_0,
@@ -29,6 +28,7 @@ from sirtaki.bindings.bootstrap.providers.world import (
     single_rank_world,
     start_timeout,
 )
+from sirtaki.bindings.bootstrap.world_builder import describe_process
 
 _FIELDS = ("job", "address", "key", "refusal")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sirtaki.runner.elastic.arbiter.model import doubled
-from sirtaki.runner.elastic.spares.host_spares import HostSpares
-from sirtaki.runner.elastic.spares.spare_process import SpareProcess
+from sirtaki.runner.elastic.spares.host_spares import HostSpares, SpareProcess
 from sirtaki.runner.hosts.remote import RemoteHost
 from sirtaki.runner.launch.hosts import is_own_host
 from sirtaki.runner.launch.process import RankProcess
