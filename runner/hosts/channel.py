@@ -80,8 +80,8 @@ FINAL_CREDIT = 1024 * 1024
 _READ_BYTES = 256 * 1024
 
 
-class Watch:
-    """Whether a selector's loop waits for one kind of event of a descriptor, to call `handle`."""
+class EventWatch:
+    """Whether a selector's loop waits for an event of a descriptor, to call `handle`."""
 
     def __init__(
         self, selector: selectors.BaseSelector, descriptor: int, event: int, handle: Callable[[], object]
@@ -124,7 +124,7 @@ class Channel:
         self._without_login = login or bytes
         self._incoming = bytearray()
         self._reading = reading
-        self._watch = Watch(selector, reading, selectors.EVENT_READ, self.read)
+        self._watch = EventWatch(selector, reading, selectors.EVENT_READ, self.read)
         self._outgoing = Outgoing(writing, selector)
         self._receive = receive
         self._decode = LineDecoder() if lines == "read" else bytes
@@ -194,7 +194,7 @@ class Outgoing:
     def __init__(self, descriptor: int, selector: selectors.BaseSelector) -> None:
         self._descriptor = descriptor
         self._waiting = bytearray()
-        self._watch = Watch(selector, descriptor, selectors.EVENT_WRITE, self._write)
+        self._watch = EventWatch(selector, descriptor, selectors.EVENT_WRITE, self._write)
         self._ends = False
         os.set_blocking(descriptor, False)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.bindings.bootstrap.job import join_names
-from sirtaki.runner.hosts.channel import Watch
+from sirtaki.runner.hosts.channel import EventWatch
 from sirtaki.runner.launch.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class Sink:
         self.error: OSError | None = None  # why the output can no longer be written
         self._descriptor = descriptor
         self._pending = bytearray()
-        self._watch = Watch(selector, descriptor, selectors.EVENT_WRITE, self._write)
+        self._watch = EventWatch(selector, descriptor, selectors.EVENT_WRITE, self._write)
         self._in_line = False  # whether the reader has got the beginning of a line only
         self._result_at: int | None = None  # where hvdrun's result begins in what is pending
         self._column_dirty = False  # whether a carriage return has left text under the cursor

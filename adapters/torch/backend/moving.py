@@ -1,4 +1,4 @@
-"""The operations of a process group that move tensors between all ranks."""
+"""The operations of a process group that move or reduce tensors of all ranks."""
 
 from __future__ import annotations
 
