@@ -241,7 +241,7 @@ def measure_models(
     rank: type[TrainRank], models: Sequence[str], rounds: int, keeps_gradients: bool = False
 ) -> Results:
     """Measures the steps of models with all exchanges of a rank."""
-    with Job(hvdrun(RANKS), RANKS, rank, str(native.build()), settings=KEEP_MEMORY) as job:
+    with Job(hvdrun(RANKS), RANKS, rank, str(native.build("memory_bound")), settings=KEEP_MEMORY) as job:
         versions = job.ask("versions")[0]
         measured = [measure_model(job, model, rounds, keeps_gradients) for model in models]
         return {"versions": versions, "models": measured}

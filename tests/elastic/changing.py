@@ -25,6 +25,12 @@ FOLDER = Path(__file__).parent
 PATIENCE = 300.0  # seconds: far longer than any correct run, even on a busy machine
 AFTER_A_FAILURE = 5.0  # seconds in which the other workers may report it, too
 GROWTH = ("A", "AB", "A", "ACD")  # one rank, two, one, three
+# The workers of a job compile the same programs of JAX, and again in each world: each is kept when it was compiled
+# first. With a limit on its size, the folder has a lock.
+KEPT_PROGRAMS = {
+    "JAX_COMPILATION_CACHE_MAX_SIZE": str(1 << 30),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
 
 
 class Program(Protocol):
@@ -43,6 +49,7 @@ def run(module: str, names: Sequence[str], plan: Sequence[str] = GROWTH, **envir
     workers = sorted(set("".join(plan)))
     variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **environment}
     with tempfile.TemporaryDirectory() as folder:
+        variables |= {**KEPT_PROGRAMS, "JAX_COMPILATION_CACHE_DIR": os.path.join(folder, "programs")}
         outputs = [open(os.path.join(folder, worker), "w+") for worker in workers]  # noqa: SIM115
         running = [
             subprocess.Popen(

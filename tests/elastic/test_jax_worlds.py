@@ -19,8 +19,9 @@ def test_steps_that_are_undone_do_not_count() -> None:
     run("programs_jax", ("CountedSteps",))
 
 
-def test_numbers_of_the_world_are_no_constants() -> None:
-    run("programs_jax", ("Constants", "LocalStepsInHalf"))
+def test_what_is_divided_or_counted_by_ranks_follows_them() -> None:
+    """Numbers of the world are no constants, and divided state has the bits of one process."""
+    run("programs_jax", ("Constants", "LocalStepsInHalf", "Sharded", "ShardedEager"))
 
 
 @pytest.mark.skipif(not hasattr(jax, "make_user_context"), reason="needs jax.make_user_context")
@@ -40,10 +41,6 @@ def test_the_loss_of_rank_0() -> None:
 
 def test_a_failed_exchange_leaves_the_commit_intact() -> None:
     run("programs_jax", ("FailedExchange",), ("AB",))
-
-
-def test_divided_state_has_the_bits_of_one_process() -> None:
-    run("programs_jax", ("Sharded", "ShardedEager"))
 
 
 def test_the_slices_of_a_lost_rank_are_on_another() -> None:

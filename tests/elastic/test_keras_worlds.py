@@ -18,16 +18,17 @@ BACKENDS = [
     "tensorflow",
     *(pytest.param(one, marks=exhaustive_unless(one == "jax")) for one in ("jax", "torch")),
 ]
-ON_JAX = ("Fit", "LocalSteps", "SkippedBatches")  # what compiled steps without state do differently
+DIVIDED = ("Sharded", "ShardedEager")
+ON_JAX = ("Fit", "LocalSteps", "SkippedBatches", *DIVIDED)  # what compiled steps without state do differently
 
 
 @pytest.mark.parametrize(
     ("backend", "programs"),
     [
-        pytest.param("tensorflow", PROGRAMS, id="tensorflow"),
+        pytest.param("tensorflow", (*PROGRAMS, *DIVIDED, "ShardedFunction"), id="tensorflow"),
         pytest.param("jax", ON_JAX, id="jax"),
         *(
-            pytest.param(one, PROGRAMS, id=f"{one}-all", marks=pytest.mark.exhaustive)
+            pytest.param(one, (*PROGRAMS, *DIVIDED), id=f"{one}-all", marks=pytest.mark.exhaustive)
             for one in ("jax", "torch")
         ),
     ],
@@ -50,14 +51,6 @@ def test_ranks_that_go_on_keep_the_state_of_their_local_steps() -> None:
     if importlib.util.find_spec("jax") is None:
         pytest.skip("there is no jax here")
     run("programs_keras", ("LocalSteps",), ("AB", "ABC", "AB"), KERAS_BACKEND="jax")
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_divided_state_has_the_bits_of_whole_state(backend: str) -> None:
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"there is no {backend} here")
-    programs = ("Sharded", "ShardedEager", *(["ShardedFunction"] if backend == "tensorflow" else []))
-    run("programs_keras", programs, KERAS_BACKEND=backend)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ BUILD = Path(os.environ.get("CORE_TESTS", ROOT / "build" / "core"))
 SEED = 1
 # Folders whose tests need no framework: a trial takes a few seconds.
 SAMPLED = ("adapters/common", "adapters/numpy", "bindings", "bindings/bootstrap", "runner")
-QUICK = ("tests/core/", "tests/inproc", "tests/runner/test_", "tests/rendezvous")
+QUICK = ("tests/core/", "tests/inproc", "tests/runner/test_", "tests/rendezvous", "tests/security")
 MUTANTS = load()
 
 
