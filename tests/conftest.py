@@ -20,10 +20,10 @@ os.environ.setdefault(
 # torch looks up the name of each peer of its stores; glibc waits 5 s for a lost answer by default.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
 
-# Half of the time of a short program with an optimizer of torch: tests/quick_torch/sitecustomize.py.
-_QUICK_TORCH = str(Path(__file__).parent / "quick_torch")
-if _QUICK_TORCH not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _QUICK_TORCH)))
+# Half of the time of a short program with a framework: tests/quick_imports/sitecustomize.py.
+_QUICK_IMPORTS = str(Path(__file__).parent / "quick_imports")
+if _QUICK_IMPORTS not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), _QUICK_IMPORTS)))
 
 # Machines that do something else take longer. Limits on time belong to benchmarks.
 settings.register_profile("without a deadline", deadline=None)

@@ -37,7 +37,6 @@ def main() -> None:
         rank = int(os.environ["HOROVOD_RANK"])
     import keras
 
-    gc.freeze()  # the objects of libraries, which take most of the time of each collection
     for name in names:
         keras.utils.clear_session()
         sys.argv = [script, name]

@@ -25,8 +25,8 @@ FOLDER = Path(__file__).parent
 PATIENCE = 300.0  # seconds: far longer than any correct run, even on a busy machine
 AFTER_A_FAILURE = 5.0  # seconds in which the other workers may report it, too
 GROWTH = ("A", "AB", "A", "ACD")  # one rank, two, one, three
-# The workers of a job compile the same programs of JAX, and again in each world: each is kept when it was compiled
-# first. With a limit on its size, the folder has a lock.
+# Workers compile the same programs of JAX, and again in each world: the job keeps what was compiled
+# once, in a folder that has a lock because its size is limited.
 KEPT_PROGRAMS = {
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(1 << 30),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
