@@ -2,7 +2,7 @@
 
 The objects of a framework are no garbage, but each full collection looks through all of them: a third of the
 processor time of an import, and most of that of a process' end. No collection runs during the import of a
-framework, and later ones leave its objects out. A program's own objects are collected as always.
+framework, and later ones leave its objects out. What a program makes afterwards is collected as always.
 
 The import of torch's compiler is deferred. Any optimizer of torch imports `torch._dynamo`, for two functions
 that do nothing outside of a compilation: half of the processor time of a short program. The module here has
