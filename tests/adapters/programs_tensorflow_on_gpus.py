@@ -52,7 +52,7 @@ def parts(fake: FakeGpu) -> None:
 
 
 def on_the_cpu(fake: FakeGpu) -> None:
-    """What allocates its result late is on the CPU, as are tensors of the CPU."""
+    """Operations that allocate their results late are on the CPU, as are those of its tensors."""
     rows = hvd.allgather(on_gpu(values(tf.float32)[: 3 + hvd.rank()]))
     assert rows.shape == (7,)
     assert rows.device.endswith("CPU:0")

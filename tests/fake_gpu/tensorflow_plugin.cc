@@ -77,9 +77,10 @@ void finish(SP_Stream stream) {
   require(cuEventDestroy_v2(end));
 }
 
-void fill_executor(SP_StreamExecutor& to) {
-  using Device = const SP_Device*;
-  using Memory = SP_DeviceMemoryBase*;
+using Device = const SP_Device*;
+using Memory = SP_DeviceMemoryBase*;
+
+void fill_memory(SP_StreamExecutor& to) {
   to.allocate = [](Device, uint64_t size, int64_t, Memory out) {
     const Current current;
     CudaMemory made = 0;
@@ -95,6 +96,21 @@ void fill_executor(SP_StreamExecutor& to) {
     *free = *total = 256 << 20;
     return 1;
   };
+  to.mem_zero = [](Device, SP_Stream stream, Memory out, uint64_t size, TF_Status*) {
+    finish(stream);
+    std::memset(out->opaque, 0, size);
+  };
+  to.memset = [](Device, SP_Stream stream, Memory out, uint8_t pattern, uint64_t size, TF_Status*) {
+    finish(stream);
+    std::memset(out->opaque, pattern, size);
+  };
+  to.memset32 = [](Device, SP_Stream stream, Memory out, uint32_t pattern, uint64_t size, TF_Status*) {
+    finish(stream);
+    std::fill_n(static_cast<uint32_t*>(out->opaque), size / sizeof pattern, pattern);
+  };
+}
+
+void fill_streams(SP_StreamExecutor& to) {
   to.create_stream = [](Device, SP_Stream* out, TF_Status*) {
     const Current current;
     *out = new SP_Stream_st{};
@@ -112,6 +128,9 @@ void fill_executor(SP_StreamExecutor& to) {
     require(cuEventDestroy_v2(event));
   };
   to.get_stream_status = [](Device, SP_Stream, TF_Status*) {};
+}
+
+void fill_events(SP_StreamExecutor& to) {
   to.create_event = [](Device, SP_Event* out, TF_Status*) {
     const Current current;
     *out = new SP_Event_st{};
@@ -134,6 +153,9 @@ void fill_executor(SP_StreamExecutor& to) {
     const Current current;
     require(cuStreamWaitEvent(stream->stream, event->event, 0));
   };
+}
+
+void fill_copies(SP_StreamExecutor& to) {
   to.memcpy_dtoh = [](Device, SP_Stream stream, void* host, const SP_DeviceMemoryBase* from, uint64_t size,
                       TF_Status*) {
     finish(stream);
@@ -159,24 +181,15 @@ void fill_executor(SP_StreamExecutor& to) {
   to.sync_memcpy_dtod = [](Device, Memory out, const SP_DeviceMemoryBase* from, uint64_t size, TF_Status*) {
     std::memcpy(out->opaque, from->opaque, size);
   };
+}
+
+void fill_waits(SP_StreamExecutor& to) {
   to.block_host_for_event = [](Device, SP_Event event, TF_Status*) {
     const Current current;
     finish(event->event);
   };
   to.block_host_until_done = [](Device, SP_Stream stream, TF_Status*) { finish(stream); };
   to.synchronize_all_activity = [](Device, TF_Status*) {};
-  to.mem_zero = [](Device, SP_Stream stream, Memory out, uint64_t size, TF_Status*) {
-    finish(stream);
-    std::memset(out->opaque, 0, size);
-  };
-  to.memset = [](Device, SP_Stream stream, Memory out, uint8_t pattern, uint64_t size, TF_Status*) {
-    finish(stream);
-    std::memset(out->opaque, pattern, size);
-  };
-  to.memset32 = [](Device, SP_Stream stream, Memory out, uint32_t pattern, uint64_t size, TF_Status*) {
-    finish(stream);
-    std::fill_n(static_cast<uint32_t*>(out->opaque), size / sizeof pattern, pattern);
-  };
   to.host_callback = [](Device, SP_Stream stream, SE_StatusCallbackFn call, void* argument) -> TF_Bool {
     std::thread([=, event = [&] {
       const Current current;
@@ -209,7 +222,8 @@ void fill_platform(SP_PlatformFns& to) {
   to.destroy_device_fns = [](Platform, SP_DeviceFns*) {};
   to.create_stream_executor = [](Platform, SE_CreateStreamExecutorParams* out, TF_Status*) {
     out->stream_executor->struct_size = SP_STREAMEXECUTOR_STRUCT_SIZE;
-    fill_executor(*out->stream_executor);
+    for (const auto fill : {fill_memory, fill_streams, fill_events, fill_copies, fill_waits})
+      fill(*out->stream_executor);
   };
   to.destroy_stream_executor = [](Platform, SP_StreamExecutor*) {};
   to.create_timer_fns = [](Platform, SP_TimerFns*, TF_Status*) {};

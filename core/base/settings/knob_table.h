@@ -86,7 +86,7 @@
        "every N steps of a DistributedOptimizer of torch, compute one batch again on all ranks, twice, and compare "    \
        "the bits: finds a machine that errs; 0: never")                                                                \
   KNOB(tensorflow_on_gpus, "boolean", "0", "", agreed, 0, 1,                                                           \
-       "all-reduces, reduce-scatters and broadcasts of TensorFlow's tensors on GPUs stay there, by NCCL; needs a "      \
+       "TensorFlow's tensors on GPUs stay there, by NCCL, in operations that know the sizes of their results; needs a " \
        "driver of CUDA 12.5")                                                                                          \
   KNOB(dump_directory, "path", "", "", own, 0, 0,                                                                      \
        "folder in which each rank writes its state to rank<N>.json if the job fails")
