@@ -135,26 +135,6 @@ def remove_timelines(path: Path) -> None:
         file.unlink()
 
 
-def main() -> int:
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        print("usage: python -m sirtaki.runner.observe.timeline FILE", file=sys.stderr)
-        return 2
-    try:
-        whose = merge_timelines(Path(sys.argv[1]))
-    except OSError as error:
-        print(f"the timelines cannot be merged: {error}", file=sys.stderr)
-        return 1
-    if not whose:
-        print(f"there are no timelines to merge into {sys.argv[1]}", file=sys.stderr)
-        return 1
-    print(f"{sys.argv[1]} holds the timelines of {whose}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # ---- The files of a job's timeline before the merge into a single file ---------------------------------
 # Rank 0 writes FILE, and the others FILE.rank1, FILE.rank2, ... In an elastic job each worker writes a file
 # for each generation that it takes part in, and one for the changes of the ranks: FILE.worker2.generation5,
@@ -280,3 +260,23 @@ class JobTimeline:
             if not self._is_cut:
                 with open(file, "ab") as opened:
                     opened.write(piece)
+
+
+def main() -> int:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        print("usage: python -m sirtaki.runner.observe.timeline FILE", file=sys.stderr)
+        return 2
+    try:
+        whose = merge_timelines(Path(sys.argv[1]))
+    except OSError as error:
+        print(f"the timelines cannot be merged: {error}", file=sys.stderr)
+        return 1
+    if not whose:
+        print(f"there are no timelines to merge into {sys.argv[1]}", file=sys.stderr)
+        return 1
+    print(f"{sys.argv[1]} holds the timelines of {whose}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
