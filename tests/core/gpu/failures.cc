@@ -174,7 +174,8 @@ TEST(a_call_of_a_library_that_does_not_return_is_named) {
       {"cuMemAlloc_v2", "rank 0 (pid 100 on here) has been in cuMemAlloc of the CUDA driver for "},
       {"cuEventQuery", "rank 1 (pid 101 on here) has been in cuEventQuery of the CUDA driver for "},
       {"ncclAllReduce", " on here) has been in ncclAllReduce of NCCL for "}};  // the fake lets one rank at a time in
-  for (const auto& [function, text] : calls) {
+  for (const auto& call : calls) {
+    const char *function = call.first, *text = call.second;
     Fake fake;
     const Said said;
     World ranks(2, saying(said, {{"stall_report", "0.1"}}));
