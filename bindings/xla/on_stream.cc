@@ -1,7 +1,8 @@
 #include "xla/on_stream.h"
 
-#include <algorithm>
 #include <vector>
+
+#include "native/requests.h"
 
 namespace sirtaki::bindings {
 namespace {

@@ -3,6 +3,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "base/status.h"
 #include "base/system/thread.h"
 
 namespace sirtaki {
