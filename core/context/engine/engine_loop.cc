@@ -87,7 +87,7 @@ bool EngineLoop::drive(Condition done, Nanoseconds deadline, bool is_engine) {
 // Returns whether a driver that has made no progress since `busy_at` polls again at once.
 bool EngineLoop::polls(Nanoseconds moment, Nanoseconds busy_at, bool is_engine) const {
   const bool in_operation = parts_.iteration.is_in_operation();
-  const Nanoseconds patience = polling_.patience(in_operation);
+  const Nanoseconds patience = polling_.patience(in_operation, moment);
   if (parts_.iteration.device_awaited_for(moment) >= patience) return false;
   // Native callers wait for their hooks; a caller whose hook has just run will soon submit its next operation.
   const bool for_hooks =
