@@ -2,10 +2,10 @@
 // exceptions to statuses.
 #pragma once
 
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
+#include <string_view>
 
 #include "base/status.h"
 #include "context/context.h"
@@ -25,8 +25,8 @@ namespace sirtaki {
 inline srt_status give(const Status& status, srt_error* error) {
   if (error) {
     error->status = status.code();
-    std::strncpy(error->text, status.text(), sizeof error->text - 1);
-    error->text[sizeof error->text - 1] = '\0';
+    const size_t length = std::string_view(status.text()).copy(error->text, sizeof error->text - 1);
+    error->text[length] = '\0';
   }
   return status.code();
 }
