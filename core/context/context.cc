@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <unordered_map>
 
 #include "base/give.h"
@@ -42,8 +43,17 @@ bool is_small(const srt_request& request) {
   return elements <= most_attempted_elements;
 }
 
-std::string name_of(int32_t rank, const RankLocation& location) {
-  return format("rank %d (pid %d on %s)", rank, location.pid, location.host.c_str());
+std::vector<RankLocation> locations_of(const srt_topology& topology) {
+  std::vector<RankLocation> locations;
+  std::transform(topology.peers, topology.peers + topology.size, std::back_inserter(locations), location_of);
+  return locations;
+}
+
+RankNames names_of(const std::vector<RankLocation>& locations) {
+  RankNames names;
+  for (const auto& [host, pid] : locations)
+    names.push_back(format("rank %zu (pid %d on %s)", names.size(), pid, host.c_str()));
+  return names;
 }
 
 // Returns the chunk size of links, which is the same on all hosts, whatever their caches. Larger chunks save little
@@ -78,21 +88,19 @@ Status Context::create(const Config& config, const srt_topology& topology, std::
 
 Context::Context(const Config& config, const srt_topology& topology)
     : config_(config), topology_(topology), rank_(topology.rank), size_(topology.size),
+      locations_(locations_of(topology)), names_(names_of(locations_)),
       log_(static_cast<int>(config.integer(Knob::log_descriptor))),
       link_intake_({rank_, host_of_, config.integer(Knob::encrypt) != 0,
                     static_cast<size_t>(config.integer(Knob::sockets_per_link)),
                     Heartbeat::interval(config.time(Knob::heartbeat))}),
       links_(topology.size), kernels_(choose_kernels(config.text(Knob::kernel))),
-      timeline_(rank_, size_, name_of(rank_, location_of(topology.peers[rank_])), log_),
-      gpu_(config_, name_of(rank_, location_of(topology.peers[rank_])), log_), settings_(config),
+      timeline_(rank_, size_, names_[static_cast<size_t>(rank_)], log_),
+      gpu_(config_, names_[static_cast<size_t>(rank_)], log_), settings_(config),
       state_(topology.size, static_cast<size_t>(config.integer(Knob::recorder_operations)), timeline_, signals_) {
   topology_.peers = nullptr;
   for (int32_t rank = 0; rank < size_; ++rank) {
-    const srt_peer& peer = topology.peers[rank];
-    locations_.push_back(location_of(peer));
-    names_.push_back(name_of(rank, locations_.back()));
-    host_of_.push_back(peer.host_index);
-    if (peer.host_index == topology.peers[rank_].host_index) local_ranks_.push_back(rank);
+    host_of_.push_back(topology.peers[rank].host_index);
+    if (host_of_.back() == topology.peers[rank_].host_index) local_ranks_.push_back(rank);
   }
   links_.count_in(sent_bytes_.emplace(host_of_));
 }

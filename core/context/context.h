@@ -132,8 +132,8 @@ class Context {
   Config config_;
   srt_topology topology_;
   int32_t rank_, size_;
-  RankNames names_;
   std::vector<RankLocation> locations_;
+  RankNames names_;
   std::vector<int32_t> host_of_;  // by rank
   std::vector<int32_t> local_ranks_;
   Log log_;
