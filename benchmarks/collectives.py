@@ -17,6 +17,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 from common.harness import Benchmark, Results
@@ -71,24 +72,32 @@ def tables(results: Results) -> Iterator[Table]:
 def judge(results: Results) -> list[Target]:
     rows = [row for row in results["rows"] if row["collective"] == ALLREDUCE]
     others = [row for row in results["rows"] if row["collective"] != ALLREDUCE]
-    judged = judge_pair(rows) if results["ranks"] == 2 else judge_crowd(rows, results["ranks"])
+    judged = judge_pairs(rows) if results["ranks"] == 2 else judge_crowd(rows, results["ranks"])
     return judged + judge_others(others, results["ranks"])
 
 
-def judge_pair(rows: Sequence[Row]) -> list[Target]:
-    """Returns the targets of all-reduces of two ranks; the worst size of a range counts."""
+def judge_pairs(rows: Sequence[Row]) -> list[Target]:
+    """Returns the targets of all-reduces of two ranks, for each dtype and number of threads."""
+    kind = itemgetter("dtype", "threads")
+    groups = {kind(row): [other for other in rows if kind(other) == kind(row)] for row in rows}
+    return [target for (dtype, threads), group in groups.items() for target in judge_pair(group, dtype, threads)]
+
+
+def judge_pair(rows: Sequence[Row], dtype: str, threads: int) -> list[Target]:
+    """Returns the targets for a dtype and a number of threads; the worst size of a range counts."""
     targets = []
+    how = f", {dtype}" * (dtype != DTYPES[0]) + f", {threads} threads" * (threads > 1)
     for who, layer, low, high, bound, what in PAIR_BOUNDS:
         if found := ratios(rows, who, layer, low, high):
-            targets.append(at_least(what, bound, min(found)))
+            targets.append(at_least(what + how, bound, min(found)))
     for row in rows:
         if row["faster_than_bound"] and row["bytes"] in SHARED_SPEEDS:
-            what = f"speed in shared memory / memory bound's, {readable(row['bytes'])}"
+            what = f"speed in shared memory / memory bound's, {readable(row['bytes'])}{how}"
             targets.append(at_least(what, SHARED_SPEEDS[row["bytes"]], row["faster_than_bound"].median))
     for who, microseconds in SMALL_BOUNDS.items():
         small = [row["median"] for row in rows if row["who"] == who and row["bytes"] <= KIB]
         if small:
-            targets.append(at_most(f"all-reduce ≤ 1 KiB, {who}", microseconds, max(small), "µs"))
+            targets.append(at_most(f"all-reduce ≤ 1 KiB, {who}{how}", microseconds, max(small), "µs"))
     return targets
 
 
