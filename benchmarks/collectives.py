@@ -80,7 +80,7 @@ def judge_pairs(rows: Sequence[Row]) -> list[Target]:
     """Returns the targets of all-reduces of two ranks, for each dtype and number of threads."""
     kind = itemgetter("dtype", "threads")
     groups = {kind(row): [other for other in rows if kind(other) == kind(row)] for row in rows}
-    return [target for (dtype, threads), group in groups.items() for target in judge_pair(group, dtype, threads)]
+    return [target for how, group in groups.items() for target in judge_pair(group, *how)]
 
 
 def judge_pair(rows: Sequence[Row], dtype: str, threads: int) -> list[Target]:

@@ -7,7 +7,7 @@ using namespace sirtaki;
 
 namespace {
 
-constexpr Nanoseconds spin = microseconds(200), start = seconds(1);
+constexpr Nanoseconds spin = microseconds(200), first_moment = seconds(1);
 
 // An operation in flight: a rank's own steps, alternating with those of its peer.
 struct Moving {
@@ -22,16 +22,16 @@ struct Moving {
   }
 
   Polling& polling;
-  Nanoseconds clock = start;
+  Nanoseconds clock = first_moment;
 };
 
 }  // namespace
 
 TEST(before_an_operation_a_driver_polls_for_the_setting) {
   Polling polling(spin, false);
-  CHECK_EQUAL(polling.patience(false, start), spin);
+  CHECK_EQUAL(polling.patience(false, first_moment), spin);
   Moving(polling).steps(100, milliseconds(2), milliseconds(2));
-  CHECK_EQUAL(polling.patience(false, start), spin);
+  CHECK_EQUAL(polling.patience(false, first_moment), spin);
 }
 
 TEST(nobody_sleeps_while_a_peer_works_on_a_chunk) {
@@ -40,8 +40,8 @@ TEST(nobody_sleeps_while_a_peer_works_on_a_chunk) {
     Moving moving(polling);
     moving.steps(1, step, 0);  // the rank's own first chunk
     for (int i = 0; i < 50; ++i) {
-      CHECK(polling.patience(true, start) > 2 * step);  // a peer may be half as fast
-      CHECK(polling.patience(true, start) >= spin);
+      CHECK(polling.patience(true, first_moment) > 2 * step);  // a peer may be half as fast
+      CHECK(polling.patience(true, first_moment) >= spin);
       moving.steps(1, step, step);
     }
   }
@@ -52,7 +52,7 @@ TEST(a_peer_that_is_slower_from_step_to_step_is_followed) {
   Moving moving(polling);
   moving.steps(1, microseconds(100), 0);
   for (Nanoseconds peer = microseconds(200); peer < milliseconds(4); peer *= 2) {
-    CHECK(polling.patience(true, start) >= peer);
+    CHECK(polling.patience(true, first_moment) >= peer);
     moving.steps(1, microseconds(100), peer);
   }
 }
@@ -61,28 +61,28 @@ TEST(a_late_peer_is_waited_for_asleep_and_teaches_nothing) {
   Polling polling(spin, false);
   Moving moving(polling);
   moving.steps(10, microseconds(100), microseconds(100));
-  const Nanoseconds before = polling.patience(true, start);
+  const Nanoseconds before = polling.patience(true, first_moment);
   CHECK(before < milliseconds(1));
   moving.steps(1, microseconds(100), seconds(3));
-  CHECK(polling.patience(true, start) <= before);
+  CHECK(polling.patience(true, first_moment) <= before);
 }
 
 TEST(polling_in_an_operation_is_bounded) {
   Polling polling(spin, false);
   Moving(polling).steps(10, seconds(1), seconds(1));
-  CHECK(polling.patience(true, start) <= milliseconds(20));
+  CHECK(polling.patience(true, first_moment) <= milliseconds(20));
   Polling wished(milliseconds(500), false);  // except where the setting is longer
   Moving(wished).steps(10, seconds(1), seconds(1));
-  CHECK_EQUAL(wished.patience(true, start), milliseconds(500));
+  CHECK_EQUAL(wished.patience(true, first_moment), milliseconds(500));
 }
 
 TEST(long_steps_are_forgotten_when_steps_are_short) {
   Polling polling(spin, false);
   Moving moving(polling);
   moving.steps(10, milliseconds(2), milliseconds(2));
-  CHECK(polling.patience(true, start) >= milliseconds(4));
+  CHECK(polling.patience(true, first_moment) >= milliseconds(4));
   moving.steps(100, microseconds(1), microseconds(1));
-  CHECK_EQUAL(polling.patience(true, start), spin);
+  CHECK_EQUAL(polling.patience(true, first_moment), spin);
 }
 
 TEST(the_time_between_operations_is_no_step) {
@@ -93,7 +93,7 @@ TEST(the_time_between_operations_is_no_step) {
     polling.began(moving.clock);
     moving.steps(4, microseconds(3), microseconds(3));
   }
-  CHECK_EQUAL(polling.patience(true, start), spin);
+  CHECK_EQUAL(polling.patience(true, first_moment), spin);
 }
 
 TEST(a_core_that_others_may_want_is_yielded_soon) {
