@@ -79,8 +79,10 @@ def judge(results: Results) -> list[Target]:
 def judge_pairs(rows: Sequence[Row]) -> list[Target]:
     """Returns the targets of all-reduces of two ranks, for each dtype and number of threads."""
     kind = itemgetter("dtype", "threads")
-    groups = {kind(row): [other for other in rows if kind(other) == kind(row)] for row in rows}
-    return [target for how, group in groups.items() for target in judge_pair(group, *how)]
+    targets = []
+    for how in dict.fromkeys(map(kind, rows)):
+        targets += judge_pair([row for row in rows if kind(row) == how], *how)
+    return targets
 
 
 def judge_pair(rows: Sequence[Row], dtype: str, threads: int) -> list[Target]:

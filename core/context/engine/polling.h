@@ -6,7 +6,7 @@
 // While no operation is in progress (a peer has yet to submit), a driver polls for the setting `spin`.
 //
 // Where another program competes for the core, polling may keep a peer from running: a rank of another host in another
-// container of this machine, say. A driver then polls for no longer than being woken takes.
+// container of this machine, say. In an operation, a driver then polls for no longer than being woken takes.
 #pragma once
 
 #include <algorithm>
@@ -49,8 +49,8 @@ class Polling {
   }
 
   // Records that a caller's yield has ended. Peers give a core back soon, to poll or to sleep. A thread that keeps it
-  // for long belongs to no rank, and would do so at each yield: if there are enough cores for all ranks, this rank
-  // then does not yield for a while.
+  // for long belongs to no rank of this host, and would do so at each yield: if there are enough cores for all ranks,
+  // this rank then does not yield for a while.
   void yielded(Nanoseconds begun, Nanoseconds ended) {
     if (ended - begun >= long_yield) contested_until_ = ended + kept_after_yield * (ended - begun);
   }
