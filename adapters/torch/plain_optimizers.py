@@ -66,7 +66,7 @@ class _Record:
             id(parameter) in self.shared for group in optimizer.param_groups for parameter in group["params"]
         ):
             return
-        operations, volume = observe.ended_operations_and_bytes(context)
+        operations, volume = observe.ended_operations(context)
         losses = averaged_losses.get(context, 0)
         self.steps = self.steps + 1 if operations == self.operations else 1
         if _has_more_elements(optimizer, volume - self.bytes - self.shared_bytes):

@@ -12,13 +12,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sirtaki.bindings.context import Context
-from sirtaki.bindings.observing.observe import RankChange, start_timeline_file
-
-if TYPE_CHECKING:
-    from sirtaki.bindings.observing.observe import RankChange
+from sirtaki.bindings.observing.observe import RankChange
 
 _CHANGES, _DETECTION = 1, 2  # tracks; a change may be noticed while the first step after another one lasts
 
@@ -56,7 +53,7 @@ class ElasticTimeline:
             return
         self._worker = membership.workers[context.rank]
         file = f"{self.path}.worker{self._worker}.generation{membership.generation}"
-        start_timeline_file(context, file, self.mark_decisions)
+        context.timeline.start(context, file, self.mark_decisions)
         self._context = context
 
     def add_change(

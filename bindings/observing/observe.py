@@ -419,13 +419,11 @@ def _rows(ctype: str, count: Any, context: Context) -> Any:
     return rows
 
 
-def ended_operations(context: Context) -> int:
-    """Returns how many operations have ended since the context was started. Cheaper than `statistics`."""
-    return int(_counted(context, ffi.NULL).operations)
+def ended_operations(context: Context) -> tuple[int, int]:
+    """Returns how many operations have ended since the context was started, and the bytes of their plans.
 
-
-def ended_operations_and_bytes(context: Context) -> tuple[int, int]:
-    """Returns how many operations have ended since the context was started, and the bytes of their plans."""
+    Cheaper than `statistics`.
+    """
     counted = _counted(context, ffi.NULL)
     return int(counted.operations), int(counted.bytes)
 
@@ -483,6 +481,7 @@ def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
     """Starts this rank's timeline, in `path` on rank 0, in `path`.rank<N> on any other rank.
 
     In an elastic job it goes on in the following worlds: see sirtaki.bindings.observing.elastic_timeline.
+    Raises OSError.
     """
     survivors = context.survivors
     if survivors is not None and (context.is_provisional or survivors.membership is not None):
@@ -494,11 +493,7 @@ def start_timeline(context: Context, path: str, mark_decisions: bool) -> None:
             timeline = survivors.timeline = ElasticTimeline(path, mark_decisions)
         timeline.enter(context)
         return
-    start_timeline_file(context, path if context.rank == 0 else f"{path}.rank{context.rank}", mark_decisions)
-
-
-def start_timeline_file(context: Context, file: str, mark_decisions: bool) -> None:
-    """Starts the timeline of a world in `file`, with what the program does. Raises OSError."""
+    file = path if context.rank == 0 else f"{path}.rank{context.rank}"
     context.timeline.start(context, file, mark_decisions)
 
 

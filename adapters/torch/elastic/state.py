@@ -704,4 +704,4 @@ class Writes:
 def _operations() -> int:
     """Returns the number of this rank's operations that have ended."""
     context = find()
-    return 0 if context is None else observe.ended_operations(context)
+    return 0 if context is None else observe.ended_operations(context)[0]
