@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 
 from sirtaki.runner.doctor.facts import HostFacts, LinkFacts
@@ -81,24 +81,22 @@ def _frameworks_differ(picture: Picture) -> Iterator[Evidence]:
             yield Evidence("", each, {"name": name})
 
 
-def _one_machine(picture: Picture) -> Iterator[Evidence]:
-    """Finds hosts that share a kernel but not a network: containers of the same machine."""
-    hosts: dict[str, list[tuple[str, str]]] = {}
-    for host, identity in picture.each("identity"):
-        hosts.setdefault(identity.boot, []).append((host, identity.namespace))
-    for each in hosts.values():
-        if len({namespace for _, namespace in each}) > 1:
-            yield Evidence("", " and ".join(dict(each)))
+def _shared(same: str, different: str) -> Callable[[Picture], Iterator[Evidence]]:
+    """Returns a rule that applies to hosts that have `same` in common, if known, and differ in `different`.
 
+    Both are names of properties in HostIdentity.
+    """
 
-def _cloned(picture: Picture) -> Iterator[Evidence]:
-    hosts: dict[str, list[tuple[str, str]]] = {}
-    for host, identity in picture.each("identity"):
-        if identity.machine:
-            hosts.setdefault(identity.machine, []).append((host, identity.boot))
-    for each in hosts.values():
-        if len({boot for _, boot in each}) > 1:
-            yield Evidence("", " and ".join(dict(each)))
+    def find(picture: Picture) -> Iterator[Evidence]:
+        hosts: dict[str, dict[str, str]] = {}
+        for host, identity in picture.each("identity"):
+            if common := getattr(identity, same):
+                hosts.setdefault(common, {})[host] = getattr(identity, different)
+        for each in hosts.values():
+            if len(set(each.values())) > 1:
+                yield Evidence("", " and ".join(each))
+
+    return find
 
 
 def _clock_skew(picture: Picture) -> Iterator[Evidence]:
@@ -113,16 +111,27 @@ def _failed(kind: str, picture: Picture) -> Iterator[Evidence]:
             yield Evidence(host, failure.evidence, {"what": failure.what, "remedy": failure.remedy})
 
 
-def _closed(states: Iterable[str], picture: Picture) -> Iterator[Evidence]:
-    for link in picture.links:
-        if link.attempts and link.open is None and _state(link) in states:
-            each = ", ".join(f"{attempt.address} {attempt.state}" for attempt in link.attempts)
-            yield Evidence(link.source, each, {"target": link.target})
+def _links(describe: Callable[[Picture, LinkFacts], str | None]) -> Callable[[Picture], Iterator[Evidence]]:
+    """Returns a rule about each link; `describe` returns the evidence, None or "" for none."""
+
+    def find(picture: Picture) -> Iterator[Evidence]:
+        for link in picture.links:
+            if text := describe(picture, link):
+                yield Evidence(link.source, text, {"target": link.target})
+
+    return find
 
 
-def _state(link: LinkFacts) -> str:
-    """Returns how a link that is not open fails: "silent" if any packet was lost, else "refused"."""
-    return "silent" if any(attempt.state != "refused" for attempt in link.attempts) else "refused"
+def _closed(state: str) -> Callable[[Picture], Iterator[Evidence]]:
+    """Returns the rule about links that fail so: "silent" if any packet was lost, else "refused"."""
+
+    def describe(_: Picture, link: LinkFacts) -> str | None:
+        has_lost = any(attempt.state != "refused" for attempt in link.attempts)
+        if link.open is not None or ("silent" if has_lost else "refused") != state:
+            return None
+        return ", ".join(f"{attempt.address} {attempt.state}" for attempt in link.attempts)
+
+    return _links(describe)
 
 
 def _job_fails(picture: Picture) -> Iterator[Evidence]:
@@ -131,35 +140,26 @@ def _job_fails(picture: Picture) -> Iterator[Evidence]:
         yield Evidence("", job.failure, {"name": job.framework, "python": job.python})
 
 
-def _untried(picture: Picture) -> Iterator[Evidence]:
-    for link in picture.links:
-        if link.failure:
-            yield Evidence(link.source, link.failure, {"target": link.target})
+def _stalled(_: Picture, link: LinkFacts) -> str | None:
+    if link.speed is None or not link.speed.stalled:
+        return None
+    return f"the path's MTU seems to be {link.open.mtu if link.open is not None else 0}"
 
 
-def _stalled(picture: Picture) -> Iterator[Evidence]:
-    for link in picture.links:
-        if link.speed is not None and link.speed.stalled:
-            mtu = link.open.mtu if link.open is not None else 0
-            yield Evidence(link.source, f"the path's MTU seems to be {mtu}", {"target": link.target})
+def _translated(_: Picture, link: LinkFacts) -> str | None:
+    attempt = link.open
+    if attempt is None or attempt.seen_as in ("", attempt.source):
+        return None
+    return f"{attempt.source} is {attempt.seen_as} there"
 
 
-def _translated(picture: Picture) -> Iterator[Evidence]:
-    for link in picture.links:
-        attempt = link.open
-        if attempt is not None and attempt.seen_as and attempt.seen_as != attempt.source:
-            text = f"{attempt.source} is {attempt.seen_as} there"
-            yield Evidence(link.source, text, {"target": link.target})
-
-
-def _slow(picture: Picture) -> Iterator[Evidence]:
-    for link in picture.links:
-        card = card_speed(picture, link)
-        if link.speed is None or link.speed.stalled or not card:
-            continue
-        best = max(link.speed.one_stream, link.speed.several_streams) * _BITS / _MEGABIT
-        if best < _SLOW_SHARE * min(card, _FASTEST_MEGABITS):
-            yield Evidence(link.source, f"{best:.0f} of {card} Mbit/s", {"target": link.target})
+def _slow(picture: Picture, link: LinkFacts) -> str | None:
+    card = card_speed(picture, link)
+    if link.speed is None or link.speed.stalled or not card:
+        return None
+    best = max(link.speed.one_stream, link.speed.several_streams) * _BITS / _MEGABIT
+    is_slow = best < _SLOW_SHARE * min(card, _FASTEST_MEGABITS)
+    return f"{best:.0f} of {card} Mbit/s" if is_slow else None
 
 
 def card_speed(picture: Picture, link: LinkFacts) -> int:
@@ -187,7 +187,7 @@ CLUSTER_RULES = (
         "connections to ports of {target} get no answer",
         "allow TCP between the hosts at all ports above 1023 in the firewall or security group; "
         "--network-interfaces chooses another network",
-        partial(_closed, ("silent",)),
+        _closed("silent"),
     ),
     Rule(
         "port-refused",
@@ -195,7 +195,7 @@ CLUSTER_RULES = (
         "connections to ports of {target} are refused",
         "let the firewall of {target} accept TCP from the other hosts at all ports above 1023, or correct "
         "its address in /etc/hosts",
-        partial(_closed, ("refused",)),
+        _closed("refused"),
     ),
     Rule(
         "job-on-hosts",
@@ -210,14 +210,14 @@ CLUSTER_RULES = (
         WARNING,
         "the connection to {target} could not be tried",
         "run `sirtaki doctor` again; if it repeats, run it on that host alone",
-        _untried,
+        _links(lambda _, link: link.failure),
     ),
     Rule(
         "large-packets-lost",
         PROBLEM,
         "small messages reach {target}, large ones do not",
         "set the same MTU on both hosts and on the network between them: `ip link set dev NAME mtu 1500`",
-        _stalled,
+        _links(_stalled),
     ),
     Rule(
         "mtu-differs",
@@ -232,14 +232,14 @@ CLUSTER_RULES = (
         "the connection to {target} is much slower than its card",
         "look for other traffic, a limit (`tc qdisc show`), a slow switch or cable; --network-interfaces "
         "chooses another network",
-        _slow,
+        _links(_slow),
     ),
     Rule(
         "address-translated",
         WARNING,
         "{target} sees this host at another address",
         "use addresses without translation between the hosts: ranks give each other their own",
-        _translated,
+        _links(_translated),
     ),
     Rule(
         "python-differs",
@@ -274,14 +274,14 @@ CLUSTER_RULES = (
         NOTE,
         "hosts are containers of one machine",
         "count its cores and memory once; within one container ranks share memory, which is faster",
-        _one_machine,
+        _shared("boot", different="namespace"),  # a kernel in common, and no network
     ),
     Rule(
         "machine-id",
         NOTE,
         "different machines have the same /etc/machine-id",
         "nothing for sirtaki; for DHCP and other programs, run `systemd-machine-id-setup` on a clone",
-        _cloned,
+        _shared("machine", different="boot"),
     ),
     Rule(
         "clock-skew",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sirtaki.runner.doctor.cluster_rules import CLUSTER_RULES
-from sirtaki.runner.doctor.facts import Gpu, HostFacts, Limits
+from sirtaki.runner.doctor.facts import FrameworkFacts, Gpu, GpuFile, HostFacts, Kernel, Limits
 from sirtaki.runner.doctor.findings import NOTE, PROBLEM, WARNING, Evidence, Picture, Rule
 from sirtaki.runner.doctor.session import FAILURES as SESSION_FAILURES
 from sirtaki.runner.hosts.ssh import FAILURES as SSH_FAILURES
@@ -33,10 +33,15 @@ def _missed(picture: Picture) -> Iterator[Evidence]:
             yield Evidence(host, reason, {"topic": topic})
 
 
-def _broken_core(picture: Picture) -> Iterator[Evidence]:
-    for host, installation in picture.each("installation"):
-        if installation.broken:
-            yield Evidence(host, installation.broken)
+def _facts(topic: str, describe: Callable[[Any], str | None]) -> Callable[[Picture], Iterator[Evidence]]:
+    """Returns a rule about a topic of each host; `describe` returns the evidence, None if there is none."""
+
+    def find(picture: Picture) -> Iterator[Evidence]:
+        for host, facts in picture.each(topic):
+            if (text := describe(facts)) is not None:
+                yield Evidence(host, text)
+
+    return find
 
 
 def _frameworks_in(state: str) -> Callable[[Picture], Iterator[Evidence]]:
@@ -53,10 +58,10 @@ def _frameworks_in(state: str) -> Callable[[Picture], Iterator[Evidence]]:
     return find
 
 
-def _no_framework(picture: Picture) -> Iterator[Evidence]:
-    for host, frameworks in picture.each("frameworks"):
-        if frameworks and all(framework.state == "absent" for framework in frameworks):
-            yield Evidence(host, ", ".join(framework.text for framework in frameworks))
+def _no_framework(frameworks: Sequence[FrameworkFacts]) -> str | None:
+    if not frameworks or any(framework.state != "absent" for framework in frameworks):
+        return None
+    return ", ".join(framework.text for framework in frameworks)
 
 
 def _lacks_room(is_memory: bool) -> Callable[[Picture], Iterator[Evidence]]:
@@ -97,13 +102,11 @@ def _threads_unset(picture: Picture) -> Iterator[Evidence]:
 
 
 def _kernel_lacks(call: str) -> Callable[[Picture], Iterator[Evidence]]:
-    def find(picture: Picture) -> Iterator[Evidence]:
-        for host, kernel in picture.each("kernel"):
-            if reason := getattr(kernel, call):
-                is_filtered = ", seccomp filters system calls here" if kernel.seccomp == 2 else ""
-                yield Evidence(host, f"{reason}{is_filtered}")
+    def describe(kernel: Kernel) -> str | None:
+        is_filtered = ", seccomp filters system calls here" if kernel.seccomp == 2 else ""
+        return f"{reason}{is_filtered}" if (reason := getattr(kernel, call)) else None
 
-    return find
+    return _facts("kernel", describe)
 
 
 def _descriptors(picture: Picture) -> Iterator[Evidence]:
@@ -137,52 +140,28 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _unresolved_name(picture: Picture) -> Iterator[Evidence]:
-    for host, network in picture.each("network"):
-        if not network.resolves_to:
-            yield Evidence(host, network.hostname)
-
-
 def _no_address(picture: Picture) -> Iterator[Evidence]:
     for host, network in picture.each("network"):
         if network.refusal and (picture.has_several_hosts or "no network interface" in network.refusal):
             yield Evidence(host, network.refusal)
 
 
-def _variables(name: str) -> Callable[[Picture], Iterator[Evidence]]:
-    """Returns the rule about a text, or several texts, of the topic `variables`."""
-
-    def find(picture: Picture) -> Iterator[Evidence]:
-        for host, variables in picture.each("variables"):
-            found = getattr(variables, name)
-            for text in (found,) if isinstance(found, str) else found:
-                if text:
-                    yield Evidence(host, text)
-
-    return find
-
-
-def _key_in_environment(picture: Picture) -> Iterator[Evidence]:
+def _unknown_variables(picture: Picture) -> Iterator[Evidence]:
     for host, variables in picture.each("variables"):
-        if variables.has_key:
-            yield Evidence(host, "SIRTAKI_KEY is set")
+        for text in variables.unknown:
+            yield Evidence(host, text)
 
 
 def _gpu_library(name: str) -> Callable[[Picture], Iterator[Evidence]]:
-    def find(picture: Picture) -> Iterator[Evidence]:
-        gpu: Gpu
-        for host, gpu in picture.each("gpu"):
-            library = getattr(gpu, name)
-            if gpu.devices and not library.works:
-                yield Evidence(host, library.text)
+    def describe(gpu: Gpu) -> str | None:
+        library: GpuFile = getattr(gpu, name)
+        return library.text if gpu.devices and not library.works else None
 
-    return find
+    return _facts("gpu", describe)
 
 
-def _missing_symbols(picture: Picture) -> Iterator[Evidence]:
-    for host, gpu in picture.each("gpu"):
-        if gpu.devices and gpu.missing:
-            yield Evidence(host, f"{gpu.nccl.text} has no {', '.join(gpu.missing)}")
+def _missing_symbols(gpu: Gpu) -> str | None:
+    return f"{gpu.nccl.text} has no {', '.join(gpu.missing)}" if gpu.devices and gpu.missing else None
 
 
 def _more_ranks_than_gpus(picture: Picture) -> Iterator[Evidence]:
@@ -204,7 +183,7 @@ HOST_RULES = (
         PROBLEM,
         "sirtaki's core cannot be opened",
         "install sirtaki again with the Python that runs it: `pip install --force-reinstall sirtaki`",
-        _broken_core,
+        _facts("installation", lambda installation: installation.broken or None),
     ),
     Rule(
         "framework-import",
@@ -233,7 +212,7 @@ HOST_RULES = (
         WARNING,
         "no framework that sirtaki knows is installed",
         "install one into the same Python, for example `pip install 'sirtaki[torch]'`",
-        _no_framework,
+        _facts("frameworks", _no_framework),
     ),
     Rule(
         "too-many-ranks",
@@ -304,7 +283,7 @@ HOST_RULES = (
         NOTE,
         "the host's own name cannot be resolved",
         "nothing for sirtaki; for programs that look it up, add it to /etc/hosts",
-        _unresolved_name,
+        _facts("network", lambda network: None if network.resolves_to else network.hostname),
     ),
     Rule(
         "no-address",
@@ -318,14 +297,14 @@ HOST_RULES = (
         WARNING,
         "a variable has no effect",
         "correct its name, or unset it; `hvdrun --help` lists the settings",
-        _variables("unknown"),
+        _unknown_variables,
     ),
     Rule(
         "variable-invalid",
         PROBLEM,
         "a setting in the environment has a wrong value",
         "correct the variable, or unset it; `hvdrun --help` lists the settings and their values",
-        _variables("invalid"),
+        _facts("variables", lambda variables: variables.invalid or None),
     ),
     Rule(
         "key-file",
@@ -333,14 +312,14 @@ HOST_RULES = (
         "the job's key cannot be used",
         "let the file belong to you and run `chmod 600` on it, or unset SIRTAKI_KEY_FILE for hvdrun, which "
         "makes a key for each job",
-        _variables("key_file"),
+        _facts("variables", lambda variables: variables.key_file or None),
     ),
     Rule(
         "key-in-environment",
         WARNING,
         "the job's key is in the environment, which other processes of the user can read",
         "write it to a file with mode 0600 and set SIRTAKI_KEY_FILE",
-        _key_in_environment,
+        _facts("variables", lambda variables: "SIRTAKI_KEY is set" if variables.has_key else None),
     ),
     Rule(
         "no-driver",
@@ -361,7 +340,7 @@ HOST_RULES = (
         NOTE,
         "NCCL lacks functions of newer versions",
         "nothing is needed; a newer NCCL can repair communicators after a rank was lost",
-        _missing_symbols,
+        _facts("gpu", _missing_symbols),
     ),
     Rule(
         "ranks-share-gpus",
