@@ -60,6 +60,7 @@ from sirtaki.runner.bench.samples import median_ratio
 from sirtaki.runner.cli.command import module_words, terminal_status
 from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
 from sirtaki.runner.launch.capacity import usable_cores
+from sirtaki.runner.launch.environment import outside_of_a_rank
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import find_allocation
 
@@ -284,7 +285,6 @@ SILENCE_SECONDS = 300.0  # for a block of calls: the longest time in which rank 
 _END_SECONDS = 20.0
 _LAST_LINES = 40
 _WORKER = "sirtaki.bench.worker"
-_OF_A_RANK = ("SIRTAKI_RANK", "SIRTAKI_SIZE", "SIRTAKI_JOB", "SIRTAKI_RENDEZVOUS")
 # hvdrun's own lines, and those in which mpirun or a rank names a rank.
 _VERDICT = re.compile(r"^hvdrun: .*|.*\brank \d+\b.*")
 
@@ -323,7 +323,7 @@ def _launch_options(options: Namespace, plan: Plan) -> list[str]:
 
 def environment(plan: Plan) -> dict[str, str]:
     """Returns the launcher's environment; OMP_NUM_THREADS defaults to 1 except for training steps."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+    inherited = outside_of_a_rank(os.environ)
     return inherited if plan.operation == "step" else {"OMP_NUM_THREADS": "1", **inherited}
 
 

@@ -47,7 +47,8 @@ from sirtaki.runner.doctor.facts import (
     Variables,
 )
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
-from sirtaki.runner.launch.capacity import count_gpus, read_memory, usable_cores
+from sirtaki.runner.launch.capacity import control_groups, count_gpus, read_memory, usable_cores
+from sirtaki.runner.launch.environment import outside_of_a_rank
 
 # ---- Trials of what is installed here, for `sirtaki doctor` and `hvdrun --check-build` -----------------
 
@@ -71,7 +72,6 @@ print(json.dumps({{
 """
 # A trial must not depend on GPUs, which are looked at by themselves, nor take their memory from a job.
 _ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
-_OF_A_RANK = ("SIRTAKI_RANK", "SIRTAKI_SIZE", "SIRTAKI_JOB", "SIRTAKI_RENDEZVOUS")
 
 
 def run_python(
@@ -197,7 +197,7 @@ def run_job(framework: str, options: Sequence[str]) -> str:
 
     Returns why it failed, "" if it did not.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK} | _ON_CPU
+    environment = outside_of_a_rank(os.environ) | _ON_CPU
     program = [sys.executable, *module_words("sirtaki.runner.doctor.all_reduce"), framework]
     code, _, error = run_python([*module_words("sirtaki.runner"), *options, *program], environment)
     return error if code else ""
@@ -380,12 +380,8 @@ def gather_cores(root: Path = _ROOT, environment: Mapping[str, str] = os.environ
 
 def _quota(root: Path) -> float:
     """Returns the cores that control groups (version 2) leave; 0.0 if there is no limit."""
-    path = (root / "proc/self/cgroup").read_text().partition("0::")[2].partition("\n")[0].lstrip("/")
-    top = root / "sys/fs/cgroup"
     quotas = []
-    for group in (top / path, *(top / path).parents):
-        if not group.is_relative_to(top):
-            break
+    for group in control_groups(root):
         with contextlib.suppress(OSError, ValueError):
             quota, period = (group / "cpu.max").read_text().split()
             quotas.append(int(quota) / int(period))
@@ -399,20 +395,15 @@ def gather_memory() -> HostMemory:
 
 
 def gather_kernel() -> Kernel:
-    return Kernel(platform.release(), _try_memfd(), _try_pidfd(), try_memory(), _seccomp())
+    memfd = _try(lambda: os.memfd_create("sirtaki-doctor", os.MFD_CLOEXEC))
+    pidfd = _try(lambda: os.pidfd_open(os.getpid()))
+    return Kernel(platform.release(), memfd, pidfd, try_memory(), _seccomp())
 
 
-def _try_memfd() -> str:
+def _try(opens: Callable[[], int]) -> str:
+    """Calls what opens a descriptor; returns why that fails, "" if it works."""
     try:
-        os.close(os.memfd_create("sirtaki-doctor", os.MFD_CLOEXEC))
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-def _try_pidfd() -> str:
-    try:
-        os.close(os.pidfd_open(os.getpid()))
+        os.close(opens())
     except OSError as error:
         return str(error)
     return ""

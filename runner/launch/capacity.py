@@ -54,7 +54,7 @@ def read_memory(root: Path = Path("/")) -> Memory:
         name, _, value = line.partition(":")
         fields[name] = int(value.split()[0]) * 1024
     found = [Memory(fields["MemTotal"], fields["MemAvailable"])]
-    for group in _control_groups(root):
+    for group in control_groups(root):
         with contextlib.suppress(OSError, ValueError, KeyError):  # no limit ("max"), as at the top
             limit = int((group / "memory.max").read_text())
             used = int((group / "memory.current").read_text())
@@ -63,7 +63,7 @@ def read_memory(root: Path = Path("/")) -> Memory:
     return min(found, key=lambda memory: memory.available)
 
 
-def _control_groups(root: Path) -> Iterator[Path]:
+def control_groups(root: Path) -> Iterator[Path]:
     """Yields this process's control group (version 2) and its ancestors; the limits of all of them apply."""
     top = root / "sys/fs/cgroup"
     try:

@@ -25,6 +25,7 @@ _LOCAL_VARIABLES = (
     *("*CUDA_VISIBLE_DEVICES", "*ROCR_VISIBLE_DEVICES", "*HIP_VISIBLE_DEVICES"),
     *("SIRTAKI_KEY", "SIRTAKI_KEY_FILE"),
 )
+_OF_A_RANK = ("SIRTAKI_RANK", "SIRTAKI_SIZE", "SIRTAKI_JOB", "SIRTAKI_RENDEZVOUS")
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,11 @@ def thread_counts(size: int, cores: int, user: Mapping[str, str]) -> dict[str, s
     if "OMP_NUM_THREADS" in user:
         return {}
     return {name: str(max(1, cores // size)) for name in THREAD_COUNTS if name not in user}
+
+
+def outside_of_a_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment in which hvdrun starts a job, also where this process is a rank."""
+    return {name: value for name, value in environment.items() if name not in _OF_A_RANK}
 
 
 def exported(environment: Mapping[str, str]) -> dict[str, str]:
