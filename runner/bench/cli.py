@@ -10,14 +10,14 @@ import queue
 import re
 import subprocess
 import sys
-import threading
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sirtaki.bindings.bootstrap.connection.wire import printable
 from sirtaki.runner.bench.collective_report import (
@@ -60,6 +60,7 @@ from sirtaki.runner.bench.samples import median_ratio
 from sirtaki.runner.cli.command import module_words, terminal_status
 from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
 from sirtaki.runner.launch.capacity import usable_cores
+from sirtaki.runner.launch.child_process import ChildProcess
 from sirtaki.runner.launch.environment import outside_of_a_rank
 from sirtaki.runner.launch.errors import LaunchError
 from sirtaki.runner.launch.hosts import find_allocation
@@ -336,70 +337,42 @@ def messages(
     silent for too long; it names the rank if one is known.
     """
     silence = SILENCE_SECONDS * blocks
-    process = subprocess.Popen(
-        arguments,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=dict(variables),
-        text=True,
-        errors="replace",
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
     received: queue.Queue[Message | ValueError | None] = queue.Queue()
     verdicts: deque[str] = deque(maxlen=_LAST_LINES)
-    output = threading.Thread(target=_read_output, args=(process.stdout, received), daemon=True)
-    errors = threading.Thread(target=_read_errors, args=(process.stderr, verdicts), daemon=True)
+    child = ChildProcess(arguments, partial(_take, received), partial(_take_error, verdicts), variables)
     try:
-        output.start()
-        errors.start()
         while (message := received.get(timeout=silence)) is not None:
             if isinstance(message, ValueError):
                 raise LaunchError(f"a message of rank 0 cannot be read: {message}")
             yield message
-        code = process.wait(_END_SECONDS)
-        errors.join(_END_SECONDS)
+        code = child.process.wait(_END_SECONDS)
+        child.join(_END_SECONDS)
     except (queue.Empty, subprocess.TimeoutExpired):
         raise LaunchError(f"the ranks have been silent for {silence:g} s, and were ended") from None
     finally:
-        _end(process)
+        child.process.terminate()  # the launcher, which ends the ranks
+        child.end(_END_SECONDS)
     if code:
         last = verdicts[-1] if verdicts else f"their launcher ended with exit code {code}"
         raise LaunchError(f"the ranks did not finish: {last}")
 
 
-def _read_output(output: IO[str], received: queue.Queue[Message | ValueError | None]) -> None:
-    with output:
-        for line in output:
-            try:
-                message: Message | ValueError | None = read(line)
-            except ValueError as error:
-                message = error
-            if message is None:
-                print(line, end="", file=sys.stderr)
-            else:
-                received.put(message)
-    received.put(None)
+def _take(received: queue.Queue[Message | ValueError | None], line: str) -> None:
+    """Puts the message in a line into the queue, None at the end; shows a line without a message."""
+    try:
+        message: Message | ValueError | None = read(line)
+    except ValueError as error:
+        message = error
+    if message is None:
+        print(line, end="", file=sys.stderr)
+    if message is not None or not line:
+        received.put(message)
 
 
-def _read_errors(errors: IO[str], verdicts: deque[str]) -> None:
-    with errors:
-        for line in errors:
-            print(line, end="", file=sys.stderr)
-            if _VERDICT.match(line):
-                verdicts.append(line.strip().removeprefix("hvdrun: "))
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends the launcher, which ends the ranks."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _take_error(verdicts: deque[str], line: str) -> None:
+    print(line, end="", file=sys.stderr)
+    if _VERDICT.match(line):
+        verdicts.append(line.strip().removeprefix("hvdrun: "))
 
 
 # ---- Everything that `sirtaki bench` can measure: the report, the peers and the package of each --------

@@ -17,12 +17,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces, host_identity, local_addresses
@@ -48,13 +50,14 @@ from sirtaki.runner.doctor.facts import (
 )
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
 from sirtaki.runner.launch.capacity import control_groups, count_gpus, read_memory, usable_cores
+from sirtaki.runner.launch.child_process import ChildProcess
 from sirtaki.runner.launch.environment import outside_of_a_rank
 
 # ---- Trials of what is installed here, for `sirtaki doctor` and `hvdrun --check-build` -----------------
 
 
 TRIAL_SECONDS = 120.0
-_MAX_OUTPUT = 64 * 1024
+_LAST_LINES = 2  # of a trial's output
 # Optional functions of NCCL: communicators that are repaired after a loss instead of made again.
 _SYMBOLS = ("ncclCommShrink", "ncclCommRevoke", "ncclCommGrow")
 _FIND_GPU_LIBRARIES = f"""
@@ -77,48 +80,25 @@ _ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_L
 def run_python(
     arguments: Sequence[str], environment: Mapping[str, str], seconds: float = TRIAL_SECONDS
 ) -> tuple[int, str, str]:
-    """Runs Python; returns its exit code, its output, and the last line of its standard error.
+    """Runs Python; returns its exit code, and the last lines of its output and of its standard error.
 
     Some trials need a process of their own, because a broken driver or framework may crash it.
     """
     deadline = time.monotonic() + seconds
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=dict(environment),
-    )
-    output, errors = _End(process.stdout), _End(process.stderr)
-    try:
-        code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    output, errors = deque[str](maxlen=_LAST_LINES), deque[str](maxlen=1)
+
+    def take(text: str, kept: deque[str]) -> None:
+        if text.strip():
+            kept.append(text)
+
+    command = [sys.executable, *arguments]
+    child = ChildProcess(command, partial(take, kept=output), partial(take, kept=errors), environment)
+    code = child.end(seconds)
+    if code is None:
         return 1, "", f"it did not finish within {seconds:g} s"
-    last = (errors.text(deadline).strip().splitlines() or [f"exit code {code}"])[-1]
-    return code, output.text(deadline), line(last)
-
-
-class _End:
-    """Reads a stream in a thread of its own and keeps the end of it only, so that its length is bounded."""
-
-    def __init__(self, stream: IO[bytes] | None) -> None:
-        assert stream is not None
-        self._stream = stream
-        self._kept = b""
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        with self._stream:
-            while part := os.read(self._stream.fileno(), _MAX_OUTPUT):
-                self._kept = (self._kept + part)[-_MAX_OUTPUT:]
-
-    def text(self, deadline: float) -> str:
-        """Returns the text at the end of the stream, or at the deadline if a process still has it open."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        return self._kept.decode(errors="replace")
+    child.join(deadline - time.monotonic())
+    last, *_ = [*errors, f"exit code {code}"]
+    return code, "".join(output), line(last)
 
 
 def try_core() -> tuple[str, str]:

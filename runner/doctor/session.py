@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
-import subprocess
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from sirtaki.bindings._version import VERSION
 from sirtaki.runner.doctor.decoding import decode, line
@@ -19,10 +17,10 @@ from sirtaki.runner.doctor.facts import HostFacts
 from sirtaki.runner.doctor.gathering import MARK
 from sirtaki.runner.hosts.host_connection import ANSWER_SECONDS
 from sirtaki.runner.hosts.ssh import StartFailure
+from sirtaki.runner.launch.child_process import ChildProcess
 
 FACTS_SECONDS = 1500.0  # for all frameworks at their own deadlines
 _NOTE_SECONDS = 300.0
-_MAX_LINE = 1 << 20
 _LAST_LINES = 20
 _CLOSE_SECONDS = 5.0
 FAILURES = {
@@ -65,29 +63,22 @@ class Session:
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(64)
         self._asked = 0
         self._errors: deque[str] = deque(maxlen=_LAST_LINES)
-        self._process = subprocess.Popen(
-            route.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
-        self._reader = threading.Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True)
-        self._reader.start()
+        self._child = ChildProcess(route.command, self._take, self._take_error, has_input=True)
 
-    def _read(self, output: IO[bytes]) -> None:
-        mark = MARK.encode()
-        while text := output.readline(_MAX_LINE):
-            if text.startswith(mark):
-                try:
-                    values = json.loads(text.removeprefix(mark))
-                except (ValueError, RecursionError):
-                    values = {}
-                self._lines.put(values if isinstance(values, dict) else {})
-        self._lines.put(None)
+    def _take(self, text: str) -> None:
+        """Puts a line of the doctor's into the queue, None at the end of its output."""
+        if not text:
+            self._lines.put(None)
+        elif text.startswith(MARK):
+            try:
+                values = json.loads(text.removeprefix(MARK))
+            except (ValueError, RecursionError):
+                values = {}
+            self._lines.put(values if isinstance(values, dict) else {})
 
-    def _read_errors(self, errors: IO[bytes]) -> None:
-        while text := errors.readline(_MAX_LINE):
-            self._errors.append(line(text.decode(errors="replace")))
+    def _take_error(self, text: str) -> None:
+        if text:
+            self._errors.append(line(text))
 
     def facts(self, note: Callable[[str], None]) -> HostFacts | StartFailure:
         """Returns the facts about the host, or why there are none."""
@@ -111,12 +102,10 @@ class Session:
 
     def _explain_end(self) -> StartFailure:
         """Explains why the output has ended before the facts came."""
-        try:
-            code = self._process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        code = self._child.end(_CLOSE_SECONDS)
+        if code is None:
             return self._failure("host-silent", "its output has ended", seconds=_CLOSE_SECONDS)
-        self._reader.join(_CLOSE_SECONDS)
+        self._child.join(_CLOSE_SECONDS)
         return self._route.explain(code, list(self._errors))
 
     def _decode(self, values: object) -> HostFacts | StartFailure:
@@ -131,11 +120,12 @@ class Session:
 
     def ask(self, question: Mapping[str, object], seconds: float) -> Any:
         """Asks a question and returns the answer, which is still to be checked. Raises SessionError."""
-        assert self._process.stdin is not None
+        stdin = self._child.process.stdin
+        assert stdin is not None
         self._asked += 1
         try:
-            self._process.stdin.write(json.dumps({**question, "number": self._asked}).encode() + b"\n")
-            self._process.stdin.flush()
+            stdin.write(json.dumps({**question, "number": self._asked}).encode() + b"\n")
+            stdin.flush()
             found = self._next(self._asked, time.monotonic() + seconds)
         except queue.Empty:
             raise SessionError(f"{self.host} has not answered in {seconds:g} s") from None
@@ -156,11 +146,7 @@ class Session:
 
     def close(self) -> None:
         """Ends the doctor there: its input ends."""
-        assert self._process.stdin is not None
+        assert self._child.process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._child.process.stdin.close()
+        self._child.end(_CLOSE_SECONDS)

@@ -335,7 +335,7 @@ def test_a_host_whose_output_ends_before_its_process(monkeypatch: pytest.MonkeyP
     found = one.facts(lambda note: None)
     assert isinstance(found, StartFailure)
     assert (found.kind, found.evidence) == ("host-silent", "its output has ended")
-    assert one._process.wait(30) != 0
+    assert one._child.process.wait(30) != 0
     one.close()
 
 
