@@ -82,8 +82,8 @@ def _mismatches(trace: Trace, clock_of: Mapping[int, HostClock]) -> Iterator[byt
             }
             for row, failed in failure.parts:
                 args = {**described, "place": failed.place}
-                moment = in_microseconds(failed.ended + clock_of[id(row)].offset)
-                place = f'"pid": {row.output_pid}, "tid": {failed.track}, "ts": {moment}'
+                moment = in_microseconds(failed.operation.ended + clock_of[id(row)].offset)
+                place = f'"pid": {row.output_pid}, "tid": {failed.operation.track}, "ts": {moment}'
                 yield (
                     f'{{"ph": "i", "name": "{MISMATCH}", "cat": "{MISMATCH}", "s": "t", {place}, '
                     f'"args": {json.dumps(args)}}}'

@@ -213,7 +213,7 @@ class FileReader:
         if row.operations.end_of(reported.get("plan", 0), name) is not None:
             return True
         times = (int(reported["submitted_ns"]) + offset, int(reported.get("ended_ns", 0)) + offset)
-        failed = (failed for failed in row.failed if failed.name == name)
+        failed = (failed.operation for failed in row.failed if failed.operation.name == name)
         return any(operation.submitted == times[0] or operation.ended == times[1] for operation in failed)
 
     def _name(self, reported: Reported) -> int:
@@ -281,7 +281,7 @@ class FileReader:
             return
         row, operation = self.rows[pid], read.operation
         if read.status != "ok":
-            row.failed.append(read.failed())
+            row.failed.append(Failed(operation, read.status, read.error, read.place))
         elif operation.plan and read.is_whole:
             row.operations.append(operation)
 
@@ -306,20 +306,6 @@ class OpenOperation:
     def is_whole(self) -> bool:
         """Whether all its slices have been read: the core writes a slice for every duration but 0."""
         return self.has_slices or self.operation.submitted == self.operation.ended
-
-    def failed(self) -> Failed:
-        """Returns it as an operation that ended with an error."""
-        operation = self.operation
-        properties = (
-            operation.name,
-            operation.kind,
-            operation.bytes,
-            self.status,
-            operation.track,
-            operation.submitted,
-            operation.ended,
-        )
-        return Failed(*properties, self.error, self.place)
 
     def add_slice(self, event: dict[str, Any]) -> None:
         begin, name = nanoseconds(event["ts"]), event["name"]

@@ -107,23 +107,16 @@ class Operations:
 
 
 class Failed(NamedTuple):
-    """An operation that ended with an error, such as "mismatch"; name and kind are numbers of texts.
+    """An operation that ended with an error, of which the rank learnt at its end.
 
     Attributes:
-        track: that of its slices in the file.
-        submitted: the rank's call, in nanoseconds of the row's clock.
-        ended: when the rank learnt of the error, by the same clock.
+        status: such as "mismatch".
         error: the text of the error, if it is a mismatch, with the values of the ranks; else "".
         place: the line of the program at which the rank learnt of it; "" if it is not known.
     """
 
-    name: int
-    kind: int
-    bytes: int
+    operation: RecordedOperation
     status: str
-    track: int
-    submitted: int
-    ended: int
     error: str
     place: str
 
@@ -193,7 +186,7 @@ class ProcessRow:
     def ends_of_tracks(self) -> dict[int, int]:
         """Returns the end of the last operation of each track."""
         ends = dict[int, int]()
-        failed = ((operation.track, operation.ended) for operation in self.failed)
+        failed = ((failed.operation.track, failed.operation.ended) for failed in self.failed)
         for track, end in (*self.operations.ends_of_tracks(), *failed):
             ends[track] = max(end, ends.get(track, 0))
         return ends
@@ -353,9 +346,11 @@ def failures(trace: Trace) -> Iterator[Disagreement]:
         for row in rows:
             seen: Counter[int] = Counter()
             for failed in row.failed:
-                key = (failed.name, seen[failed.name])
-                seen[failed.name] += 1
-                disagreement = found.setdefault(key, Disagreement(trace.texts[failed.name], row.generation))
-                disagreement.submitted[row.rank or 0] = (trace.texts[failed.kind], failed.bytes)
+                operation = failed.operation
+                key = (operation.name, seen[operation.name])
+                seen[operation.name] += 1
+                name, kind = trace.texts[operation.name], trace.texts[operation.kind]
+                disagreement = found.setdefault(key, Disagreement(name, row.generation))
+                disagreement.submitted[row.rank or 0] = (kind, operation.bytes)
                 disagreement.parts.append((row, failed))
         yield from found.values()
