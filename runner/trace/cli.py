@@ -196,7 +196,7 @@ def _steps(measures: Measures) -> Iterator[str]:
 
 def _step_cells(step: Step) -> _Cells:
     times = map(time, (step.wall, step.exposed, step.wait, step.decision, step.transfer))
-    number = f"{step.generation}/{step.number}" if step.generation else f"{step.number}"
+    number = _numbered(step.generation, step.number)
     overlap = _share(step.in_flight - step.exposed, step.in_flight)
     return number, *times, overlap, "-" if step.rank is None else f"{step.rank}", step.cause or "-"
 
@@ -208,21 +208,15 @@ def _ranks(measures: Measures) -> Iterator[str]:
 
 
 def _rank_cells(rank_measures: RankMeasures) -> _Cells:
-    rank = (
-        f"{rank_measures.row.generation}/{rank_measures.row.rank}"
-        if rank_measures.row.generation
-        else f"{rank_measures.row.rank}"
-    )
+    row, times_last, late = rank_measures.row, rank_measures.times_last, len(rank_measures.late_steps)
     times = map(time, (rank_measures.caused, rank_measures.waited, rank_measures.exposed))
     meanwhile = as_text(rank_measures.doings()) or "-"
-    return (
-        rank,
-        rank_measures.row.host,
-        *times,
-        f"{rank_measures.times_last}",
-        f"{len(rank_measures.late_steps)}",
-        meanwhile,
-    )
+    return _numbered(row.generation, row.rank), row.host, *times, f"{times_last}", f"{late}", meanwhile
+
+
+def _numbered(generation: int, number: int | None) -> str:
+    """Returns the number of a step or of a rank, "2/17" in generation 2 of an elastic job."""
+    return f"{generation}/{number}" if generation else f"{number}"
 
 
 def _tensors(trace: Trace, measures: Measures) -> Iterator[str]:

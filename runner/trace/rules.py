@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from sirtaki.bindings.observing.program_timeline import COLLECTION, NO_CORE, QUOTA
@@ -75,15 +76,7 @@ def _failed(picture: TracePicture) -> Iterator[Evidence]:
         yield Evidence("", f"{names[0]!r}{more}", {"status": status})
 
 
-def _often_late(picture: TracePicture) -> Iterator[Evidence]:
-    return _late_ranks(picture, is_often=True)
-
-
-def _pausing(picture: TracePicture) -> Iterator[Evidence]:
-    return _late_ranks(picture, is_often=False)
-
-
-def _late_ranks(picture: TracePicture, is_often: bool) -> Iterator[Evidence]:
+def _late_ranks(is_often: bool, picture: TracePicture) -> Iterator[Evidence]:
     """Yields the ranks that are late in at least half of the steps, or, unless `is_often`, in fewer."""
     wall, steps = picture.measures.wall, len(picture.measures.steps)
     for rank in sorted(picture.measures.ranks, key=lambda rank: -rank.caused):
@@ -181,14 +174,14 @@ TRACE_RULES: tuple[Rule[TracePicture], ...] = (
         WARNING,
         "the others wait for rank {rank} in most steps",
         "it is slow {part} of a step: {advice}",
-        _often_late,
+        partial(_late_ranks, True),
     ),
     Rule(
         "pausing-rank",
         WARNING,
         "the others wait for rank {rank} in some steps",
         "it pauses {part} of these steps: {advice}",
-        _pausing,
+        partial(_late_ranks, False),
     ),
     Rule(
         "slow-transfer",
