@@ -26,9 +26,7 @@ from sirtaki.runner.bench.collective_report import (
     Load,
     Report,
     comment,
-    heads,
     line,
-    peer_columns,
 )
 from sirtaki.runner.bench.messages import (
     EXCHANGE,
@@ -142,7 +140,7 @@ def _measure(options: argparse.Namespace, plan: Plan, note: Callable[[str], None
                 show(report.take(message))
     if refusal:
         raise LaunchError(refusal)
-    if report is None or not report.is_complete:
+    if report is None or not report.rows:
         raise LaunchError("the ranks have ended without a result")
     return report
 
@@ -427,22 +425,8 @@ class StepRow:
 class StepReport(Report):
     """The result of `sirtaki bench step`."""
 
-    def __init__(self, plan: Plan, world: BenchWorld, load: Load) -> None:
-        super().__init__(plan, world, load)
-        self.rows: list[StepRow] = []
-        self._columns = [*_COLUMNS, *peer_columns(plan.peers)]
-
-    @property
-    def wrong(self) -> Mapping[str, int]:
-        total = sum(row.wrong for row in self.rows)
-        return {OWN: total} if total else {}
-
-    def columns(self) -> Iterator[str]:
-        return heads(self._columns)
-
-    @property
-    def is_complete(self) -> bool:
-        return bool(self.rows)
+    COLUMNS = _COLUMNS
+    rows: list[StepRow]
 
     def take(self, message: object) -> Iterator[str]:
         assert isinstance(message, StepTimes)
@@ -489,23 +473,13 @@ _WIDTH = 10
 
 
 class LinkReport(Report):
-    """The result of `sirtaki bench link`."""
+    """The result of `sirtaki bench link`, which is a single message of the ranks."""
 
-    def __init__(self, plan: Plan, world: BenchWorld, load: Load) -> None:
-        super().__init__(plan, world, load)
-        self.speeds: LinkSpeeds | None = None
-
-    @property
-    def wrong(self) -> Mapping[str, int]:
-        return {OWN: self.speeds.wrong} if self.speeds and self.speeds.wrong else {}
-
-    @property
-    def is_complete(self) -> bool:
-        return self.speeds is not None
+    rows: list[LinkSpeeds]
 
     def take(self, message: object) -> Iterator[str]:
         assert isinstance(message, LinkSpeeds)
-        self.speeds = message
+        self.rows.append(message)
         yield f"# GB/s in messages of {self.plan.last} bytes, from the rank of the line to that of the column"
         yield from _matrix(message, [[value / 1e9 for value in row] for row in message.rates], 3)
         yield "#"
@@ -522,13 +496,13 @@ class LinkReport(Report):
             )
 
     def values(self) -> Mapping[str, Any]:
-        assert self.speeds is not None
+        (speeds,) = self.rows
         return {
             "size": self.plan.last,
-            "link_ranks": list(self.speeds.ranks),
-            "link_hosts": list(self.speeds.hosts),
-            "bytes_per_second": [list(row) for row in self.speeds.rates],
-            "latency_us": [list(row) for row in self.speeds.latencies],
+            "link_ranks": list(speeds.ranks),
+            "link_hosts": list(speeds.hosts),
+            "bytes_per_second": [list(row) for row in speeds.rates],
+            "latency_us": [list(row) for row in speeds.latencies],
         }
 
 

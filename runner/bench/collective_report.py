@@ -31,20 +31,25 @@ class Load(NamedTuple):
 
 
 class Report(ABC):
-    """The result of an operation's benchmark."""
+    """The result of an operation's benchmark.
+
+    Attributes:
+        COLUMNS: those of its table, before those of the peers; () for other forms.
+        rows: the results so far.
+    """
+
+    COLUMNS: Sequence[Column] = ()
 
     def __init__(self, plan: Plan, world: BenchWorld, load: Load) -> None:
         self.plan, self.world, self.load = plan.without(world.left_out), world, load
+        self.rows: list[Any] = []
+        self._columns = [*self.COLUMNS, *peer_columns(self.plan.peers)]
 
     @property
-    @abstractmethod
     def wrong(self) -> Mapping[str, int]:
         """Returns the number of wrong elements of each implementation that has any."""
-
-    @property
-    @abstractmethod
-    def is_complete(self) -> bool:
-        """Returns whether there is a result."""
+        total = sum(row.wrong for row in self.rows)
+        return {OWN: total} if total else {}
 
     @abstractmethod
     def take(self, message: object) -> Iterator[str]:
@@ -60,7 +65,8 @@ class Report(ABC):
 
     def columns(self) -> Iterator[str]:
         """Returns the lines with the heads of columns."""
-        yield from ()
+        if self.COLUMNS:
+            yield from heads(self._columns)
 
     def head_lines(self) -> Iterator[str]:
         """Returns the lines above the results."""
@@ -207,31 +213,23 @@ class SizeRow:
 class CollectiveReport(Report):
     """The result of a collective."""
 
+    COLUMNS = COLUMNS
+    rows: list[SizeRow]
+
     def __init__(self, plan: Plan, world: BenchWorld, load: Load) -> None:
         super().__init__(plan, world, load)
-        self.rows: list[SizeRow] = []
         self._operation = OPERATIONS[plan.operation]
         self._limit = Limit(self._operation, world, plan.device)
-        self._columns = [*COLUMNS, *peer_columns(self.plan.peers)]
 
     @property
     def wrong(self) -> Mapping[str, int]:
-        totals = {OWN: sum(row.wrong for row in self.rows)}
-        for name in self.plan.peers:
-            totals[name] = sum(row.peers[name].wrong for row in self.rows)
-        return {name: total for name, total in totals.items() if total}
-
-    @property
-    def is_complete(self) -> bool:
-        return bool(self.rows)
+        of_peers = {name: sum(row.peers[name].wrong for row in self.rows) for name in self.plan.peers}
+        return {**super().wrong, **{name: total for name, total in of_peers.items() if total}}
 
     def take(self, message: object) -> Iterator[str]:
         assert isinstance(message, Measurement)
         self.rows.append(self._make_row(message))
         yield self._format(self.rows[-1])
-
-    def columns(self) -> Iterator[str]:
-        return heads(self._columns)
 
     def foot_lines(self) -> Iterator[str]:
         yield from self.verdict_lines()
