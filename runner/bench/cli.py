@@ -52,11 +52,10 @@ from sirtaki.runner.bench.peers import (
     check_peers,
     left_out,
     mpirun,
-    parse_peers,
 )
 from sirtaki.runner.bench.samples import median_ratio
 from sirtaki.runner.cli.command import module_words, terminal_status
-from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
+from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, known_names, whole_number
 from sirtaki.runner.launch.capacity import usable_cores
 from sirtaki.runner.launch.child_process import ChildProcess
 from sirtaki.runner.launch.environment import outside_of_a_rank
@@ -178,7 +177,7 @@ def make_plan(options: Namespace) -> Plan:
         check_range(options.first, options.last, options.factor)
     if options.device not in DEVICES:
         raise LaunchError(f"--device takes {' or '.join(DEVICES)}, not {options.device!r}")
-    named = parse_peers(options.peers)
+    named = known_names(options.peers, PEERS, "peer", "--peers")
     others = left_out(named, options.device)
     peers = [name for name in named if name not in others]
     for name in named:

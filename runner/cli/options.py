@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -413,22 +413,20 @@ def _add_spares(add: Callable[..., argparse.Action], elastic: str) -> None:
     )
 
 
-def whole_number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it takes a whole number of at least 1, not '{text}'")
-    return int(text)
+def _integer(what: str, least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Returns a parser of numbers within bounds, which raises ArgumentTypeError for other texts."""
+
+    def parse_integer(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"it takes {what}, not '{text}'")
+        return int(text)
+
+    return parse_integer
 
 
-def _rank(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"it takes the number of a rank, from 0 on, not '{text}'")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"it takes a number from 1 to 65535, not '{text}'")
-    return int(text)
+whole_number = _integer("a whole number of at least 1", 1)
+_rank = _integer("the number of a rank, from 0 on", 0)
+_port = _integer("a number from 1 to 65535", 1, 65535)
 
 
 def _address(text: str) -> str:
@@ -439,6 +437,15 @@ def _address(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def known_names(text: str, known: Collection[str], kind: str, option: str) -> list[str]:
+    """Returns the names in a comma-separated text, each once. Raises LaunchError for an unknown name."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise LaunchError(f"there is no {kind} {name!r}: {option} takes {', '.join(known)}")
+    return list(dict.fromkeys(names))
 
 
 def number_above(least: float, what: str) -> Callable[[str], float]:

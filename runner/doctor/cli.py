@@ -19,7 +19,7 @@ from sirtaki.bindings.bootstrap.connection.address import VARIABLE as INTERFACES
 from sirtaki.bindings.bootstrap.connection.address import chosen_interfaces
 from sirtaki.runner.cli.command import module_words, terminal_status
 from sirtaki.runner.cli.hvdrun import named_hosts
-from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, whole_number
+from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, known_names, whole_number
 from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, decode, line
 from sirtaki.runner.doctor.facts import (
     FRAMEWORKS,
@@ -99,19 +99,13 @@ def _parser() -> OptionParser:
 
 def _choice(options: argparse.Namespace) -> Choice:
     """Returns the frameworks and their trial: none unless an option asks for it, because imports are slow."""
-    frameworks = FRAMEWORKS if options.frameworks is None else _frameworks(options.frameworks)
+    frameworks: Sequence[str] = FRAMEWORKS
+    if options.frameworks is not None:
+        frameworks = known_names(options.frameworks, FRAMEWORKS, "framework", "--frameworks")
     if options.quick:
         return Choice(frameworks, Trial.IMPORT)
     requests = (options.size, options.hosts, options.hostfile, options.frameworks)
     return Choice(frameworks, Trial.JOB if any(request is not None for request in requests) else Trial.NONE)
-
-
-def _frameworks(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in FRAMEWORKS:
-            raise LaunchError(f"there is no framework {name!r}: --frameworks takes {', '.join(FRAMEWORKS)}")
-    return names
 
 
 def _hosts(options: argparse.Namespace) -> list[Host]:
