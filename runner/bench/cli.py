@@ -59,7 +59,7 @@ from sirtaki.runner.cli.options import OptionParser, add_options_for_hosts, know
 from sirtaki.runner.launch.capacity import usable_cores
 from sirtaki.runner.launch.child_process import ChildProcess
 from sirtaki.runner.launch.environment import outside_of_a_rank
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError, explained
 from sirtaki.runner.launch.hosts import find_allocation
 
 _USAGE = "sirtaki bench [OPERATION] -np N [-H HOST:SLOTS,… | --hostfile FILE] [options]"
@@ -149,10 +149,8 @@ def _write_json(path: str, report: Report) -> None:
     if path == _STDOUT:
         sys.stdout.write(text)
         return
-    try:
+    with explained(f"cannot write {path}"):
         Path(path).write_text(text)
-    except OSError as error:
-        raise LaunchError(f"cannot write {path}: {error.strerror}") from None
 
 
 # Checks the options of `sirtaki bench` before anything is started, and makes the ranks' plan of them.
@@ -252,10 +250,8 @@ def draw(report: CollectiveReport, path: Path) -> None:
     )
     _label(axes, report, sizes)
     figure.tight_layout()
-    try:
+    with explained(f"cannot write {path}"):
         figure.savefig(path, dpi=_DOTS_PER_INCH)
-    except OSError as error:
-        raise LaunchError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _label(axes: Any, report: CollectiveReport, sizes: list[int]) -> None:

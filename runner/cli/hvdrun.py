@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sirtaki.runner.cli.command import find_program
 from sirtaki.runner.cli.options import EXAMPLE, is_elastic, parse
 from sirtaki.runner.launch.environment import AS_HOROVOD, encrypts
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError, explained
 from sirtaki.runner.launch.hosts import Host, find_allocation, parse_hostfile, parse_hosts
 
 if TYPE_CHECKING:
@@ -205,10 +205,8 @@ def named_hosts(options: argparse.Namespace) -> tuple[list[Host], list[str]]:
 
 
 def _read(path: Path) -> str:
-    try:
+    with explained(f"cannot read {path}"):
         return path.read_text(errors="replace")
-    except OSError as error:
-        raise LaunchError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _hash_seed(options: argparse.Namespace) -> dict[str, str]:

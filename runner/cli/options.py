@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError, explained
 
 USAGE = "hvdrun -np N [-H HOST:SLOTS,…] [options] command [arguments]"
 EXAMPLE = "for example: hvdrun -np 2 python train.py"
@@ -576,10 +576,10 @@ def _read(path: Path) -> Mapping[Any, Any]:
         import yaml
     except ImportError:
         raise LaunchError("--config-file needs PyYAML: install it with `pip install pyyaml`") from None
+    with explained(f"cannot read {path}"):
+        text = path.read_bytes()
     try:
-        content = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise LaunchError(f"cannot read {path}: {error.strerror}") from None
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise LaunchError(f"{path} is not valid YAML: {error}") from None
     if content is not None and not isinstance(content, Mapping):

@@ -37,7 +37,7 @@ from sirtaki.runner.doctor.report import as_json, as_lines, exit_code, print_lin
 from sirtaki.runner.doctor.rules import RULES
 from sirtaki.runner.doctor.session import DoctorRoute, Session, SessionError
 from sirtaki.runner.hosts.ssh import SshOptions, StartFailure, diagnose, ssh_command
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError, explained
 from sirtaki.runner.launch.hosts import Host, allocate, is_own_host, needed
 
 _DESCRIPTION = (
@@ -128,12 +128,9 @@ def _hosts(options: argparse.Namespace) -> list[Host]:
 def _write_report(path: Path, picture: Picture, findings: Sequence[Finding]) -> None:
     text = "\n".join(as_lines(picture, findings, with_variables=True)) + "\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    try:
-        with open(os.open(path, flags, 0o600), "w") as file:
-            os.fchmod(file.fileno(), 0o600)  # of a file that was there before, too
-            file.write(text)
-    except OSError as error:
-        raise LaunchError(f"cannot write {path}: {error.strerror}") from None
+    with explained(f"cannot write {path}"), open(os.open(path, flags, 0o600), "w") as file:
+        os.fchmod(file.fileno(), 0o600)  # of a file that was there before, too
+        file.write(text)
 
 
 # ---- Examines all hosts of a job and the connections between them --------------------------------------

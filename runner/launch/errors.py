@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit codes for programs that cannot be run
 
 
@@ -18,3 +21,12 @@ class CannotStart(LaunchError):
 
     def __init__(self, text: str) -> None:
         super().__init__(text, NOT_EXECUTABLE)
+
+
+@contextlib.contextmanager
+def explained(what: str, exit_code: int = 2) -> Iterator[None]:
+    """Raises LaunchError for an OSError in the block: `what` has failed, such as "cannot write a.json"."""
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(f"{what}: {error.strerror or error}", exit_code) from None

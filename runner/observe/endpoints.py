@@ -12,7 +12,7 @@ from typing import Protocol
 
 from sirtaki.bindings.observing.watch_marks import ALWAYS, FOLDER
 from sirtaki.runner.cli.command import module_words
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError, explained
 from sirtaki.runner.launch.process import Process
 from sirtaki.runner.launch.reaper import Reaper
 from sirtaki.runner.supervise.failure_analysis import killed_by
@@ -132,9 +132,8 @@ def start_server(module: str, arguments: Sequence[str], listener: socket.socket,
     command = [sys.executable, *module_words(module), *arguments]
     null = os.open(os.devnull, os.O_WRONLY)
     try:
-        return Process(command, os.environ, reaper, (listener.fileno(), null, 2))
-    except OSError as error:
-        raise LaunchError(f"cannot start {module}: {error.strerror}", 1) from None
+        with explained(f"cannot start {module}", 1):
+            return Process(command, os.environ, reaper, (listener.fileno(), null, 2))
     finally:
         os.close(null)
 

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from sirtaki.runner.cli.options import OptionParser
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError, explained
 from sirtaki.runner.top.jobs import INTERVAL_SECONDS, find_job
 from sirtaki.runner.top.rows import PROBLEM, RankRow, rows_of
 from sirtaki.runner.top.snapshot import Snapshot, from_line
@@ -93,10 +93,8 @@ def _recorded(file: Path) -> Iterator[Snapshot]:
 
 
 def _open(file: Path) -> TextIO:
-    try:
+    with explained(f"cannot write {file}"):
         return file.open("w", buffering=1)
-    except OSError as error:
-        raise LaunchError(f"cannot write {file}: {error.strerror}") from None
 
 
 def _recording(snapshots: Iterator[Snapshot], file: TextIO) -> Iterator[Snapshot]:

@@ -12,7 +12,7 @@ import psutil
 
 from sirtaki.bindings.observing.ownership import held_folder
 from sirtaki.bindings.observing.watch_marks import FOLDER, watch_for_now
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError, explained
 from sirtaki.runner.observe.states import RankState, read_job
 from sirtaki.runner.top.snapshot import RankSample, Snapshot
 
@@ -40,10 +40,8 @@ class WatchedJob:
 
     def watch(self) -> None:
         """Asks the ranks for their states for some more seconds. Raises LaunchError."""
-        try:
+        with explained(f"the job of {self.folder} cannot be watched"):
             watch_for_now(self._states)
-        except OSError as error:
-            raise LaunchError(f"the job of {self.folder} cannot be watched: {error.strerror}") from None
 
     @property
     def is_over(self) -> bool:

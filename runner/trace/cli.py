@@ -15,7 +15,7 @@ from sirtaki.runner.cli.command import terminal_status
 from sirtaki.runner.cli.options import OptionParser
 from sirtaki.runner.doctor.findings import Finding, judge
 from sirtaki.runner.doctor.report import exit_code, print_lines, summary
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError, explained
 from sirtaki.runner.trace.analysis import Measures, RankMeasures, Step, TensorMeasures, measure
 from sirtaki.runner.trace.clocks import HostClock, align_clocks
 from sirtaki.runner.trace.doings import as_text
@@ -72,10 +72,8 @@ def _merge(options: argparse.Namespace) -> int:
         trace = read_trace(sources, show)
         show("joining the clocks")
         clocks = align_clocks(trace)
-        try:
+        with explained(f"cannot write {output}"):
             arrows = write_trace(trace, clocks, output, show)
-        except OSError as error:
-            raise LaunchError(f"cannot write {output}: {error.strerror or error}") from None
     print("\n".join([*describe_trace(trace), *describe_clocks(clocks)]))
     print(
         f"{output} has the events of all, with {arrows} arrows to the last rank of each exchange; "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sirtaki.bindings.bootstrap.connection.wire import MessageKind, printable
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError, explained
 from sirtaki.runner.observe.timeline import clock_offset, shifted
 from sirtaki.runner.observe.timeline_events import EventFile, in_microseconds
 from sirtaki.runner.supervise.post_mortem import MALFORMED, describe, place_of
@@ -35,14 +35,12 @@ def read_trace(sources: Sequence[Source], show: Show = show_nothing) -> Trace:
         if len(sources) > 1 and _is_empty(source.path):
             lacks.append(f"{source.path.name} is empty: its process was killed early, or the disk was full")
             continue
-        try:
+        with explained(f"cannot read {source.path}"):
             if source.is_report:
                 lacks += _add_report(source, readers, texts)
             else:
                 readers.append(FileReader(source, texts))
                 readers[-1].read(meter)
-        except OSError as error:
-            raise LaunchError(f"cannot read {source.path}: {error.strerror or error}") from None
     rows = [row for reader in readers for row in reader.rows.values()]
     _refuse_twins(rows)
     trace = Trace(

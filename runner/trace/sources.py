@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.launch.errors import LaunchError, explained
 from sirtaki.runner.observe.timeline import TimelinePart, elastic_parts, part_of, rank_files
 from sirtaki.runner.observe.timeline_events import EventFile
 from sirtaki.runner.trace.formats import percent
@@ -39,15 +39,13 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    try:
+    with explained(f"cannot read {path}"):
         if path.is_dir():
             files = [file for file in sorted(path.iterdir()) if _is_timeline(file) or _is_report(file)]
         elif _is_report(path):
             files = [path, *(file for file in sorted(path.parent.iterdir()) if _is_report(file))]
         else:
             files = [part.file(path) for part in elastic_parts(path)] or rank_files(path)
-    except OSError as error:
-        raise LaunchError(f"cannot read {path}: {error.strerror}") from None
     if not files and path.is_dir():
         raise LaunchError(
             f"{path} has no timelines, which `hvdrun --timeline-filename FILE` writes, and no failure reports"
