@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -78,11 +79,7 @@ def _is_same_folder(path: str, other: str) -> bool:
 
 
 def _first_executable(name: str, search: Sequence[str]) -> str | None:
-    for folder in search:
-        path = os.path.join(folder or ".", name)
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return None
+    return shutil.which(name, path=os.pathsep.join(folder or "." for folder in search))
 
 
 def _not_found(command: Sequence[str], size: int, search: Sequence[str]) -> LaunchError:
