@@ -141,7 +141,7 @@ def remove_timelines(path: Path) -> None:
 # FILE.worker2.changes (sirtaki.bindings.observing.elastic_timeline).
 
 
-_PART = re.compile(r"\.worker([0-9]+)\.(?:generation([0-9]+)|changes)")
+_PART = re.compile(r"\.worker([0-9]+)\.(?:generation([0-9]+)|changes)$")
 
 
 class TimelinePart(NamedTuple):
@@ -173,19 +173,14 @@ def rank_files(timeline: Path) -> list[Path]:
 
 def elastic_parts(timeline: Path) -> list[TimelinePart]:
     """Returns the parts that workers of an elastic job have written, in their order."""
-    found = []
-    for file in timeline.parent.glob("*"):
-        if file.name.startswith(timeline.name) and file.is_file():
-            match = _PART.fullmatch(file.name[len(timeline.name) :])
-            part = TimelinePart(int(match[1]), int(match[2] or 0)) if match else None
-            if part is not None and part.file(timeline) == file:  # its numbers have no leading zeros
-                found.append(part)
-    return sorted(found)
+    parts = {file: part_of(file) for file in timeline.parent.glob("*") if file.is_file()}
+    # The name of a part begins with that of the timeline, and its numbers have no leading zeros.
+    return sorted(part for file, part in parts.items() if part is not None and part.file(timeline) == file)
 
 
 def part_of(file: Path) -> TimelinePart | None:
     """Returns the part of an elastic job that a file is by its name; None if it is none."""
-    match = re.search(f"{_PART.pattern}$", file.name)
+    match = _PART.search(file.name)
     return TimelinePart(int(match[1]), int(match[2] or 0)) if match else None
 
 
