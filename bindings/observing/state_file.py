@@ -34,6 +34,7 @@ from sirtaki.bindings.observing.watch_marks import (
     Order,
     is_watched,
     read_order,
+    replace_file,
 )
 
 _COUNTERS = (
@@ -87,10 +88,7 @@ class StateWriter:
             return  # this process was not a rank yet
         times = {"time": begin, "look_seconds": time.time() - begin}
         answer = {ANSWER: self._recordings.answer} if self._recordings.answer else {}
-        text = json.dumps({**self._last, "is_member": is_member, **times, **answer})
-        fresh = self._file.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.replace(self._file)
+        replace_file(self._file, json.dumps({**self._last, "is_member": is_member, **times, **answer}))
 
 
 def start_of_environment(environment: Mapping[str, str] = os.environ) -> None:

@@ -37,6 +37,13 @@ def watch_for_now(folder: Path) -> None:
     (folder / FOR_NOW).touch()
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Writes a file of the folder as a whole, so that no reader sees a part. Raises OSError."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
 # ---- Orders for recordings: somebody who watches a job has its ranks write what they do to files -------
 # An order is a file in the folder of the ranks' states (`watch_marks`), which the ranks of this host
 # read. hvdrun passes it on to other hosts. Placing one needs no core.
@@ -85,9 +92,7 @@ def parse_order(values: Mapping[str, Any]) -> Order:
 
 def place_order(states: Path, order: Order) -> None:
     """Has the ranks of this host record. Raises OSError."""
-    fresh = states / f"{_FILE}.new"
-    fresh.write_text(json.dumps(order._asdict()))
-    fresh.replace(states / _FILE)
+    replace_file(states / _FILE, json.dumps(order._asdict()))
 
 
 def read_order(states: Path, after: int) -> Order | None:

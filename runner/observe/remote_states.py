@@ -23,6 +23,7 @@ from sirtaki.bindings.observing.watch_marks import (
     parse_order,
     place_order,
     read_order,
+    replace_file,
     watch_for_now,
 )
 
@@ -92,9 +93,7 @@ class RemoteStates:
         folder, text = self._folder / REMOTE, json.dumps(values)
         with contextlib.suppress(OSError):  # such as a full disk: there will be another answer
             folder.mkdir(mode=0o700, exist_ok=True)
-            fresh = folder / f"{name}.new"
-            fresh.write_text(text)
-            fresh.replace(folder / name)
+            replace_file(folder / name, text)
             self._sizes.pop(name, None)
             self._sizes[name] = len(text)
             while len(self._sizes) > _MOST_FILES or sum(self._sizes.values()) > _MOST_BYTES:
