@@ -19,7 +19,8 @@ from rank_samples import NOW, SINCE
 from sirtaki.runner.dashboard.access import Access
 from sirtaki.runner.dashboard.feed import Feed
 from sirtaki.runner.dashboard.server import DashboardServer, JobRecordings
-from sirtaki.runner.top.snapshot import RankSample, Snapshot
+from sirtaki.runner.observe.state_shape import RankSample
+from sirtaki.runner.top.snapshot import Snapshot
 
 TOKEN = "the-token"
 LOOPBACK = "127.0.0.1"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from sirtaki.bindings.observing.observe import Activity, Durations, Steps
-from sirtaki.runner.top.snapshot import RankSample
+from sirtaki.bindings.observing.observe import Activity, Durations, OperationCount, Steps
+from sirtaki.runner.observe.state_shape import RankSample
 
 NOW, SINCE = 1000.0, 900.0
 IDLE = Activity(operations=0, name="", kind="", process_set=0, is_agreed=False, seconds=0.0)
@@ -48,7 +48,11 @@ BASE = RankSample(
 )
 
 METRICS: dict[str, Any] = {
-    "by_backend": [{"kind": "all-reduce", "backend": "cpu", "operations": 10, "failed": 0, "bytes": 1000}],
+    "by_backend": [
+        OperationCount(
+            kind="all-reduce", backend="cpu", operations=10, failed=0, bytes=1000, algorithm="direct"
+        )
+    ],
     **dict.fromkeys(("wait", "transfer"), NO_STEPS["times"]),
     "recoveries": {"detect": [0.5]},
     **dict.fromkeys(("plans", "cache_hits", "cache_misses", "ranks_lost"), 3),

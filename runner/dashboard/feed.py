@@ -14,9 +14,10 @@ from typing import Any
 
 from sirtaki.bindings.bootstrap.job import join_names
 from sirtaki.runner.launch.errors import LaunchError
+from sirtaki.runner.observe.state_shape import RankSample
 from sirtaki.runner.top.jobs import INTERVAL_SECONDS
 from sirtaki.runner.top.rows import RankRow, missing_ranks, progress_of, rows_of
-from sirtaki.runner.top.snapshot import RankSample, Snapshot
+from sirtaki.runner.top.snapshot import Snapshot
 from sirtaki.runner.top.table import Column, columns_of, legend_of, progress_texts, readable, significant
 
 HISTORY = 120  # looks whose lateness a new page gets

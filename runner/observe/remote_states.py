@@ -60,20 +60,16 @@ class RemoteStates:
 
     def take(self, frame: Frame) -> None:
         """Stores a state; that of an earlier question is too old. Raises WireError if it is malformed."""
-        from sirtaki.runner.observe.state_shape import (  # if somebody watches
-            maybe,
-            process_shape,
-            real,
-            remote_state,
-        )
+        from sirtaki.runner.observe.state_shape import moment, process_shape, remote_state  # if watched
 
         answer = frame.values
         if not self._number or answer.get("number") != self._number:
             return
         try:
             values = remote_state(answer.get("values"))
-            process = maybe(process_shape)(answer.get("process"))
-            behind = self._asked - real(answer.get("now"))
+            process = answer.get("process")
+            process = None if process is None else process_shape(process)
+            behind = self._asked - moment(answer.get("now"))
         except ValueError as error:
             raise frame.malformed(error) from None
         values["time"] += behind

@@ -1,164 +1,121 @@
 """The shape of a rank's state (`observing.state_file`), by which its readers check a file, a frame or a line.
 
-A state may come from another host, or from a file that another process has changed. Readers rely on its types
-and show its texts on terminals, so both are checked once, where the state is read.
+A state may come from another host, or from a file that another process has changed.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, get_type_hints
 
-from sirtaki.bindings.bootstrap.connection.wire import one_line
+from sirtaki.bindings.observing.observe import Activity, Durations, OperationCount, SentBytes, Steps
 from sirtaki.bindings.observing.watch_marks import ANSWER
+from sirtaki.runner.observe.typed_json import Bounds, Check, check_of, fields_check
 
-Check = Callable[[Any], Any]  # returns the checked value; raises ValueError if it has another shape
-
-_MOST = 1 << 63  # an absolute value: larger integers raise OverflowError where they meet a float
-_LONGEST_LIST = 100_000
-_LONGEST_TEXT = 2000  # characters
+BOUNDS = Bounds(entries=100_000, text=2000, least=0)
+Place = tuple[int, str, int]  # rank, host and process
 
 
-def count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MOST:
-        raise ValueError("it is no count")
-    return value
+@dataclass(frozen=True)
+class RankSample:
+    """The state of a rank. The counters and their units are as in `hvd.stats()`.
+
+    Attributes:
+        time: when the rank began to read its counters for it, in Unix time.
+        look_seconds: how long it took to read them.
+        is_up: whether the rank belongs to the job's world.
+        is_stopped: whether its process is stopped, as by Ctrl-Z.
+        begin: when its process has begun, in Unix time; 0 if that has ended.
+        steps: its training steps (`bindings.observe.Steps`).
+        activity: its operations that have not ended (`bindings.observe.Activity`).
+        line: of the user's program, the innermost in its main thread; "" without one.
+        stack: all frames there, the innermost first.
+        sent: the bytes that it has sent over links, by host and transport (`bindings.observe.SentBytes`); of
+            a rank on another host the largest ones.
+        tensors: those that have cost it the most time lately: name, operations, and seconds in all that were
+            exposed (None: not measured), of waiting for other ranks, and of the transfer.
+        late_times, late_seconds: how often, and how long in all, the others waited for this rank alone.
+        last_change: the reason of the last change of the ranks of an elastic job.
+    """
+
+    time: float
+    look_seconds: float
+    rank: int
+    size: int
+    host: str
+    pid: int
+    generation: int
+    is_up: bool
+    is_stopped: bool
+    begin: float
+    operations: int
+    failed: int
+    bytes: int
+    waiting_seconds: float
+    moving_seconds: float
+    stalls: int
+    late_times: int
+    late_seconds: float
+    last_change: str
+    activity: Activity
+    line: str
+    stack: Sequence[str]
+    steps: Steps
+    cpu_seconds: float
+    memory_bytes: int
+    sent: Sequence[SentBytes] = field(default_factory=list)
+    tensors: Sequence[tuple[str, int, float | None, float, float]] = field(default_factory=list)
+
+    @property
+    def place(self) -> Place:
+        """Returns the key of a rank's process; the host is included, as hosts number their own processes."""
+        return self.rank, self.host, self.pid
 
 
-def positive(value: Any) -> int:
-    if not 0 < count(value) < 1 << 31:
-        raise ValueError("it is no positive number")
-    return int(value)
+class RecordingAnswer(TypedDict, total=False):
+    """Answer to an order for a recording (`observing.state_file`)."""
+
+    number: int
+    file: str
+    note: str
+    error: str
 
 
-def real(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) >= _MOST:
-        raise ValueError("it is no finite number")
-    return float(value)
+_SAMPLE = get_type_hints(RankSample)
+_PROCESS = {"cpu_seconds": float, "memory_bytes": int, "is_stopped": bool, "begin": float}  # ProcessState
+# Values that stay on the rank's host, where its metrics are served.
+OF_METRICS: dict[str, Any] = {
+    "by_backend": list[OperationCount],
+    **dict.fromkeys(("wait", "transfer"), Durations),
+    "recoveries": dict[str, list[float]],
+    **dict.fromkeys(("plans", "cache_hits", "cache_misses", "ranks_lost"), int),
+}
+_STATE = {name: hint for name, hint in _SAMPLE.items() if name not in {*_PROCESS, "is_up"}}
+_STATE |= {"is_member": bool, ANSWER: RecordingAnswer}
 
 
-def flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("it is neither true nor false")
-    return value
+def _state_check(hints: Mapping[str, Any], optional: Collection[str]) -> Check:
+    """Returns the check for a state, on whose numbers its readers rely."""
+    check_fields = fields_check(hints, BOUNDS, optional)
 
-
-def text(value: Any) -> str:
-    """Returns a text as a single line without control characters, so that no terminal obeys it."""
-    if type(value) is not str:
-        raise ValueError("it is no text")
-    return one_line(value, _LONGEST_TEXT)
-
-
-def maybe(check: Check) -> Check:
-    return lambda value: None if value is None else check(value)
-
-
-def list_of(check: Check) -> Check:
-    def checked(value: Any) -> list[Any]:
-        if type(value) is not list or len(value) > _LONGEST_LIST:
-            raise ValueError("it is no list")
-        return [check(element) for element in value]
-
-    return checked
-
-
-def row_of(*checks: Check) -> Check:
-    def checked(value: Any) -> list[Any]:
-        if type(value) is not list or len(value) != len(checks):
-            raise ValueError(f"it is no row of {len(checks)}")
-        return [check(element) for check, element in zip(checks, value, strict=True)]
-
-    return checked
-
-
-def table_of(check: Check) -> Check:
-    def checked(value: Any) -> dict[str, Any]:
-        if type(value) is not dict or len(value) > _LONGEST_LIST:
-            raise ValueError("it is no object")
-        return {text(name): check(element) for name, element in value.items()}
-
-    return checked
-
-
-def fields_of(checks: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """Returns a check for an object with these fields; the check drops all other fields."""
-
-    def checked(value: Any) -> dict[str, Any]:
-        if type(value) is not dict:
-            raise ValueError("it is no object")
-        found = {}
-        for name, check in {**checks, **(optional or {})}.items():
-            if name in value:
-                try:
-                    found[name] = check(value[name])
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from None
-            elif name in checks:
-                raise ValueError(f"it has no {name}")
+    def check_state(value: Any) -> dict[str, Any]:
+        found: dict[str, Any] = check_fields(value)
+        durations = [
+            found["steps"]["times"],
+            *(found[name] for name in ("wait", "transfer") if name in found),
+        ]
+        if any(len(times["counts"]) != len(times["bounds"]) + 1 for times in durations):
+            raise ValueError("it has not one count more than bounds")
+        if not 0 < found["pid"] < 1 << 31 or not all(row[1] for row in found.get("tensors", ())):
+            raise ValueError("the pid, or a count of operations, is no positive number")
         return found
 
-    return checked
+    return check_state
 
 
-def durations(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = fields_of(
-        {"bounds": list_of(real), "counts": list_of(count), "total_seconds": real}
-    )(value)
-    if len(found["counts"]) != len(found["bounds"]) + 1:
-        raise ValueError("it has not one count more than bounds")
-    return found
-
-
-_SHOWN: dict[str, Check] = {
-    **dict.fromkeys(("time", "look_seconds", "waiting_seconds", "moving_seconds", "late_seconds"), real),
-    "pid": positive,
-    **dict.fromkeys(("rank", "size", "generation"), count),
-    **dict.fromkeys(("operations", "failed", "bytes", "stalls", "late_times"), count),
-    **dict.fromkeys(("host", "last_change", "line"), text),
-    "stack": list_of(text),
-    "activity": fields_of(
-        {
-            "operations": count,
-            "name": text,
-            "kind": text,
-            "process_set": count,
-            "is_agreed": flag,
-            "seconds": real,
-        }
-    ),
-    "steps": fields_of(
-        {
-            "count": count,
-            "number": count,
-            "times": durations,
-            "last_seconds": real,
-            "age_seconds": real,
-            "exposed_seconds": maybe(real),
-            "productive_seconds": real,
-        }
-    ),
-}
-_VIEWS: dict[str, Check] = {
-    "sent": list_of(fields_of({"peer_host": text, "transport": text, "bytes": count})),
-    "tensors": list_of(row_of(text, positive, maybe(real), real, real)),
-}
-_PROCESS: dict[str, Check] = {"cpu_seconds": real, "memory_bytes": count, "is_stopped": flag, "begin": real}
-# Values that stay on the rank's host, where its metrics are served.
-OF_METRICS: dict[str, Check] = {
-    "by_backend": list_of(
-        fields_of({"kind": text, "backend": text, "operations": count, "failed": count, "bytes": count})
-    ),
-    "wait": durations,
-    "transfer": durations,
-    "recoveries": table_of(list_of(real)),
-    **dict.fromkeys(("plans", "cache_hits", "cache_misses", "ranks_lost"), count),
-}
-_STATE = {**_SHOWN, **_VIEWS, "is_member": flag}
-_ANSWER = {ANSWER: fields_of({"number": count}, dict.fromkeys(("file", "note", "error"), text))}
-
-process_shape = fields_of(_PROCESS)  # of `states.ProcessState`
-sample_shape = fields_of({**_SHOWN, **_PROCESS, "is_up": flag}, _VIEWS)  # of `top.snapshot.RankSample`
-remote_state = fields_of(_STATE, _ANSWER)
-own_state = fields_of({**_STATE, **OF_METRICS}, _ANSWER)
+sample_shape = _state_check(_SAMPLE, ("sent", "tensors"))
+remote_state = _state_check(_STATE, (ANSWER,))
+own_state = _state_check({**_STATE, **OF_METRICS}, (ANSWER,))
+process_shape = fields_check(_PROCESS, BOUNDS)
+moment = check_of(float, BOUNDS)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from sirtaki.bindings.observing.watch_marks import REMOTE
-from sirtaki.runner.observe.state_shape import maybe, own_state, process_shape, remote_state
+from sirtaki.runner.observe.state_shape import own_state, process_shape, remote_state
 
 
 class ProcessState(NamedTuple):
@@ -90,10 +90,9 @@ def _own_states(folder: Path) -> Iterator[RankState]:
 def _remote_states(folder: Path) -> Iterator[RankState]:
     for contents in _contents(folder):
         with contextlib.suppress(ValueError):
-            process = maybe(process_shape)(contents.get("process"))
-            yield RankState(
-                remote_state(contents), None, None if process is None else ProcessState(**process)
-            )
+            process = contents.get("process")
+            remote = None if process is None else ProcessState(**process_shape(process))
+            yield RankState(remote_state(contents), None, remote)
 
 
 def _contents(folder: Path) -> Iterator[dict[str, Any]]:

@@ -13,8 +13,9 @@ import psutil
 from sirtaki.bindings.observing.ownership import held_folder
 from sirtaki.bindings.observing.watch_marks import FOLDER, watch_for_now
 from sirtaki.runner.launch.errors import LaunchError, explained
+from sirtaki.runner.observe.state_shape import RankSample
 from sirtaki.runner.observe.states import RankState, read_job
-from sirtaki.runner.top.snapshot import RankSample, Snapshot
+from sirtaki.runner.top.snapshot import Snapshot
 
 INTERVAL_SECONDS = 1.0  # the ranks write as often
 _FIRST_SECONDS = 5.0  # in which every rank that can write its state has written it

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from sirtaki.bindings.bootstrap.job import join_names
-from sirtaki.runner.top.snapshot import Place, RankSample, Snapshot
+from sirtaki.runner.observe.state_shape import Place, RankSample
+from sirtaki.runner.top.snapshot import Snapshot
 
 SILENT_SECONDS = 5.0  # after which a rank that writes once a second counts as silent
 LONG_SECONDS = 1.0  # an operation of this age is named; shorter ones come and go between two snapshots

@@ -18,12 +18,13 @@ from .pages import DOCS, path_of
 
 EXAMPLES = DOCS.parent / "examples" / "prometheus"
 NAME = re.compile(r"\b(?:sirtaki|process)_[a-z_]+")
+KIND = {"kind": "all-reduce", "algorithm": ""}
 VALUES = state_values(
     rank=0,
     pid=os.getpid(),
     by_backend=[
-        {"kind": "all-reduce", "backend": "links", "operations": 1, "failed": 0, "bytes": 4},
-        {"kind": "all-reduce", "backend": "none", "operations": 1, "failed": 1, "bytes": 0},
+        {**KIND, "backend": "links", "operations": 1, "failed": 0, "bytes": 4},
+        {**KIND, "backend": "none", "operations": 1, "failed": 1, "bytes": 0},
     ],
     steps=stepped(2, 0.05, exposed_seconds=0.01),
     sent=[{"peer_host": "hostB", "transport": "tcp", "bytes": 100}],

@@ -13,7 +13,8 @@ from dashboards import LOOPBACK, TOKEN, Served, serve, snapshot
 from launching import wait_until
 from rank_samples import NOW, pending, sample, stepped
 
-from sirtaki.runner.top.snapshot import RankSample, Snapshot
+from sirtaki.runner.observe.state_shape import RankSample
+from sirtaki.runner.top.snapshot import Snapshot
 
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
 STARTS, LOOKS = 3, 3

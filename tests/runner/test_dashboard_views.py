@@ -12,7 +12,8 @@ from rank_samples import METRICS, NOW, sample, state_values
 
 from sirtaki.runner.dashboard.feed import MOST_LINKS, MOST_TENSORS, links_of, tensors_of
 from sirtaki.runner.observe.remote_states import answers
-from sirtaki.runner.top.snapshot import RankSample, Snapshot, from_line
+from sirtaki.runner.observe.state_shape import RankSample
+from sirtaki.runner.top.snapshot import Snapshot, from_line
 
 
 def cells_of(view: dict[str, Any]) -> list[list[str]]:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rank_samples import NOW, SINCE, pending, sample, stepped
 
+from sirtaki.runner.observe.state_shape import RankSample
 from sirtaki.runner.top.rows import FINE, NOTE, PROBLEM, RankRow, rows_of
-from sirtaki.runner.top.snapshot import RankSample, Snapshot, from_line
+from sirtaki.runner.top.snapshot import Snapshot, from_line
 from sirtaki.runner.top.table import head_of, legend_of, readable
 
 

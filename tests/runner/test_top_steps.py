@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from rank_samples import NOW, SINCE, sample, stepped
 
+from sirtaki.runner.observe.state_shape import RankSample
 from sirtaki.runner.top.rows import RankRow, TrainingProgress, progress_of, rows_of
-from sirtaki.runner.top.snapshot import RankSample, Snapshot
+from sirtaki.runner.top.snapshot import Snapshot
 from sirtaki.runner.top.table import columns_of, head_of, progress_texts, significant
 
 STEP_COLUMNS = {"step", "ms/step", "exposed"}
