@@ -289,8 +289,7 @@ def _pairs(hosts: Sequence[str], limit: int) -> list[tuple[str, str]]:
 def _open_door(session: Session, token: str) -> Door | str:
     """Has a host listen; returns where, or why it does not."""
     try:
-        answer = session.ask({"ask": "listen", "token": token}, _ASK_SECONDS)
-        door = decode(Door, answer)
+        door = decode(Door, session.ask({"ask": "listen", "token": token}, _ASK_SECONDS))
         for address in door.addresses:
             ipaddress.ip_address(address)
     except (SessionError, ValueError) as error:
@@ -305,10 +304,7 @@ def _try(session: Session, target: str, door: Door | str, token: str) -> LinkFac
         return LinkFacts(session.host, target, failure=door)
     question = {"ask": "reach", "seconds": _CONNECT_SECONDS, "token": token, **asdict(door)}
     try:
-        answer = session.ask(question, _ASK_SECONDS)
-        if not isinstance(answer, list) or len(answer) > MAX_ADDRESSES:
-            raise ValueError("the answer is malformed")
-        attempts = tuple(decode(Attempt, attempt) for attempt in answer)
+        attempts = decode(tuple[Attempt, ...], session.ask(question, _ASK_SECONDS))
     except (SessionError, ValueError) as error:
         return LinkFacts(session.host, target, failure=line(error))
     failure = "" if attempts else "both have the same addresses"
@@ -320,8 +316,8 @@ def _measure(session: Session, link: LinkFacts, door: Door | str, token: str) ->
     assert isinstance(door, Door)
     question = {"ask": "measure", "token": token, "port": door.port, "address": link.open.address}
     try:
-        answer = session.ask(question, _ASK_SECONDS)
-        return LinkFacts(link.source, link.target, link.attempts, decode(Speed, answer))
+        speed = decode(Speed, session.ask(question, _ASK_SECONDS))
+        return LinkFacts(link.source, link.target, link.attempts, speed)
     except (SessionError, ValueError) as error:
         return LinkFacts(link.source, link.target, link.attempts, failure=line(error))
 

@@ -16,7 +16,10 @@ _T = TypeVar("_T")
 
 
 def decode(cls: type[_T], value: object) -> _T:
-    """Returns an object of a dataclass. Fields that it does not have are ignored. Raises ValueError."""
+    """Returns a value of a type, such as a dataclass. Fields that this does not have are ignored.
+
+    Raises ValueError.
+    """
     hint: Any = cls
     found: _T = check_of(hint, _BOUNDS)(value)
     return found

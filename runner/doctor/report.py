@@ -31,12 +31,7 @@ def as_json(picture: Picture, findings: Sequence[Finding]) -> str:
         "schema": SCHEMA,
         "version": VERSION,
         "exit_code": exit_code(findings),
-        "ranks": dict(picture.ranks),
-        "hosts": {host: asdict(facts) for host, facts in picture.hosts.items()},
-        "failures": {host: asdict(failure) for host, failure in picture.failures.items()},
-        "links": [asdict(link) for link in picture.links],
-        "job": None if picture.job is None else asdict(picture.job),
-        "clocks": {host: asdict(clock) for host, clock in picture.clocks.items()},
+        **asdict(picture),
         "findings": [asdict(finding) for finding in findings],
     }
     return json.dumps(redact_all(values), indent=2)
