@@ -366,25 +366,14 @@ def _steps(context: Context) -> Steps:
 
 def operation_counts(context: Context) -> list[OperationCount]:
     """Returns the counts that are not 0 since the context was started. Other ranks need not call it."""
-    return [
-        OperationCount(
-            kind=text(row.kind),
-            backend=text(row.backend),
-            operations=row.operations,
-            failed=row.failed,
-            bytes=row.bytes,
-            algorithm=text(row.algorithm),
-        )
-        for row in _rows("srt_operation_count", lib.srt_count_operations, context)
-    ]
+    rows = _rows("srt_operation_count", lib.srt_count_operations, context)
+    return [_fields_of(OperationCount, row) for row in rows]
 
 
 def sent_bytes(context: Context) -> list[SentBytes]:
     """Returns the counts that are not 0 since the context was started. Other ranks need not call it."""
-    return [
-        SentBytes(peer_host=text(row.peer_host), transport=text(row.transport), bytes=row.bytes)
-        for row in _rows("srt_sent_bytes", lib.srt_count_sent_bytes, context)
-    ]
+    rows = _rows("srt_sent_bytes", lib.srt_count_sent_bytes, context)
+    return [_fields_of(SentBytes, row) for row in rows]
 
 
 def slowest_tensors(context: Context, most: int) -> list[TensorTimes]:
@@ -456,14 +445,18 @@ def activity(context: Context) -> Activity:
     """Returns the operations of this rank that have not ended. Other ranks need not call it."""
     found = ffi.new("srt_activity *", {"struct_size": ffi.sizeof("srt_activity")})
     lib.srt_get_activity(context.pointer, found)
-    return Activity(
-        operations=found.operations,
-        name=text(found.name),
-        kind=text(found.kind) if found.kind else "",
-        process_set=found.process_set,
-        is_agreed=bool(found.is_agreed),
-        seconds=found.seconds,
-    )
+    pending: Activity = _fields_of(Activity, found)
+    pending["is_agreed"] = bool(found.is_agreed)
+    return pending
+
+
+def _fields_of(kind: Any, struct: Any) -> Any:
+    """Returns a TypedDict with the fields that a struct of the core has under the same names."""
+    values = {name: getattr(struct, name) for name in kind.__annotations__}
+    for name, value in values.items():
+        if isinstance(value, ffi.CData):
+            values[name] = text(value) if value else ""
+    return kind(**values)
 
 
 def _durations(histogram: Any) -> Durations:
