@@ -34,9 +34,6 @@ class Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
     def exec_module(self, module: ModuleType) -> None:
         fill(module)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
@@ -19,7 +19,7 @@ __all__ += ["is_iterable", "mpi_built", "nccl_built", "num_rank_is_power_2", "ro
 
 _FRAMEWORKS = ("keras", "tensorflow", "torch")
 _Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
+_cache = functools.cache
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(\.?(?:a|b|rc|dev)\d*)?")
 
 
@@ -120,8 +120,3 @@ def env(**kwargs: str | None) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _cache(f: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Returns a function that calls `f` once for the same hashable arguments."""
-    return functools.cache(f)
