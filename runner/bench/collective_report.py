@@ -34,7 +34,7 @@ class Report(ABC):
     """The result of an operation's benchmark.
 
     Attributes:
-        COLUMNS: those of its table, before those of the peers; () for other forms.
+        COLUMNS: the columns of its table, before those of the peers; () for other forms.
         rows: the results so far.
     """
 

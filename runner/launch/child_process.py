@@ -1,4 +1,4 @@
-"""A child process whose output and standard error are read in threads, line by line."""
+"""Reads the output and the standard error of a child process in threads, line by line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ChildProcess:
     """A running child process.
 
     Attributes:
-        process: whose standard input is open if `has_input`.
+        process: the process; its standard input is open if `has_input`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ChildProcess:
             return None
 
     def join(self, seconds: float) -> None:
-        """Waits until both streams have been read, or for so long: another process may have one open."""
+        """Waits until both streams have been read, or for so long: another process may have a stream open."""
         deadline = time.monotonic() + seconds
         for reader in self._readers:
             reader.join(max(0.0, deadline - time.monotonic()))

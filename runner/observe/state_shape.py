@@ -96,7 +96,7 @@ _STATE |= {"is_member": bool, ANSWER: RecordingAnswer}
 
 
 def _state_check(hints: Mapping[str, Any], optional: Collection[str]) -> Check:
-    """Returns the check for a state, on whose numbers its readers rely."""
+    """Returns the check for a state; its readers rely on the numbers of bounds and of operations."""
     check_fields = fields_check(hints, BOUNDS, optional)
 
     def check_state(value: Any) -> dict[str, Any]:
