@@ -14,6 +14,7 @@ from torch import Tensor
 from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.errors import HorovodInternalError, UnsupportedError
 from sirtaki.bindings.observing.step_counters import Stepper
+from sirtaki.bindings.request import ADASUM
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.requests import (
     ALLREDUCE,
@@ -164,41 +165,42 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name; the result is a class
     make_plain(optimizer)
     how = gradient_reduction(op, gradient_predivide_factor)
     groups = num_groups if groups is None else groups
-    options = TrainingOptions(
-        op=op,
-        compression=compression,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups,
-        passes=backward_passes_per_step,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-        staleness=staleness,
-        deadline=deadline,
-        shard=shard,
-        overlap_forward=overlap_forward,
-        gradients_in_shared_memory=gradients_in_shared_memory,
-    )
-    options.check_each(optimizer)
+    check_passes(backward_passes_per_step)
+    check_staleness(staleness)
+    check_shard(shard, optimizer)
+    check_groups_of(optimizer, groups)
     names = names_of(optimizer, named_parameters)
     plain, memory = plain_and_memory(compression)
     context = current()
-    options.refuse_combinations(context)
+    choices: dict[str, str | bool] = {
+        "shard": "shard=" * (shard is not None),
+        "shard_gradients": shard == GRADIENTS,
+        "staleness": "staleness" * bool(staleness),
+        "deadline": "a deadline" * (deadline is not None),
+        "overlap_forward": "overlap_forward" * bool(overlap_forward),
+        "gradients_in_shared_memory": bool(gradients_in_shared_memory),
+        "adasum": "op=Adasum" * (op == Adasum),
+        "sum": op == Sum,
+        "extreme": op not in (Average, Sum, Adasum),
+        "memory": str(compression) if memory is not None else False,
+        "sixteen_bits": "compression" * (plain is not NoneCompressor),
+        "predivide": "gradient_predivide_factor" * (gradient_predivide_factor != 1.0),
+        "groups": "groups" * bool(groups),
+        "passes": backward_passes_per_step != 1,
+        "sparse_as_dense": "sparse_as_dense" * bool(sparse_as_dense),
+        "process_set": "process_set" * (process_set is not global_process_set),
+        "elastic": context.survivors is not None,
+    }
+    refuse_combinations(choices)
+    if any(choices[name] for name in ("deadline", "staleness", "overlap_forward", "adasum")):
+        refuse_replay(context)
     scope = CollectiveScope.numbered(context, "gradient", process_set)
-    named = list(all_named(optimizer, names))
-    refuse_other_reducers(named)
-    options.refuse_model(optimizer, named)
-    partition = partition_for(optimizer, scope) if shard is not None else None
-    slices = partition if shard == GRADIENTS else None
     limit = None if deadline is None else StepDeadline(deadline, quorum, late)
     exchange_options = ExchangeOptions(
-        scope, how, plain, sparse_as_dense, memory, slices, overlap_forward, gradients_in_shared_memory, limit
+        scope, how, plain, sparse_as_dense, memory, None, overlap_forward, gradients_in_shared_memory, limit
     )
-    if staleness:
-        return with_staleness(optimizer, exchange_options, names, staleness)
-    if op == Adasum:
-        return with_adasum(optimizer, exchange_options, names)
     settings = ReducerSettings(exchange_options, names, groups, backward_passes_per_step, shard)
-    return _distributed(optimizer, settings, partition)
+    return _distributed(optimizer, settings, staleness)
 
 
 class _Distributed(Wrapped):
@@ -413,21 +415,33 @@ class _ShardedDistributed(Sharded, _Distributed):
         """Cuts the parameters for another world. The elastic state then divides the state anew."""
         self._put_parameters_back()
         self._settings.move_to(context)
-        partition = partition_for(self, self._scope)
+        partition = self._settings.divide(self)
         assert partition is not None  # as in each world of an elastic job
-        if self._settings.shard == GRADIENTS:
-            self._settings.exchange_options = replace(self._exchange_options, partition=partition)
         self._adopt_slices(partition, self._settings.names)
         self.awaits_state = True
         self._make_reducer_again()
 
 
-def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Partition | None) -> Any:
-    """Makes an optimizer exchange its gradients before it steps; returns it."""
-    scope = settings.exchange_options.scope
+def _distributed(optimizer: Optimizer, settings: ReducerSettings, staleness: int) -> Any:
+    """Makes an optimizer exchange its gradients before it steps; returns it.
+
+    Raises:
+        ValueError: an optimizer, or parameters, that a technique is not for.
+    """
+    options, names = settings.exchange_options, settings.names
+    scope, overlaps, is_timely = options.scope, options.overlaps_forward, options.deadline is not None
+    named = list(all_named(optimizer, names))
+    refuse_other_reducers(named)
+    if staleness:
+        return with_staleness(optimizer, options, names, staleness)
+    if options.how.op == ADASUM:
+        return with_adasum(optimizer, options, names)
+    if overlaps:
+        refuse_model_with_overlap(optimizer, named)
+    if is_timely:
+        refuse_parameters_with_deadline(named)
+    partition = settings.divide(optimizer) if settings.shard is not None else None
     reducer = settings.reducer(optimizer)
-    overlaps = settings.exchange_options.overlaps_forward
-    is_timely = settings.exchange_options.deadline is not None
     kind = _ShardedDistributed if partition is not None else _Distributed
     if is_timely:
         kind = _TimelyDistributed
@@ -437,7 +451,7 @@ def _distributed(optimizer: Optimizer, settings: ReducerSettings, partition: Par
     if partition is None and not overlaps:
         distributed._idle_steps = IdleSteps()
     if partition is not None:
-        distributed._adopt_slices(partition, settings.names)
+        distributed._adopt_slices(partition, names)
     if scope.process_set is global_process_set and not is_timely:
         distributed._stepper = settings.stepper(distributed)
     distributed._register(scope.context)
@@ -509,6 +523,17 @@ class ReducerSettings:
             reducer.weighting.count_by_rows(share)
         return reducer
 
+    def divide(self, optimizer: Optimizer) -> Partition | None:
+        """Divides the optimizer's parameters among the ranks; None if this rank never has a peer.
+
+        Raises:
+            ValueError: a parameter cannot be cut into slices.
+        """
+        partition = partition_for(optimizer, self.exchange_options.scope)
+        if self.shard == GRADIENTS:
+            self.exchange_options = replace(self.exchange_options, partition=partition)
+        return partition
+
     def reduction(self) -> Reduction:
         """Returns the combination of gradients in the present world."""
         context, how = self.exchange_options.scope.context, self.exchange_options.how
@@ -554,67 +579,6 @@ class ReducerSettings:
         was_alone = self.exchange_options.scope.has_no_peers
         self.checks_data = self.checks_data and was_alone  # one world's answer counts for all
         self.exchange_options = self.exchange_options.in_world(context)
-
-
-# ---- The arguments that change how a step exchanges its gradients --------------------------------------
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """The arguments, as the program has given them: see `DistributedOptimizer`."""
-
-    op: int
-    compression: Any
-    gradient_predivide_factor: float
-    groups: Groups
-    passes: int
-    sparse_as_dense: bool
-    process_set: ProcessSet
-    staleness: int
-    deadline: float | None
-    shard: str | None
-    overlap_forward: bool
-    gradients_in_shared_memory: bool
-
-    def check_each(self, optimizer: Optimizer) -> None:
-        """Raises ValueError for an argument that is wrong by itself, or for this optimizer."""
-        check_passes(self.passes)
-        check_staleness(self.staleness)
-        check_shard(self.shard, optimizer)
-        check_groups_of(optimizer, self.groups)
-
-    def refuse_model(self, optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Raises ValueError for an optimizer, or parameters, that an argument is not for."""
-        if self.overlap_forward:
-            refuse_model_with_overlap(optimizer, named)
-        if self.deadline is not None:
-            refuse_parameters_with_deadline(named)
-
-    def refuse_combinations(self, context: Context) -> None:
-        """Raises ValueError for arguments that exclude each other, or that the job has no place for."""
-        has_memory = isinstance(self.compression, StatefulCompression)
-        choices: dict[str, str | bool] = {
-            "shard": "shard=" * (self.shard is not None),
-            "shard_gradients": self.shard == GRADIENTS,
-            "staleness": "staleness" * bool(self.staleness),
-            "deadline": "a deadline" * (self.deadline is not None),
-            "overlap_forward": "overlap_forward" * bool(self.overlap_forward),
-            "gradients_in_shared_memory": bool(self.gradients_in_shared_memory),
-            "adasum": "op=Adasum" * (self.op == Adasum),
-            "sum": self.op == Sum,
-            "extreme": self.op not in (Average, Sum, Adasum),
-            "memory": str(self.compression) if has_memory else False,
-            "sixteen_bits": "compression" * (not has_memory and self.compression is not NoneCompressor),
-            "predivide": "gradient_predivide_factor" * (self.gradient_predivide_factor != 1.0),
-            "groups": "groups" * bool(self.groups),
-            "passes": self.passes != 1,
-            "sparse_as_dense": "sparse_as_dense" * bool(self.sparse_as_dense),
-            "process_set": "process_set" * (self.process_set is not global_process_set),
-            "elastic": context.survivors is not None,
-        }
-        refuse_combinations(choices)
-        if any(choices[name] for name in ("deadline", "staleness", "overlap_forward", "adasum")):
-            refuse_replay(context)
 
 
 def check_passes(passes: int) -> None:
