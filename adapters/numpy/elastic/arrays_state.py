@@ -109,13 +109,9 @@ class ArraysState(ObjectState):
             for entry, array in zip(entries, found, strict=True)
             if entry.kind is not EntryKind.DIVIDED
         }
-        self._saved_entries, self._saved_details, self._saved_state = self._stored(entries), details, values
+        self._saved_entries, self._saved_details, self._saved_state = entries, details, values
         self._complete_slices()
         self._is_saved = True
-
-    def _stored(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Returns the entries as they are kept with the copies."""
-        return entries
 
     def can_restore(self) -> bool:
         """Returns True, unless saving has been interrupted."""
