@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -103,6 +104,16 @@ def keep_order_of(kind: type[Any]) -> None:
 
     initialise.is_patched = True  # type: ignore[attr-defined]
     adapter.__init__ = initialise
+
+
+@contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Replaces attributes of an object or a module inside."""
+    with ExitStack() as stack:
+        for name, value in attributes.items():
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield
 
 
 def is_evaluation() -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from sirtaki.keras._private import loss_reductions
+from sirtaki.keras._private import loss_reductions, replaced
 from sirtaki.keras.auto.random_numbers import expected_values
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -117,8 +117,5 @@ def _odd_means() -> Iterator[list[str]]:
             )
         return reduced(values, sample_weight, reduction)
 
-    module.apply_mask, module.reduce_values = apply_mask, reduce_values
-    try:
+    with replaced(module, apply_mask=apply_mask, reduce_values=reduce_values):
         yield found
-    finally:
-        module.apply_mask, module.reduce_values = masked, reduced

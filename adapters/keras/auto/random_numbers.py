@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -14,7 +13,7 @@ import numpy as np
 
 from sirtaki.bindings.context import current
 from sirtaki.common.ops.objects import broadcast_object
-from sirtaki.keras._private import random_numbers
+from sirtaki.keras._private import random_numbers, replaced
 
 _FOLD = 0x9E3779B1  # spreads the ranks over the seeds
 
@@ -71,13 +70,11 @@ def own_random_numbers() -> Iterator[None]:
         torch.set_rng_state(outside)
 
 
-@contextmanager
-def expected_values() -> Iterator[None]:
+def expected_values() -> AbstractContextManager[None]:
     """Replaces the random numbers of layers inside by their means, and switches dropout off.
 
     So results on a batch and on its parts can be compared. Functions that have no such value stay random.
     """
-    module = random_numbers()
 
     def filled(value_of: Any) -> Any:
         def constant(shape: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
@@ -86,14 +83,10 @@ def expected_values() -> Iterator[None]:
 
         return constant
 
-    replaced = {
-        "dropout": lambda inputs, *args, **kwargs: inputs,
-        "normal": filled(lambda mean=0.0, stddev=1.0: mean),
-        "truncated_normal": filled(lambda mean=0.0, stddev=1.0: mean),
-        "uniform": filled(lambda minval=0.0, maxval=1.0: (minval + maxval) / 2),
-    }
-    with contextlib.ExitStack() as stack:
-        for name, function in replaced.items():
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, function)
-        yield
+    return replaced(
+        random_numbers(),
+        dropout=lambda inputs, *args, **kwargs: inputs,
+        normal=filled(lambda mean=0.0, stddev=1.0: mean),
+        truncated_normal=filled(lambda mean=0.0, stddev=1.0: mean),
+        uniform=filled(lambda minval=0.0, maxval=1.0: (minval + maxval) / 2),
+    )

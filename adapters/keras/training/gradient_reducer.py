@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.requests import Adasum, Average, Max, Sum, fixed_divisor, gradient_reduction
 from sirtaki.common.training.combinations import require_all_ranks
 from sirtaki.common.training.groups import Groups, partitioned
+from sirtaki.keras._private import replaced
 from sirtaki.keras.backends import Backend, Gradient, GradientCombination
 from sirtaki.keras.compression import Compressor, NoneCompressor
 
@@ -107,7 +108,7 @@ class GradientReduction:
     _rows: Rows | None = field(default=None, init=False)
     _recorded: list[Any] | None = field(default=None, init=False)
     _is_done: bool = field(default=False, init=False)
-    _postponed: list[Any] = field(default_factory=list, init=False)
+    _postponed: Sequence[Any] = field(default=(), init=False)
 
     def move_to(self, context: Context) -> None:
         """Continues in another world, under the same names: steps that have been compiled contain them."""
@@ -122,23 +123,13 @@ class GradientReduction:
         """Returns whether the gradients that are being applied have been reduced."""
         return self._is_done
 
-    @contextmanager
-    def done(self) -> Iterator[None]:
+    def done(self) -> AbstractContextManager[None]:
         """Marks the gradients that are applied inside as reduced."""
-        before, self._is_done = self._is_done, True
-        try:
-            yield
-        finally:
-            self._is_done = before
+        return replaced(self, _is_done=True)
 
-    @contextmanager
-    def counting(self, rows: Rows) -> Iterator[None]:
+    def counting(self, rows: Rows) -> AbstractContextManager[None]:
         """Makes gradients that are applied inside count by the rows of this rank's part of a batch."""
-        before, self._rows = self._rows, rows
-        try:
-            yield
-        finally:
-            self._rows = before
+        return replaced(self, _rows=rows)
 
     @property
     def counts_rows(self) -> bool:
@@ -166,11 +157,9 @@ class GradientReduction:
     @contextmanager
     def recording(self) -> Iterator[list[Any]]:
         """Records the gradients that are applied inside, instead of applying them."""
-        before, self._recorded = self._recorded, []
-        try:
-            yield self._recorded
-        finally:
-            self._recorded = before
+        recorded: list[Any] = []
+        with replaced(self, _recorded=recorded):
+            yield recorded
 
     def record(self, gradients: Sequence[Any]) -> bool:
         """Returns whether gradients are recorded; these are then."""
@@ -179,15 +168,9 @@ class GradientReduction:
         self._recorded[:] = gradients
         return True
 
-    @contextmanager
-    def postponed(self, variables: Sequence[Any]) -> Iterator[None]:
+    def postponed(self, variables: Sequence[Any]) -> AbstractContextManager[None]:
         """Lets `reduce_postponed`, inside, reduce gradients of these variables once accumulated."""
-        self._postponed = list(variables)
-        try:
-            with self.done():
-                yield
-        finally:
-            self._postponed = []
+        return replaced(self, _is_done=True, _postponed=variables)
 
     def reduce_postponed(self, gradients: Sequence[Any]) -> list[Any]:
         """Returns the postponed gradients, reduced; returns other optimizers' gradients unchanged."""

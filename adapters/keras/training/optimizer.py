@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from sirtaki.keras._private import (
     is_training,
     layers_of,
     loss_reductions,
+    replaced,
     trainable_variables_of,
 )
 from sirtaki.keras.compression import Compression, Compressor
@@ -437,8 +438,7 @@ def _in_float16(model: Any) -> set[int]:
     }
 
 
-@contextmanager
-def _counting_as_one(exchange: GradientReduction) -> Iterator[None]:
+def _counting_as_one(exchange: GradientReduction) -> AbstractContextManager[None]:
     """Scales losses inside so that their average over the ranks is the loss of a single process.
 
     A loss with a divisor that depends on the rank is divided by the divisor's average instead: a single
@@ -468,8 +468,4 @@ def _counting_as_one(exchange: GradientReduction) -> Iterator[None]:
             return loss * share(keras.ops.cast(keras.ops.sum(sample_weight), loss.dtype))
         return loss
 
-    module.apply_mask, module.reduce_values = apply_mask, reduce_values
-    try:
-        yield
-    finally:
-        module.apply_mask, module.reduce_values = masked, reduced
+    return replaced(module, apply_mask=apply_mask, reduce_values=reduce_values)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,12 @@ from sirtaki.common.training.groups import Place, owners_of, place_in
 from sirtaki.keras._private import (
     drop_slots,
     keep_slots,
+    replaced,
     set_trainable_variables,
     slots_of,
     trainable_variables_of,
 )
-from sirtaki.keras.training.gradient_reducer import GradientReduction
+from sirtaki.keras.training.gradient_reducer import GradientReduction, is_stored
 
 
 @dataclass
@@ -178,20 +179,17 @@ class ShardedVariables(keras.optimizers.Optimizer):
             [scope.get_current_value(variable) for variable in given] for given in (known, self.variables)
         )
 
-    @contextmanager
-    def _clipping(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
+    def _clipping(self, gradients: Sequence[Any], variables: Sequence[Any]) -> AbstractContextManager[None]:
         """Lets `_clip_gradients`, inside, clip by the norm of all gradients, as the plain optimizer would."""
+        if not self.global_clipnorm:
+            return nullcontext()
         scale = self.loss_scale_factor
-        if self.global_clipnorm:
-            self._division.gradients = [
-                (gradient if scale is None else gradient / scale, self.is_own(variable))
-                for gradient, variable in zip(gradients, variables, strict=True)
-                if gradient is not None and not getattr(variable, "overwrite_with_gradient", False)
-            ]
-        try:
-            yield
-        finally:
-            self._division.gradients = []
+        clipped = [
+            (gradient if scale is None else gradient / scale, self.is_own(variable))
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is not None and not is_stored(variable)
+        ]
+        return replaced(self._division, gradients=clipped)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         if not self.global_clipnorm:
@@ -211,14 +209,9 @@ class ShardedVariables(keras.optimizers.Optimizer):
         plain.build(list(trainable_variables_of(self)))
         return plain
 
-    @contextmanager
-    def saving(self, whole_state: dict[str, Any]) -> Iterator[None]:
+    def saving(self, whole_state: dict[str, Any]) -> AbstractContextManager[None]:
         """Lets Keras, inside, save this state as that of the optimizer."""
-        self._division.whole_state = whole_state
-        try:
-            yield
-        finally:
-            self._division.whole_state = None
+        return replaced(self._division, whole_state=whole_state)
 
     def save_own_variables(self, store: Any) -> None:
         """Works like the optimizer's own inside `saving`.
