@@ -14,7 +14,7 @@ from math import inf
 from statistics import median
 
 from sirtaki.bindings.library import Config
-from sirtaki.common.autotune.search import MARGIN, SettingChange, Settings
+from sirtaki.common.autotune.search import MARGIN, Judgement, SettingChange, Settings
 
 _K, _M = 1 << 10, 1 << 20
 # The values that matter. All of these settings can be changed while the ranks run, and none of them changes
@@ -154,20 +154,6 @@ class TunedJob:
     def does_all(self, step: StepDifference) -> bool:
         """Returns whether the optimizer has made all operations of a step."""
         return self.operations > 0 and step.operations == self.operations
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The bound of a change.
-
-    Attributes:
-        saving: the part of a step that it could save at most, beyond what a remaining change does.
-        reason: why it is left out, as a clause; "": it is not.
-    """
-
-    change: SettingChange
-    saving: float
-    reason: str = ""
 
 
 def measure(counts: Sequence[Counts], seconds: Sequence[float]) -> StepMeasures | None:

@@ -61,11 +61,17 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """A change that is not tried, and why, as a clause."""
+class Judgement:
+    """The bound of a change.
+
+    Attributes:
+        saving: the part of a step that it could save at most, beyond what a remaining change does.
+        reason: why it is left out, as a clause; "": it is not.
+    """
 
     change: SettingChange
-    reason: str
+    saving: float
+    reason: str = ""
 
 
 @dataclass
@@ -78,7 +84,7 @@ class Findings:
     start: Settings
     kept: Settings
     measured: str = ""
-    left_out: Sequence[LeftOut] = ()
+    left_out: Sequence[Judgement] = ()
     tried: int = 0
     verdicts: list[Verdict] = field(default_factory=list)
     whole_ratio: float | None = None  # of all kept changes together

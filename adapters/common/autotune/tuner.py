@@ -29,7 +29,7 @@ from sirtaki.common.autotune.search import (
     PROOF_WINS,
     Block,
     Findings,
-    LeftOut,
+    Judgement,
     SettingChange,
     Settings,
     search,
@@ -175,11 +175,11 @@ class Tuner:
         """Runs the search. Is sent the duration of each step, in seconds, when it ends."""
         for _ in range(_UNUSUAL_STEPS):
             yield
-        counts, times = [self._counts()], []
+        counts, times = [read(self._world)], []
         for _ in range(_FIRST_STEPS - _UNUSUAL_STEPS):
             times.append((yield))
-            counts.append(self._counts())
-        start = self._in_use()
+            counts.append(read(self._world))
+        start = {name: setting_in_use(self._world, name) for name in TUNED}
         self.findings = Findings(start, start)
         blocks = search(self.findings, self._select(self.findings, counts, times))
         with suppress(StopIteration):
@@ -198,38 +198,30 @@ class Tuner:
         self, findings: Findings, counts: Sequence[Counts], seconds: Sequence[float]
     ) -> list[SettingChange]:
         """Returns the changes to try, in order, and records why other changes are left out."""
-        context, optimizer = self._context(), self._optimizer
-        assert context is not None
+        optimizer = self._optimizer
         assert optimizer is not None
         changes = candidates(findings.start, optimizer.hands_over)
         if optimizer == _COMPILED:  # the counters have gone on since these steps
             return changes
-        job, measures = job_of(context, optimizer), measure(counts, seconds)
+        job, measures = job_of(self._world, optimizer), measure(counts, seconds)
         if job is None or measures is None:
             return changes
         judgements = judge(measures, job, findings.start, changes)
         findings.measured = describe(measures)
-        findings.left_out = [
-            LeftOut(judgement.change, judgement.reason) for judgement in judgements if judgement.reason
-        ]
+        findings.left_out = [judgement for judgement in judgements if judgement.reason]
         self._log.model(self._steps, findings, median(seconds))
         return [judgement.change for judgement in judgements if not judgement.reason]
 
-    def _counts(self) -> Counts:
+    @property
+    def _world(self) -> Context:
+        """The world that is tuned, while it takes steps."""
         context = self._context()
         assert context is not None
-        return read(context)
-
-    def _in_use(self) -> Settings:
-        context = self._context()
-        assert context is not None
-        return {name: setting_in_use(context, name) for name in TUNED}
+        return context
 
     def _use(self, settings: Settings) -> None:
-        context = self._context()
-        assert context is not None
         for name, value in settings.items():
-            change_setting(context, name, value)
+            change_setting(self._world, name, value)
 
     def _to_load(self, findings: Findings) -> Settings:
         """Returns the settings with which another job starts with the result.
@@ -345,30 +337,27 @@ class Log:
 
     def block(self, step: int, block: Block, seconds: float) -> None:
         """Records a block of steps that ended with `step`."""
-        if self._file is not None:
-            with suppress(OSError):  # a full disk is no reason to end a training
-                self._lines.writerow([step, block.purpose, *block.settings.values(), f"{seconds:.6f}", ""])
+        self._write(step, block.purpose, *block.settings.values(), f"{seconds:.6f}", "")
 
     def model(self, step: int, findings: Findings, seconds: float) -> None:
         """Records what the steps before `step` have exchanged, and each change that is left out."""
-        if self._file is None:
-            return
-        with suppress(OSError):
-            purpose = f"model: {findings.measured}"
-            self._lines.writerow([step, purpose, *findings.start.values(), f"{seconds:.6f}", ""])
-            for left_out in findings.left_out:
-                settings = left_out.change.of(findings.start).values()
-                self._lines.writerow([step, f"{left_out.change}: {left_out.reason}", *settings, "", LEFT_OUT])
+        self._write(step, f"model: {findings.measured}", *findings.start.values(), f"{seconds:.6f}", "")
+        for left_out in findings.left_out:
+            settings = left_out.change.of(findings.start).values()
+            self._write(step, f"{left_out.change}: {left_out.reason}", *settings, "", LEFT_OUT)
 
     def close(self, step: int, kept: Settings | None) -> None:
         """Records the result, if there is any, and completes the file."""
-        if self._file is None:
-            return
-        with suppress(OSError):
-            if kept is not None:
-                self._lines.writerow([step, "result", *kept.values(), "", KEPT])
-        with suppress(OSError):
-            self._file.close()
+        if kept is not None:
+            self._write(step, "result", *kept.values(), "", KEPT)
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+    def _write(self, *row: object) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # a full disk is no reason to end a training
+                self._lines.writerow(row)
 
 
 def paragraph(findings: Findings, steps: int) -> str:
@@ -394,7 +383,7 @@ def paragraph(findings: Findings, steps: int) -> str:
     if findings.whole_ratio is not None:
         sentences.append(f"With all changes, steps took {findings.whole_ratio:.0%} of the time of the start")
     if findings.tried or not findings.left_out:
-        sentences.append(_advice(findings.start, findings.kept))
+        sentences.append(_advice(findings.changes))
     return ". ".join(sentences) + "."
 
 
@@ -411,7 +400,7 @@ def _extent(findings: Findings, steps: int) -> str:
     )
 
 
-def _omissions(left_out: Sequence[LeftOut], most: int) -> str:
+def _omissions(left_out: Sequence[Judgement], most: int) -> str:
     """Says which changes were left out of `most`, by the reason."""
     by_reason: dict[str, list[str]] = {}
     for rejected in left_out:
@@ -423,11 +412,10 @@ def _omissions(left_out: Sequence[LeftOut], most: int) -> str:
     return f"{len(left_out)} changes were left out: {'; '.join(clauses)}"
 
 
-def _advice(start: Settings, kept: Settings) -> str:
-    changed = {name: value for name, value in kept.items() if start[name] != value}
-    if not changed:
+def _advice(kept: Sequence[SettingChange]) -> str:
+    if not kept:
         return f"The settings stay as they were: no change made steps faster by {MARGIN:.0%} or more"
-    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changed.items())
+    options = " ".join(f"--{change.setting.replace('_', '-')} {change.value}" for change in kept)
     return f"To start with this result: hvdrun {options}, or --autotune-load with the file of --autotune-log"
 
 
