@@ -156,6 +156,15 @@ class Comparison:
         self.is_open = False
 
 
+def compared(scope: Scope, numbers: Sequence[int]) -> Sequence[bool]:
+    """Compares numbers over the ranks now; returns, for each, whether it is equal. All ranks call it."""
+    comparison = Comparison(scope.context, scope.call(), len(numbers))
+    comparison.start(numbers)
+    outcome = comparison.finish()
+    assert outcome is not None  # the numbers are new on every rank
+    return outcome.equal
+
+
 # ---- Tensors that must be equal on all ranks, and the report of their differences ----------------------
 
 _ROUNDING = (
@@ -283,12 +292,8 @@ def check(scope: Scope, tensors: Tensors, options: Options = ()) -> None:
     Raises:
         ParametersDifferError: on all ranks, with the same text, which names tensors and ranks.
     """
-    comparison = Comparison(scope.context, scope.call(), 1)
-    comparison.start([combined([checksum_of_tensors(tensors), checksum_of_text(repr(options))])])
-    outcome = comparison.finish()
-    if outcome is None or all(outcome.equal):
-        return
-    if finding := find_difference(scope, tensors, options):
+    whole = combined([checksum_of_tensors(tensors), checksum_of_text(repr(options))])
+    if not all(compared(scope, [whole])) and (finding := find_difference(scope, tensors, options)):
         raise ParametersDifferError(str(finding))
 
 
@@ -327,15 +332,11 @@ def states_agree(context: Context, name: str, entries: Sequence[tuple[str, str]]
         ParametersDifferError: the entries differ. All ranks raise it, with the same text.
     """
     scope = Scope(context, global_process_set, name, "hvd.elastic.run")
-    comparison = Comparison(context, scope.call(), 2)
-    comparison.start([checksum_of_text(repr(entries)), values])
-    outcome = comparison.finish()
-    if outcome is None or all(outcome.equal):
-        return True
-    if not outcome.equal[0]:
+    have_equal_entries, have_equal_values = compared(scope, [checksum_of_text(repr(entries)), values])
+    if not have_equal_entries:
         finding = find_difference(scope, Descriptions(entries))
         raise ParametersDifferError(str(finding or "the ranks' states hold different arrays"))
-    return False
+    return have_equal_values
 
 
 def find_difference(

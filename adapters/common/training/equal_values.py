@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sirtaki.bindings.context import Context
 from sirtaki.common.ops.objects import gather_objects
 from sirtaki.common.ops.process_sets import global_process_set
-from sirtaki.common.training.consistency import Comparison, Scope, checksum_of_text, combined
+from sirtaki.common.training.consistency import Scope, checksum_of_text, combined, compared
 
 
 class Value(NamedTuple):
@@ -54,10 +54,7 @@ def require_equal(
         numbers = [
             number for label, kind, known in values for number in (checksum_of_text(label + kind), known)
         ]
-        comparison = Comparison(context, scope.call(), 1)
-        comparison.start([combined([checksum_of_text(repr(refusal)), *numbers])])
-        outcome = comparison.finish()
-        if outcome is not None and not all(outcome.equal):
+        if not all(compared(scope, [combined([checksum_of_text(repr(refusal)), *numbers])])):
             mine = _Report(context.rank, values, refusal)
             reports: list[_Report] = gather_objects(context, mine, f"{name}.reports", global_process_set)
             raise ValueError(_difference(scope, reports))
