@@ -115,12 +115,11 @@ class GradientExchange(Gradients):
         parameters = self._parameters
         gradients: list[Any] = [parameters[index].grad for index in indices]
         if self._are_direct(indices, gradients):
-            self._enqueue(indices, gradients, list(map(Tensor.data_ptr, gradients)))
+            addresses = list(map(Tensor.data_ptr, gradients))
+            self._enqueue(indices, gradients, addresses, addresses, 0)
             self._in_place += gradients
-            return
-        tensors, results = self._prepare(indices, absent=False)
-        self._enqueue(indices, tensors, list(map(Tensor.data_ptr, tensors)))
-        self._results += results
+        else:
+            self._submit_results(indices, absent=False)
 
     def submit_rest(self, indices: list[int]) -> None:
         """Submits these gradients as not new: no more will be submitted in this round.
@@ -132,17 +131,8 @@ class GradientExchange(Gradients):
         for stage in self.stages:
             indices = stage.start(indices, absent=True)
             stage.start_rest()
-        if not indices:
-            return
-        tensors, results = self._prepare(indices, absent=True)
-        targets = list(map(Tensor.data_ptr, tensors))
-        absent_slots = {result.slot for result in results if result.gradient is None}
-        sources = [
-            0 if slot in absent_slots else address
-            for slot, address in enumerate(targets, self._requests.filled)
-        ]
-        self._enqueue(indices, tensors, targets, sources, ABSENT)
-        self._results += results
+        if indices:
+            self._submit_results(indices, absent=True)
 
     def skip(self) -> None:
         """Makes `finish` raise BatchSkippedError on all ranks, for this rank lacks memory."""
@@ -216,23 +206,31 @@ class GradientExchange(Gradients):
             self._devices[index] for index in indices
         ]
 
-    def _prepare(self, indices: list[int], absent: bool) -> tuple[list[Tensor], list[_Result]]:
-        """Returns the described tensors to exchange for these gradients, and the results to put in place."""
-        tensors, results = [], []
-        for slot, index in enumerate(indices, self._requests.filled):
-            parameter = self._parameters[index]
-            gradient = parameter.grad
-            source = gradient
-            if source is None:  # the memory of an absent gradient is not read
-                source = torch.empty_like(parameter) if absent else torch.zeros_like(parameter)
-            elif source.is_sparse:
-                self._sparse.mark(index, source, self._checks)
-                source = source.to_dense()
-            compressed, undo = self._compression.compress(source.detach())
-            tensor = self._describe(index, compressed)
-            tensors.append(tensor)
-            results.append(_Result(slot, index, gradient, tensor, undo, absent))
-        return tensors, results
+    def _submit_results(self, indices: list[int], absent: bool) -> None:
+        """Submits tensors in the place of gradients: copies, compressed tensors, or stand-ins."""
+        results = [
+            self._prepare(slot, index, absent) for slot, index in enumerate(indices, self._requests.filled)
+        ]
+        tensors = [result.tensor for result in results]
+        targets = list(map(Tensor.data_ptr, tensors))
+        sources = [
+            0 if absent and result.gradient is None else address
+            for result, address in zip(results, targets, strict=True)
+        ]
+        self._enqueue(indices, tensors, sources, targets, ABSENT if absent else 0)
+        self._results += results
+
+    def _prepare(self, slot: int, index: int, absent: bool) -> _Result:
+        """Describes the tensor to exchange for a gradient, and returns the result to put in place."""
+        parameter = self._parameters[index]
+        gradient = source = parameter.grad
+        if source is None:  # the memory of an absent gradient is not read
+            source = torch.empty_like(parameter) if absent else torch.zeros_like(parameter)
+        elif source.is_sparse:
+            self._sparse.mark(index, source, self._checks)
+            source = source.to_dense()
+        compressed, undo = self._compression.compress(source.detach())
+        return _Result(slot, index, gradient, self._describe(index, compressed), undo, absent)
 
     def _describe(self, index: int, tensor: Tensor) -> Tensor:
         """Describes a gradient, unless it is unchanged; returns the tensor to exchange: itself or a copy."""
@@ -254,15 +252,10 @@ class GradientExchange(Gradients):
         return view.owner
 
     def _enqueue(
-        self,
-        indices: list[int],
-        tensors: Sequence[Any],
-        targets: list[int],
-        sources: list[int] | None = None,
-        flags: int = 0,
+        self, indices: list[int], tensors: Sequence[Any], sources: list[int], targets: list[int], flags: int
     ) -> None:
         try:
-            self._requests.submit(indices, targets if sources is None else sources, targets, tensors, flags)
+            self._requests.submit(indices, sources, targets, tensors, flags)
         except ValueError:  # the core knows the operations, and not the parameters
             contents = self._requests.contents(len(indices))
             refuse_shared_gradients(
