@@ -52,26 +52,22 @@ class Link:
         self.context, self._counters = scope.context, scope.context.compression
         self._ranks = len(scope.ranks)
 
-    def all_reduce(self, tensors: Sequence[Tensor], part: str) -> Handle[Any]:
-        """Starts to combine tensors over all ranks, in place."""
-        bytes_sent = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        self._counters.sent_bytes += self._reduced(bytes_sent)
-        return self._scope.derived(part).start_group(ALLREDUCE_IN_PLACE, tensors, self.how)
+    def all_reduce(
+        self, tensors: Sequence[Tensor], part: str, wire_format: WireFormat | None = None
+    ) -> Handle[Any]:
+        """Starts to combine tensors over all ranks, in place; in a format with blocks, if there is any."""
+        how, count = self.how, sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if wire_format is not None:
+            how = how._replace(wire_format=wire_format.code)
+            count = sum(wire_format.encoded_bytes(tensor.numel()) for tensor in tensors)
+        self._counters.sent_bytes += self._reduced(count)
+        return self._scope.derived(part).start_group(ALLREDUCE_IN_PLACE, tensors, how)
 
     @property
     def shares_memory(self) -> bool:
         """Returns whether the ranks exchange through shared memory alone: formats have no effect there."""
         context = self._scope.context
         return not context.has_wire_format(self._scope.process_set.number(context))
-
-    def all_reduce_encoded(
-        self, tensors: Sequence[Tensor], part: str, wire_format: WireFormat
-    ) -> Handle[Any]:
-        """Works like `all_reduce`, in a format with blocks."""
-        encoded = sum(wire_format.encoded_bytes(tensor.numel()) for tensor in tensors)
-        self._counters.sent_bytes += self._reduced(encoded)
-        how = self.how._replace(wire_format=wire_format.code)
-        return self._scope.derived(part).start_group(ALLREDUCE_IN_PLACE, tensors, how)
 
     def all_gather(self, tensor: Tensor) -> Handle[Any]:
         """Starts to gather the bytes of all ranks, in the order of ranks; a rank that has joined has none."""

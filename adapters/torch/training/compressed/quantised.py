@@ -73,7 +73,7 @@ class QuantisedMethod(Method):
         for at in self._touched:
             self._round(at, slots[at].values)
         sent = [self._sent[at] for at in self._touched]
-        yield self._link.all_reduce_encoded(sent, "(values)", self._format)
+        yield self._link.all_reduce(sent, "(values)", self._format)
         return all(bool(tensor.isfinite().all()) for tensor in sent)
 
     def store(self, number: int, slot: TensorSlot, residual: Tensor | None) -> None:

@@ -238,10 +238,7 @@ class Rounds:
     def _gather(self, own: ClockReport) -> list[ClockReport]:
         row = torch.tensor([[*map(int, own)]], dtype=torch.int64)
         (rows,) = self._scope.derived("reports").run_group(ALLGATHER, [row])
-        return [
-            ClockReport(int(a), int(b), bool(c), bool(d), int(e), int(f))
-            for a, b, c, d, e, f in rows.tolist()
-        ]
+        return [ClockReport(*numbers) for numbers in rows.tolist()]
 
     def _compare_options(self, reports: Sequence[ClockReport]) -> None:
         """Compares the options of ranks with equally many updates. All ranks raise the same error, if any."""
