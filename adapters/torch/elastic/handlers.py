@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -542,20 +543,11 @@ def unpacked(payload: memoryview) -> list[Part]:
     """Returns the parts in these bytes; their elements are views."""
     parts, sources = opened(payload)
     remaining = iter(sources)
-    return [
-        Part(
-            part.begin,
-            part.end,
-            part.strides,
-            {
-                key: Elements(value.dtype, _tensor(next(remaining), value.dtype))
-                if isinstance(value, Elements)
-                else value
-                for key, value in part.values.items()
-            },
-        )
-        for part in parts
-    ]
+
+    def taken(value: Elements) -> Elements:
+        return Elements(value.dtype, _tensor(next(remaining), value.dtype))
+
+    return [replace(part, values=part.changed(taken, lambda value: value)) for part in parts]
 
 
 def _tensor(memory: memoryview, dtype: torch.dtype) -> Tensor:

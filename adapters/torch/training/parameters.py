@@ -49,7 +49,7 @@ def names_of(
             f"named_parameters has names more than once: {', '.join(twice[:5])}; make them unique"
         )
     names = {parameter: name for name, parameter in pairs}
-    unnamed = sum(parameter not in names for group in optimizer.param_groups for parameter in group["params"])
+    unnamed = sum(parameter not in names for parameter in parameters_of(optimizer))
     if unnamed:
         raise ValueError(
             f"named_parameters leaves {unnamed} of the optimizer's parameters without a name: "
@@ -71,7 +71,7 @@ def trainable(parameter: Tensor) -> Iterator[None]:
 
 def check_groups_of(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
     """Raises ValueError unless these are groups of the optimizer's parameters."""
-    known = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    known = frozenset(map(id, parameters_of(optimizer)))
     expected = ", but it has to be 0 (none) or the number of groups"
     check_groups(groups, GroupRules("parameter", expected, _is_group, known))
 

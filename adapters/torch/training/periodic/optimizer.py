@@ -26,7 +26,7 @@ from sirtaki.torch.training.compressed.method import Link, TensorSlot, compute_d
 from sirtaki.torch.training.compressed.quantised import can_encode, hint_at_shared_memory, wire_format_of
 from sirtaki.torch.training.compressed.state import CompressionState, plain_and_memory
 from sirtaki.torch.training.other_reducers import refuse_other_reducers
-from sirtaki.torch.training.parameters import all_named
+from sirtaki.torch.training.parameters import all_named, parameters_of
 from sirtaki.torch.training.periodic.updates import AverageRule, OuterStep, ParameterAveraging
 from sirtaki.torch.training.wrapping import Optimizer, SeparateOptimizer, make_plain, wrap
 
@@ -573,12 +573,10 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is {alpha}, but it is a share of a rank's own values: 0 to 1")
-    parameters = [parameter for group in inner.param_groups for parameter in group["params"]]
+    parameters = parameters_of(inner)
     if outer is None:
         outer = torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
-    elif {id(parameter) for group in outer.param_groups for parameter in group["params"]} != set(
-        map(id, parameters)
-    ):
+    elif set(map(id, parameters_of(outer))) != set(map(id, parameters)):
         raise ValueError("the outer optimizer has other parameters than the inner one; give both the same")
     refuse_combinations({"diloco": True, "memory_of_gradients": memory_of_gradients(compression)})
     schedule = Schedule(every, fragments, overlap, format_of(compression))

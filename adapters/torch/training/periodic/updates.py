@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirtaki.torch.training.parameters import kept_gradients
+from sirtaki.torch.training.parameters import kept_gradients, parameters_of
 
 
 class AverageRule:
@@ -78,7 +78,7 @@ class OuterStep(AverageRule):
     def __init__(self, outer: torch.optim.Optimizer, alpha: float) -> None:
         self.outer, self._alpha = outer, alpha
         self.equalizes = alpha == 0
-        self._parameters = [parameter for group in outer.param_groups for parameter in group["params"]]
+        self._parameters = parameters_of(outer)
         self._global: dict[Tensor, Tensor] = {}
 
     def begin(self, parameters: Sequence[Tensor]) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sirtaki.bindings.request import MAX, SUM
 from sirtaki.common.ops.requests import ALLREDUCE_IN_PLACE, Reduction
-from sirtaki.torch.training.sharded.gradient import ShardedGradient
+from sirtaki.torch.training.parameters import parameters_of
+from sirtaki.torch.training.sharded.gradient import ShardedGradient, own_elements
 
 Parameters = torch.optim.Optimizer | Tensor | Iterable[Tensor]
 
@@ -52,7 +53,7 @@ def clip_grad_norm_(
             "error_if_nonfinite=False to scale them nevertheless"
         )
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    for own in _own(gradients):
+    for own in map(own_elements, gradients):
         own.mul_(factor.to(own.device, own.real.dtype if own.is_complex() else own.dtype))
     return norm.to(gradients[0].real.dtype if gradients[0].is_complex() else gradients[0].dtype)
 
@@ -69,21 +70,16 @@ def clip_grad_value_(parameters: Parameters, clip_value: float) -> None:
         hvd.clip_grad_value_(optimizer, clip_value=0.5)
         optimizer.step()
     """
-    for own in _own(_gradients(parameters)):
+    for own in map(own_elements, _gradients(parameters)):
         own.clamp_(min=-clip_value, max=clip_value)
 
 
 def _gradients(parameters: Parameters) -> list[Tensor]:
     if isinstance(parameters, torch.optim.Optimizer):
-        parameters = [parameter for group in parameters.param_groups for parameter in group["params"]]
+        parameters = parameters_of(parameters)
     elif isinstance(parameters, Tensor):
         parameters = [parameters]
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-
-def _own(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the elements that this rank has."""
-    return [gradient.own if isinstance(gradient, ShardedGradient) else gradient for gradient in gradients]
 
 
 def _norm(gradients: Sequence[Tensor], kind: float) -> Tensor:

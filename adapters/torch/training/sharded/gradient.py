@@ -55,7 +55,7 @@ class ShardedGradient(Tensor):
             return super().__torch_function__(func, types, args, kwargs or {})
         if func in (Tensor.zero_, torch._foreach_zero_):
             for argument in args[:1] if func is Tensor.zero_ else args[0]:
-                (argument.own if isinstance(argument, ShardedGradient) else argument).zero_()
+                own_elements(argument).zero_()
             return args[0]
         if func is check_and_unscale:
             return _unscale(*args)
@@ -70,6 +70,11 @@ class ShardedGradient(Tensor):
 
 def _properties(parameter: Tensor) -> tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]:
     return parameter.dtype, parameter.device, parameter.shape, parameter.stride()
+
+
+def own_elements(gradient: Tensor) -> Tensor:
+    """Returns the elements of a gradient that this rank has."""
+    return gradient.own if isinstance(gradient, ShardedGradient) else gradient
 
 
 def _remedy(function: str) -> str:
@@ -89,8 +94,7 @@ def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) 
 
     torch.amp.GradScaler calls it, on all ranks for the same gradients.
     """
-    own = [gradient.own if isinstance(gradient, ShardedGradient) else gradient for gradient in gradients]
-    own = [tensor for tensor in own if tensor.numel()]
+    own = [tensor for tensor in map(own_elements, gradients) if tensor.numel()]
     if own:
         check_and_unscale(own, found_inf, inv_scale)
     scope = next(gradient.scope for gradient in gradients if isinstance(gradient, ShardedGradient))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -20,7 +21,7 @@ from sirtaki.common.training.groups import Place
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.ops.tensors import count_write, from_output, view
-from sirtaki.torch.training.parameters import all_named
+from sirtaki.torch.training.parameters import all_named, group_sizes, parameters_of
 from sirtaki.torch.training.sharded.gradient import ShardedGradient
 from sirtaki.torch.training.sharded.kinds import needs_whole_parameters
 from sirtaki.torch.training.sharded.slices import Partition, Slice, flat, has_gaps, in_order_of, orders_differ
@@ -41,6 +42,13 @@ class Part:
     end: int
     strides: tuple[int, ...]
     values: Mapping[str, Any]
+
+    def changed(self, elements: Callable[[Elements], Any], other: Callable[[Any], Any]) -> dict[str, Any]:
+        """Returns the values, each changed by the function for its kind."""
+        return {
+            key: elements(value) if isinstance(value, Elements) else other(value)
+            for key, value in self.values.items()
+        }
 
 
 class Elements(NamedTuple):
@@ -84,21 +92,18 @@ def _in_memory_order(slice_: Slice, value: Tensor) -> Tensor:
 
 def values_of(slice_: Slice, part: Part) -> dict[str, Any]:
     """Returns the state of a slice as copies of a part of the same elements."""
-    return {
-        key: slice_.shaped(value.tensor.to(slice_.parameter.device, copy=True))
-        if isinstance(value, Elements) and value.tensor is not None
-        else _placed(value, slice_.parameter)
-        for key, value in part.values.items()
-    }
+    parameter = slice_.parameter
+
+    def own(value: Elements) -> Tensor:
+        assert value.tensor is not None  # only a part that is sent as an object lacks its elements
+        return slice_.shaped(value.tensor.to(parameter.device, copy=True))
+
+    return part.changed(own, lambda value: _placed(value, parameter))
 
 
 def described(part: Part) -> Part:
     """Returns a part without elements, to be sent as an object."""
-    values = {
-        key: Elements(value.dtype, None) if isinstance(value, Elements) else _portable(value)
-        for key, value in part.values.items()
-    }
-    return Part(part.begin, part.end, part.strides, values)
+    return replace(part, values=part.changed(lambda value: Elements(value.dtype, None), _portable))
 
 
 def whole_values(
@@ -200,11 +205,7 @@ class Sharded(Wrapped):
 
     def _slices(self) -> list[Slice]:
         """Returns the slices of all parameters, in the order of the groups."""
-        return [
-            self._partition.slice_of(parameter)
-            for group in self.param_groups
-            for parameter in group["params"]
-        ]
+        return [self._partition.slice_of(parameter) for parameter in parameters_of(self)]
 
     @property
     def place(self) -> Place:
@@ -262,33 +263,29 @@ class Sharded(Wrapped):
                 "its state belongs to slices that this rank does not have any more: make the state with it, "
                 "hvd.elastic.TorchState(model, optimizer)"
             )
-        groups = [
-            [self._partition.slice_of(parameter) for parameter in group["params"]]
-            for group in self.param_groups
-        ]
-        moved = [slice_ for slices in groups for slice_ in slices if slice_.has_other_order]
+        slices = self._slices()
+        moved = [slice_ for slice_ in slices if slice_.has_other_order]
         if moved:  # on all ranks, in the same step
             divide_again(self._scope.derived("new order"), self.state, moved)
-        for slices in groups:
-            for slice_ in slices:
-                slice_.follow()
-                slice_.tensor.grad = _own_gradient(slice_)
-        self._swap_groups([[slice_.tensor for slice_ in slices] for slices in groups])
+        for slice_ in slices:
+            slice_.follow()
+            slice_.tensor.grad = _own_gradient(slice_)
+        tensors = iter([slice_.tensor for slice_ in slices])
+        self._swap_groups([list(islice(tensors, size)) for size in group_sizes(self)])
 
     def _end_update(self) -> None:
         """Gathers what the ranks have updated."""
         self._put_parameters_back()
         if self._scope.has_no_peers:
             return
-        if len(self._named_slices) != sum(len(group["params"]) for group in self.param_groups):
+        if len(self._named_slices) != len(parameters_of(self)):
             named = all_named(self, self._parameter_names)
             self._named_slices = [(name, self._partition.slice_of(tensor)) for name, tensor in named]
         self._gathering.run([pair for pair in self._named_slices if _is_trained(pair[1].parameter)])
 
     def _put_parameters_back(self) -> None:
-        for group in self.param_groups if self._program_groups is not None else ():
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in parameters_of(self) if self._program_groups is not None else ():
+            parameter.grad = None
         super()._put_parameters_back()
 
     # ---- Calls of the program --------------------------------------------------------------------------
@@ -340,13 +337,12 @@ def partition_for(optimizer: Optimizer, scope: CollectiveScope) -> Partition | N
     Raises:
         ValueError: a parameter cannot be cut into slices.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if has_gaps(parameter):
-                raise ValueError(
-                    f"a parameter of shape {list(parameter.shape)} does not fill its memory, so shard= "
-                    "cannot cut it into slices: make it with parameter.contiguous()"
-                )
+    for parameter in parameters_of(optimizer):
+        if has_gaps(parameter):
+            raise ValueError(
+                f"a parameter of shape {list(parameter.shape)} does not fill its memory, so shard= cannot "
+                "cut it into slices: make it with parameter.contiguous()"
+            )
     if scope.has_no_peers and scope.context.survivors is None:  # otherwise ranks may join
         return None
     place = Place(scope.ranks.index(scope.context.rank), len(scope.ranks))
