@@ -90,9 +90,8 @@ class Moving(Submission):
         sizes = [target.numel() for target in targets]
         if len(set(sizes)) <= 1:
             require_equal(targets, source, self.size(), "the output of all_gather")
-            return RequestPart(
-                core.ALLGATHER, rows(source, 1), store=_assign_each(self.order.to_set(targets))
-            )
+            store = _assign_parts(self.order.to_set(targets))
+            return RequestPart(core.ALLGATHER, rows(source, 1), store=store)
         require_alike([source, *targets])
         if len(sizes) != self.size() or sizes[self.rank()] != source.numel():
             raise ValueError(
@@ -134,7 +133,7 @@ class Moving(Submission):
         received = [1 if is_root else 0] * self.size()
         sent = [0] * self.size()
         sent[opts.rootRank] = 1
-        store = _assign_each(self.order.to_set(targets) if is_root else [])
+        store = _assign_parts(self.order.to_set(targets) if is_root else [])
         part = self._exchange(rows(source, 1), sent, received, store)
         return self.submit(self.names.collectives, [part], targets, opts)
 
@@ -146,7 +145,6 @@ class Moving(Submission):
         sources = list(inputs[0]) if is_root and inputs else []
         if is_root:
             require_equal(sources, output, self.size(), "the input of scatter")
-        if is_root:
             mine = rows(joined(self.order.to_set(sources)), self.size())
         else:
             mine = view(output.new_empty((0, output.numel())))
@@ -289,25 +287,17 @@ def _assign_all(output: Tensor) -> Callable[[Context, Batch, int], None]:
     return store
 
 
-def _assign_each(outputs: Sequence[Tensor]) -> Callable[[Context, Batch, int], None]:
-    """Returns a function that stores a row in each output; a rank that receives nothing has no outputs."""
-    for output in outputs:
-        refuse_overlap(output)
-
-    def store(context: Context, batch: Batch, index: int) -> None:
-        for output, row in zip(outputs, from_output(context, batch, index), strict=True):
-            assign(output, row)
-
-    return store
-
-
 def _assign_parts(outputs: Sequence[Tensor]) -> Callable[[Context, Batch, int], None]:
-    """Stores elements in outputs of any sizes, in their order."""
+    """Returns a function that stores elements in outputs of any sizes, in their order.
+
+    A rank that receives nothing has no outputs.
+    """
     for output in outputs:
         refuse_overlap(output)
 
     def store(context: Context, batch: Batch, index: int) -> None:
-        parts = from_output(context, batch, index).split([output.numel() for output in outputs])
+        elements = from_output(context, batch, index).reshape(-1)
+        parts = elements.split([output.numel() for output in outputs])
         for output, part in zip(outputs, parts, strict=True):
             assign(output, part)
 
@@ -325,9 +315,7 @@ class Reducing(Submission):
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
         """Combines a tensor over all ranks, in place."""
-        tensor = single(tensors, "all_reduce")
-        part = self._combination(tensor, tensor, opts.reduceOp)
-        return self.submit(self.names.collectives, [part], [tensor], opts)
+        return self.allreduce_coalesced([single(tensors, "all_reduce")], opts)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = _SUM) -> Work:
         """Combines several tensors over all ranks, in place."""
@@ -390,8 +378,7 @@ class Reducing(Submission):
 
     def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = _SUM) -> Work:
         """Combines a tensor over all ranks; each rank gets its part of it."""
-        part = self._scattered(output, source, opts.reduceOp)
-        return self.submit(self.names.collectives, [part], [output], opts)
+        return self.reduce_scatter_tensor_coalesced([output], [source], opts)
 
     reduce_scatter_single = _reduce_scatter_base  # its newer name
 
