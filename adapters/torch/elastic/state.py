@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from mmap import PAGESIZE
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakMethod
 
 import torch
@@ -42,6 +42,7 @@ from sirtaki.torch.elastic.sampler import ElasticSampler
 from sirtaki.torch.ops.broadcasting import Placeholder, broadcast_all, described, filled
 from sirtaki.torch.ops.nested import Path, copied, mapped, tensors_of
 
+H = TypeVar("H", bound=Handler)
 _ATTRIBUTES = "(attributes)"  # the key of the plain attributes in the content; no keyword has this name
 _COPY = ("auto", "always")
 _DIRTY = (
@@ -201,7 +202,7 @@ class TorchState(ObjectState):
 
     @property
     def _is_divided(self) -> bool:
-        return any(isinstance(handler, ShardedOptimizerHandler) for handler in self._handlers.values())
+        return bool(self._handlers_of(ShardedOptimizerHandler))
 
     def checkpoint(self) -> Any:
         """Returns copies of everything that is replicated, on the devices where it is.
@@ -236,19 +237,21 @@ class TorchState(ObjectState):
 
     @property
     def _optimizers(self) -> list[OptimizerStateHandler]:
-        return [handler for handler in self._handlers.values() if isinstance(handler, OptimizerStateHandler)]
+        return list(self._handlers_of(OptimizerStateHandler).values())
 
     @property
-    def _models(self) -> dict[str, ModelStateHandler]:
-        return {
-            key: handler for key, handler in self._handlers.items() if isinstance(handler, ModelStateHandler)
-        }
+    def _content_handlers(self) -> dict[str, ContentHandler]:
+        return self._handlers_of(ContentHandler)
+
+    def _handlers_of(self, kind: type[H]) -> dict[str, H]:
+        """Returns the handlers of a kind, by the names of their objects."""
+        return {name: handler for name, handler in self._handlers.items() if isinstance(handler, kind)}
 
     def _assign_parameters(self) -> None:
         """Makes each parameter part of either an optimizer or a model."""
         handlers = self._content_handlers.values()
         of_optimizers = {id(parameter) for handler in handlers for parameter in handler.parameters()}
-        for model in self._models.values():
+        for model in self._handlers_of(ModelStateHandler).values():
             model.elsewhere = of_optimizers
 
     def _replace(self, name: str, value: Any) -> None:
@@ -282,12 +285,6 @@ class TorchState(ObjectState):
 
     # ---- Exchange --------------------------------------------------------------------------------------
 
-    @property
-    def _content_handlers(self) -> dict[str, ContentHandler]:
-        return {
-            key: handler for key, handler in self._handlers.items() if isinstance(handler, ContentHandler)
-        }
-
     def _receive(self, context: Context, is_current: bool, all_current: bool) -> None:
         if context.size > 1 and not (all_current and context.setting("check_parameters") == "0"):
             self._assign_parameters()
@@ -306,7 +303,7 @@ class TorchState(ObjectState):
 
     def _sync_others(self, all_current: bool) -> None:
         """Syncs the objects of handlers that exchange their objects themselves."""
-        others = [handler for handler in self._handlers.values() if isinstance(handler, StateHandler)]
+        others = self._handlers_of(StateHandler).values()
         try:
             for handler in others if not all_current else ():
                 handler.sync()
@@ -331,8 +328,7 @@ class TorchState(ObjectState):
         rest[_ATTRIBUTES] = self._values()
         options = {
             key: plain_options_of(handler.value)
-            for key, handler in self._content_handlers.items()
-            if isinstance(handler, OptimizerStateHandler)
+            for key, handler in self._handlers_of(OptimizerStateHandler).items()
         }
         replicas = {key: replicas for key, (replicas, _) in contents.items()}
         return Content(replicas, rest, options, self._writes.regularity)
@@ -341,7 +337,7 @@ class TorchState(ObjectState):
         handlers = self._content_handlers
         names = {
             id(item): f"{key}.{name}"
-            for key, handler in self._models.items()
+            for key, handler in self._handlers_of(ModelStateHandler).items()
             for name, item in handler.value.named_parameters()
         }
         entries = [entry for key, handler in handlers.items() for entry in handler.entries(key, names)]
