@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,11 +13,11 @@ from sirtaki.common.elastic.state import ObjectState, State, fence, run
 from sirtaki.common.semantics import hint
 from sirtaki.common.training.groups import Place
 from sirtaki.keras import backends
-from sirtaki.keras._private import accumulators_of, discard_jax_state, layers_of, slots_of
-from sirtaki.keras.callbacks import LocalSGDCallback, sync_variables
+from sirtaki.keras._private import accumulators_of, discard_jax_state, slots_of
+from sirtaki.keras.callbacks import LocalSGDCallback, is_built, sync_variables
 from sirtaki.keras.data.sharding import DatasetShare
-from sirtaki.keras.training.gradient_reducer import stable_path
-from sirtaki.keras.training.optimizer import Distributed
+from sirtaki.keras.training.gradient_reducer import stable_name
+from sirtaki.keras.training.optimizer import distributed_of
 from sirtaki.keras.training.sharded.optimizer import ShardedVariables, equal_variables
 from sirtaki.numpy.elastic import ArraysState
 from sirtaki.numpy.elastic.arrays_state import Entry, EntryKind
@@ -282,7 +281,7 @@ class KerasState(ArraysState):
         Raises:
             ValueError: the model is not built.
         """
-        if not (model.built and all(layer.built for layer in layers_of(model))):
+        if not is_built(model):
             raise ValueError(_UNBUILT)
         self.model = model
         self._given_optimizer = optimizer
@@ -333,8 +332,8 @@ class KerasState(ArraysState):
         for kind, variable in _classified(self.model, self._built_optimizer(), self._local_steps):
             (own if kind is EntryKind.OWN else shared).append((kind, variable))
         return [
-            *(_entry(f"{place}: {_name(item)}", kind, item) for place, (kind, item) in enumerate(shared)),
-            *(_entry(f"own {place}: {_name(item)}", kind, item) for place, (kind, item) in enumerate(own)),
+            *(_entry(f"{at}: {stable_name(item)}", kind, item) for at, (kind, item) in enumerate(shared)),
+            *(_entry(f"own {at}: {stable_name(item)}", kind, item) for at, (kind, item) in enumerate(own)),
             *(_entry(name, EntryKind.DIVIDED, item) for name, item in self._slots().items()),
         ]
 
@@ -394,7 +393,8 @@ def _classified(
     model: Any, optimizer: Any, local_steps: LocalSGDCallback | None
 ) -> Iterator[tuple[EntryKind, Any]]:
     """Yields each variable once, with its kind."""
-    local = _local_numbers(optimizer)
+    distributed = distributed_of(optimizer)
+    local = distributed._exchange.local.numbers() if distributed is not None else set()
     seen: set[int] = set()
     for kind, variables in (
         (EntryKind.EQUAL, model.trainable_variables),
@@ -418,14 +418,6 @@ def _classified(
             yield EntryKind.OWN if id(variable) in collected else kind, variable
 
 
-def _local_numbers(optimizer: Any) -> set[int]:
-    """Returns the `id()` of each variable with gradients that stay on the rank."""
-    for level in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if isinstance(level, Distributed):
-            return level._exchange.local.numbers()
-    return set()
-
-
 def _accumulators(optimizer: Any) -> list[Any]:
     both = (optimizer, getattr(optimizer, "inner_optimizer", None))
     return [variable for level in both if level is not None for variable in accumulators_of(level)]
@@ -447,8 +439,3 @@ def _kind_of_slot(variable: Any, model: Any, local: set[int]) -> EntryKind:
 
 def _entry(name: str, kind: EntryKind, variable: Any) -> Entry:
     return Entry(name, tuple(variable.shape), np.dtype(variable.dtype), kind, variable)
-
-
-def _name(variable: Any) -> str:
-    # An optimizer's variables have the running numbers of layers in the middle of their names.
-    return re.sub(r"_\d+(?=_)", "", stable_path(variable))

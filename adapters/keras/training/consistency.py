@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,7 +15,7 @@ from sirtaki.bindings.errors import MismatchError
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.requests import Max
 from sirtaki.common.semantics import object_to
-from sirtaki.keras.training.gradient_reducer import GradientReduction, stable_path
+from sirtaki.keras.training.gradient_reducer import GradientReduction, stable_name
 from sirtaki.keras.training.sharded.optimizer import ShardedVariables, equal_variables
 from sirtaki.numpy import consistency
 from sirtaki.numpy.collectives import allreduce
@@ -148,9 +147,7 @@ def _subject(optimizer: Any, variables: Sequence[Any], *, has_equal_state: bool 
 
 def _named(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for place, variable in enumerate(variables):
-        # An optimizer's variables have the running numbers of layers in the middle of their names.
-        name = re.sub(r"_\d+(?=_)", "", stable_path(variable))
-        yield f"{place}: {name}", np.asarray(keras.ops.convert_to_numpy(variable))
+        yield f"{place}: {stable_name(variable)}", np.asarray(keras.ops.convert_to_numpy(variable))
 
 
 def _arrays(gradients: Sequence[Any]) -> Iterator[Any]:

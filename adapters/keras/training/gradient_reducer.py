@@ -375,6 +375,14 @@ def stable_path(variable: Any) -> str:
     return re.sub(r"_\d+(?=/|:|$)", "", path)
 
 
+def stable_name(variable: Any) -> str:
+    """Works like `stable_path`, also for an optimizer's variables.
+
+    These have the running numbers of layers in the middle of their names.
+    """
+    return re.sub(r"_\d+(?=_)", "", stable_path(variable))
+
+
 def combination(op: int, predivide: float, process_set: ProcessSet) -> GradientCombination:
     """Returns how gradients are combined; `predivide` divides before an average, and multiplies after it.
 
