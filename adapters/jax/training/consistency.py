@@ -79,6 +79,12 @@ def is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def require_transformation(optimizer: Any, taker: str) -> None:
+    """Raises TypeError for anything but a transformation of optax; `taker` begins the message."""
+    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+        raise TypeError(f"{taker} a transformation of optax, such as optax.adam(1e-3), not {optimizer!r}")
+
+
 # ---- The initial state of ranks: equal parameters, and different keys for random numbers ---------------
 
 

@@ -19,7 +19,7 @@ from sirtaki.common.training.combinations import require_all_ranks
 from sirtaki.jax.ops.collectives import combined
 from sirtaki.jax.ops.compression import Compression, Compressor
 from sirtaki.jax.ops.exchange_options import ExchangeOptions
-from sirtaki.jax.training.consistency import BROADCAST, around
+from sirtaki.jax.training.consistency import BROADCAST, around, require_transformation
 from sirtaki.jax.training.weighting import weighted
 from sirtaki.numpy.consistency import EagerChecks
 
@@ -84,11 +84,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     """
     import optax  # imported late, because only this needs it
 
-    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
-        raise TypeError(
-            f"DistributedOptimizer takes a transformation of optax, such as optax.adam(1e-3), not "
-            f"{optimizer!r}"
-        )
+    require_transformation(optimizer, "DistributedOptimizer takes")
     if backward_passes_per_step < 1:
         raise ValueError(
             f"backward_passes_per_step is {backward_passes_per_step}, but it has to be 1 at least"

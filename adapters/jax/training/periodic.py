@@ -12,7 +12,9 @@ from sirtaki.common.ops.requests import Min, Sum
 from sirtaki.jax.ops.collectives import allreduce, broadcast
 from sirtaki.jax.ops.compression import Compression, Compressor
 from sirtaki.jax.ops.programs import size
-from sirtaki.jax.training.consistency import is_traced
+from sirtaki.jax.training.consistency import is_traced, require_transformation
+
+_TAKER = "local steps take"
 
 
 class LocalState(NamedTuple):
@@ -108,7 +110,7 @@ def diloco(
     import optax  # imported late, because only these need it
 
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
-    _require_transformation(outer)
+    require_transformation(outer, _TAKER)
     return _LocalSteps(optimizer, every, _OuterStep(outer), _Exchange(name, compression)).transformation()
 
 
@@ -224,7 +226,7 @@ class _LocalSteps:
     def __init__(self, optimizer: Any, every: int, rule: _Rule, exchange: _Exchange) -> None:
         import optax
 
-        _require_transformation(optimizer)
+        require_transformation(optimizer, _TAKER)
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every is {every!r}, but it has to be a number of steps, 1 or more")
         self._optimizer = optax.with_extra_args_support(optimizer)
@@ -304,13 +306,6 @@ class _LocalSteps:
     def _average(self, local: Any, shared: Any, steps: Any, has_ended: bool) -> _Average:
         contribution = self._rule.contribution(local, shared)
         return self._exchange.average(contribution, steps, self._every, has_ended)
-
-
-def _require_transformation(optimizer: Any) -> None:
-    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
-        raise TypeError(
-            f"local steps take a transformation of optax, such as optax.adam(1e-3), not {optimizer!r}"
-        )
 
 
 def _wide(dtype: Any) -> Any:

@@ -19,7 +19,7 @@ from sirtaki.common.training.combinations import refuse_combinations
 from sirtaki.common.training.groups import Place, place_in
 from sirtaki.jax.ops.collectives import allgather, allreduce, reducescatter
 from sirtaki.jax.ops.compression import Compression, Compressor
-from sirtaki.jax.training.consistency import BROADCAST, around, is_key
+from sirtaki.jax.training.consistency import BROADCAST, around, is_key, require_transformation
 from sirtaki.numpy.consistency import EagerChecks
 
 _PARTS = 2  # of the arrays of a trial
@@ -89,8 +89,7 @@ def shard(
     """
     import optax  # imported late, because only this needs it
 
-    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
-        raise TypeError(f"shard takes a transformation of optax, such as optax.adam(1e-3), not {optimizer!r}")
+    require_transformation(optimizer, "shard takes")
     refuse_combinations(
         {
             "jax_shard": "shard",
@@ -251,13 +250,11 @@ def _check_shapes(optimizer: Any, params: Any) -> tuple[tuple[int, ...] | None, 
     )
     if jax.tree.structure(whole) != jax.tree.structure(cut):
         raise ValueError(_REFUSAL)
-    for item, part in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
+    pairs = list(zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True))
+    for item, part in pairs:
         if item.shape != part.shape and slices.get(item.shape) != part.shape:
             raise ValueError(_REFUSAL)
-    return tuple(
-        None if item.shape == part.shape else tuple(item.shape)
-        for item, part in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True)
-    )
+    return tuple(None if item.shape == part.shape else tuple(item.shape) for item, part in pairs)
 
 
 def _check_by_trial(optimizer: Any, params: Any) -> None:
