@@ -255,6 +255,11 @@ def fixed_divisor(context: Context) -> int | None:
     return membership.initial if survivors.averages_over_initial and membership is not None else None
 
 
+def average_divisor(context: Context, ranks: int, contributors: int) -> int:
+    """Returns the number by which an average divides: of all ranks of the set, or of those not joined."""
+    return contributors if context.setting("join_average") == "contributors" else ranks
+
+
 def gradient_sum(how: Reduction, divisor: int | None) -> Reduction:
     """Returns a reduction of gradients that divides an average by `divisor`, unless that is None."""
     if divisor is None or how.op != core.AVERAGE:

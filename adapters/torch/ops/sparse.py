@@ -26,6 +26,7 @@ from sirtaki.common.ops.requests import (
     Average,
     Collective,
     Reduction,
+    average_divisor,
     numbered_name,
     reduction,
 )
@@ -62,6 +63,7 @@ class SparseReduction:
         tensor = tensor.detach().coalesce()
         self._shape, self._dimensions = tensor.shape, tensor.sparse_dim()
         self._union = self._inverse = torch.empty(0, dtype=torch.int64)
+        self._contributors = 0
         phases = self._phases(self._row_numbers(tensor.indices()).cpu(), tensor.values(), is_new)
         in_stream = device.this_stream(device.ordinal(tensor.values()))
         self._phased = PhasedExchange(scope.context, phases, in_stream)
@@ -106,6 +108,7 @@ class SparseReduction:
         if not (gathered == _NEW).any():
             return None
         numbers = gathered[gathered >= 0]
+        self._contributors = len(gathered) - len(numbers)  # ranks that have joined send no mark
         self._union, self._inverse = numbers.unique(return_inverse=True)
         adds_up = self._how.op in (core.SUM, core.AVERAGE)
         self.chosen = "gather" if adds_up and len(numbers) < 2 * len(self._union) else "reduce"
@@ -123,7 +126,8 @@ class SparseReduction:
         total.index_add_(0, self._inverse.to(rows.device), rows.to(wide) * self._how.prescale)
         factor = self._how.postscale
         if self._how.op == core.AVERAGE:
-            factor /= len(self._scope.ranks)
+            scope = self._scope
+            factor /= average_divisor(scope.context, len(scope.ranks), self._contributors)
         return (total * factor).to(rows.dtype)
 
 
