@@ -149,7 +149,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def __init__(self, device: str = "") -> None:
         """Creates the callback. `device` is accepted and ignored."""
         super().__init__()
-        self._training_in: ref[Context] | None = None  # the world of the epoch in progress
+        self._training_in: ref[Context] | None = None  # the world of the epoch in progress, if any
         self._looked_in: ref[Context] | None = None  # the world in which losses have been compared
         self._training: Results | None = None
         self._validation: Results | None = None
@@ -158,17 +158,13 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._training_in = ref(current())
         self._training = self._validation = None
 
-    def _is_training(self) -> bool:
-        """Returns whether this is within an epoch; an epoch that ended with its world does not count."""
-        return _is_here(self._training_in)
-
     def on_test_begin(self, logs: Any = None) -> None:
         """Prepares for a validation: the metrics still have the state of the training."""
-        if self._is_training() and self._training is None:
+        if _is_here(self._training_in) and self._training is None:
             self._training = combine(self.model)
 
     def on_test_end(self, logs: Any = None) -> None:
-        if self._is_training():
+        if _is_here(self._training_in):
             self._validation = combine(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -185,6 +181,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 def _is_here(world: ref[Context] | None) -> bool:
+    """Returns whether this world is the present world: what has begun in another ended with that."""
     return world is not None and world() is current()
 
 

@@ -75,9 +75,7 @@ def combine(model: Any, process_set: ProcessSet = global_process_set) -> Results
     return Results(own, total, _samples(model))
 
 
-def combine_logs(
-    logs: Mapping[str, Any], results: Results, process_set: ProcessSet = global_process_set
-) -> dict[str, Any]:
+def combine_logs(logs: Mapping[str, Any], results: Results) -> dict[str, Any]:
     """Returns the logs over the data of all ranks: from the metrics if they come from these; else averaged by
     value.
 
@@ -88,7 +86,7 @@ def combine_logs(
         name: (value, _is_same(value, results.own.get(name)), results.samples)
         for name, value in _numbers(logs).items()
     }
-    gathered = allgather_object(mine, process_set=process_set)
+    gathered = allgather_object(mine)
     combined = {}
     for name in mine:
         entries = [theirs[name] for theirs in gathered if name in theirs]

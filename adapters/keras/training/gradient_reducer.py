@@ -89,6 +89,7 @@ class GradientReduction:
         first_name: the name of the first operation of each step; None if there has been none.
         is_compiled: whether such a step has been compiled, so that nothing here sees it run.
         halves: the `id()` of variables of layers that compute in float16; None: not known yet.
+        is_done: whether the gradients that are being applied have been reduced.
     """
 
     backend: Backend
@@ -104,10 +105,10 @@ class GradientReduction:
     is_compiled: bool = field(default=False, init=False)
     first_name: str | None = field(default=None, init=False)
     halves: set[int] | None = field(default=None, init=False)
+    is_done: bool = field(default=False, init=False)
     _adds_up: bool = field(default=False, init=False)
     _rows: Rows | None = field(default=None, init=False)
     _recorded: list[Any] | None = field(default=None, init=False)
-    _is_done: bool = field(default=False, init=False)
     _postponed: Sequence[Any] = field(default=(), init=False)
 
     def move_to(self, context: Context) -> None:
@@ -118,14 +119,9 @@ class GradientReduction:
     def retire(self) -> None:
         """Does nothing: another optimizer of the same name does not conflict with this optimizer."""
 
-    @property
-    def is_done(self) -> bool:
-        """Returns whether the gradients that are being applied have been reduced."""
-        return self._is_done
-
     def done(self) -> AbstractContextManager[None]:
         """Marks the gradients that are applied inside as reduced."""
-        return replaced(self, _is_done=True)
+        return replaced(self, is_done=True)
 
     def counting(self, rows: Rows) -> AbstractContextManager[None]:
         """Makes gradients that are applied inside count by the rows of this rank's part of a batch."""
@@ -170,7 +166,7 @@ class GradientReduction:
 
     def postponed(self, variables: Sequence[Any]) -> AbstractContextManager[None]:
         """Lets `reduce_postponed`, inside, reduce gradients of these variables once accumulated."""
-        return replaced(self, _is_done=True, _postponed=variables)
+        return replaced(self, is_done=True, _postponed=variables)
 
     def reduce_postponed(self, gradients: Sequence[Any]) -> list[Any]:
         """Returns the postponed gradients, reduced; returns other optimizers' gradients unchanged."""
