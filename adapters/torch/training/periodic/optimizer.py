@@ -515,7 +515,7 @@ def LocalSGD(  # noqa: N802  # a function like DistributedOptimizer
             optimizer.step()
         optimizer.synchronize()
     """
-    return _periodic(optimizer, Schedule(every), ParameterAveraging(), _Names(model, {}), process_set)
+    return _periodic(optimizer, Schedule(every), ParameterAveraging(), model, {}, process_set)
 
 
 def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
@@ -580,20 +580,17 @@ def DiLoCo(  # noqa: N802  # a function like DistributedOptimizer
         raise ValueError("the outer optimizer has other parameters than the inner one; give both the same")
     refuse_combinations({"diloco": True, "memory_of_gradients": memory_of_gradients(compression)})
     schedule = Schedule(every, fragments, overlap, format_of(compression))
-    names = _Names(model, {parameter: name for name, parameter in model.named_parameters()})
-    return _periodic(inner, schedule, OuterStep(outer, alpha), names, process_set)
-
-
-@dataclass(frozen=True)
-class _Names:
-    """A model, if it is known, and the names of parameters."""
-
-    model: nn.Module | None
-    of: dict[Tensor, str]
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return _periodic(inner, schedule, OuterStep(outer, alpha), model, names, process_set)
 
 
 def _periodic(
-    optimizer: Optimizer, schedule: Schedule, update: AverageRule, names: _Names, process_set: ProcessSet
+    optimizer: Optimizer,
+    schedule: Schedule,
+    update: AverageRule,
+    model: nn.Module | None,
+    names: dict[Tensor, str],
+    process_set: ProcessSet,
 ) -> Any:
     make_plain(optimizer)
     context = current()
@@ -603,9 +600,9 @@ def _periodic(
             "process_set": process_set is not global_process_set,
         }
     )
-    named = dict(all_named(optimizer, names.of))
+    named = dict(all_named(optimizer, names))
     refuse_other_reducers(named.items())
-    fragments = with_buffers(fragments_of(list(named.values()), schedule.fragments), names.model)
+    fragments = with_buffers(fragments_of(list(named.values()), schedule.fragments), model)
     scope = CollectiveScope.numbered(context, "periodic", process_set)
     synchronizer = Synchronizer(scope, schedule, fragments, update)
     wrapped = wrap(optimizer, PeriodicOptimizer)
