@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -35,6 +35,7 @@ from sirtaki.torch.auto.row_counts import numbered, with_numbers
 from sirtaki.torch.auto.rules import tolerance
 from sirtaki.torch.ops.collectives import grouped_allreduce
 from sirtaki.torch.ops.nested import mapped, tensors_in
+from sirtaki.torch.training.reducer import Nesting
 
 _LARGEST_STATE = 1 << 16  # elements of a tensor that a call may change without its name telling so
 _DRAWS = (
@@ -105,14 +106,9 @@ class Proof:
             self._hidden.__exit__(None, None, None)
             self._layers.close()
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
+    def following(self) -> Nesting:
         """Allows operations inside to use rows."""
-        self._hidden.depth += 1
-        try:
-            yield
-        finally:
-            self._hidden.depth -= 1
+        return self._hidden.following
 
     def watch(self, tensor: Tensor) -> None:
         """Finds operations on a marked tensor that are not followed."""
@@ -397,13 +393,13 @@ class HiddenUses(DispatchMode):
     """Finds an operation below autograd that uses marked tensors, and is not followed.
 
     Attributes:
-        depth: number of calls that are followed now.
+        following: entered by calls that are followed.
         found: the first such line and operation, as text; None: there was none.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.depth = 0
+        self.following = Nesting()
         self.found: str | None = None
         self._memory: dict[int, list[weakref.ref[Tensor]]] = {}
 
@@ -416,7 +412,8 @@ class HiddenUses(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.depth and self.found is None and any(map(self._is_marked, tensors_in((args, kwargs)))):
+        is_hidden = not self.following.depth and self.found is None
+        if is_hidden and any(map(self._is_marked, tensors_in((args, kwargs)))):
             self.found = f"{user_line()}: {func} computes with rows of the batch where it cannot be followed"
         return func(*args, **kwargs)
 
