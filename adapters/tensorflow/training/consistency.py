@@ -8,7 +8,7 @@ from weakref import ref
 
 import tensorflow as tf
 
-from sirtaki.bindings.context import Context, add_survivor, current
+from sirtaki.bindings.context import Context, current
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.numpy import consistency
 from sirtaki.numpy.consistency import EagerChecks, Subject
@@ -60,30 +60,23 @@ class _Series:
 class _AllSeries:
     """The series of a world. All ranks create the same series in the same order, and so number them alike."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        add_survivor(self)
+    def __init__(self) -> None:
+        self._world: ref[Context] | None = None
         self._found: dict[tuple[int, ...], _Series] = {}
 
-    def move_to(self, context: Context) -> None:
-        """Ends: it belongs to the world that ends."""
-        self.retire()
-
-    def retire(self) -> None:
-        """Ends; another world gets series of its own."""
-        _current_series.clear()
-
-    def find(self, process_set: int, variables: Sequence[Any]) -> _Series:
+    def find(self, context: Context, process_set: int, variables: Sequence[Any]) -> _Series:
+        if self._world is None or self._world() is not context:
+            self._world, self._found = ref(context), {}
         key = (process_set, *map(id, variables))
         series = self._found.get(key)
         if series is None or not series.is_of(variables):
             self._found = {key: item for key, item in self._found.items() if not item.has_ended}
-            name = f"check of tape {process_set}.{self.context.next_number(f'tensorflow.tape.{process_set}')}"
+            name = f"check of tape {process_set}.{context.next_number(f'tensorflow.tape.{process_set}')}"
             series = self._found[key] = _Series(name, variables)
         return series
 
 
-_current_series: list[_AllSeries] = []  # at most one element
+_series = _AllSeries()  # of the present world
 
 
 def reduce_checked(
@@ -100,9 +93,7 @@ def reduce_checked(
     if not (tf.executing_eagerly() and variables):
         return reduce()
     context = current()
-    if not _current_series or _current_series[0].context is not context:
-        _current_series[:] = [_AllSeries(context)]
-    series = _current_series[0].find(process_set.number(context), variables)
+    series = _series.find(context, process_set.number(context), variables)
     subject = Subject(lambda: _named(variables))
     with series.checks.around(process_set, subject, lambda: _arrays(gradients)):
         return reduce()
