@@ -146,6 +146,9 @@ def norms_that_are_not_finite_are_found() -> None:
     with pytest.raises(RuntimeError, match="norm of the gradients"):
         hvd.clip_grad_norm_(distributed_one, 1.0, error_if_nonfinite=True)
     assert hvd.clip_grad_norm_([nn.Parameter(torch.zeros(2))], 1.0) == 0
+    for kind in (0.0, -float("inf"), float("nan")):  # torch counts, or takes the least element
+        with pytest.raises(ValueError, match="norm_type"):
+            hvd.clip_grad_norm_([nn.Parameter(torch.zeros(2))], 1.0, kind)
 
 
 @case()

@@ -28,13 +28,14 @@ def clip_grad_norm_(
     Args:
         parameters: an optimizer, or parameters.
         max_norm: the largest norm that gradients may have.
-        norm_type: the p of the norm, or float("inf").
+        norm_type: the p of the norm, a positive number, or float("inf").
         error_if_nonfinite: whether a norm that is not finite is an error.
 
     Returns:
         The norm before clipping.
 
     Raises:
+        ValueError: the norm has no positive p.
         RuntimeError: the norm is not finite, with `error_if_nonfinite`.
 
     Example:
@@ -43,6 +44,8 @@ def clip_grad_norm_(
         norm = hvd.clip_grad_norm_(optimizer, max_norm=1.0)
         optimizer.step()
     """
+    if not float(norm_type) > 0:
+        raise ValueError(f"norm_type is {norm_type}, but it is the p of a norm: a positive number, or inf")
     gradients = _gradients(parameters)
     if not gradients:
         return torch.tensor(0.0)
