@@ -29,6 +29,23 @@ def a_rank_that_dies() -> None:
             (FOLDER / name).write_text(f"{type(error).__name__}: {error}")
 
 
+def averages_of_slices_after_a_join() -> None:
+    """They divide as those of dense tensors do, eagerly and in functions."""
+    hvd.init()
+
+    def average() -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.IndexedSlices(tf.fill([1, 2], 6.0 * (hvd.rank() + 1)), tf.constant([hvd.rank()]), [3, 2])
+        slices, dense = hvd.grouped_allreduce([rows, tf.convert_to_tensor(rows)])
+        return tf.convert_to_tensor(slices), dense
+
+    step = tf.function(average)
+    for _ in range(hvd.rank() + 1):  # rank r takes r + 1 steps
+        for call in (average, step):
+            slices, dense = call()
+            assert (slices.numpy() == dense.numpy()).all(), (slices, dense)
+    assert hvd.join() == hvd.size() - 1
+
+
 def gpus_that_operations_do_not_use() -> None:
     """TensorFlow is made to say that it has a GPU."""
     tf.test.is_built_with_cuda = lambda: True

@@ -31,6 +31,13 @@ def test_the_death_of_a_rank_comes_out_of_the_others_operations(
         assert "rank 1" in text, text
 
 
+@pytest.mark.parametrize("setting", ["all", "contributors"])
+def test_averages_of_slices_divide_as_those_of_dense_tensors(tmp_path: Path, setting: str) -> None:
+    command = sys.executable, PROGRAMS, "averages_of_slices_after_a_join", tmp_path
+    finished = run(*hvdrun(3, *command, SIRTAKI_JOIN_AVERAGE=setting))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
 def test_rank_0_warns_that_operations_do_not_use_gpus(tmp_path: Path) -> None:
     finished = run(*hvdrun(2, sys.executable, PROGRAMS, "gpus_that_operations_do_not_use", tmp_path))
     assert finished.returncode == 0, finished.stdout + finished.stderr

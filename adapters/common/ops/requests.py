@@ -255,9 +255,9 @@ def fixed_divisor(context: Context) -> int | None:
     return membership.initial if survivors.averages_over_initial and membership is not None else None
 
 
-def average_divisor(context: Context, ranks: int, contributors: int) -> int:
-    """Returns the number by which an average divides: of all ranks of the set, or of those not joined."""
-    return contributors if context.setting("join_average") == "contributors" else ranks
+def averages_over_contributors(context: Context) -> bool:
+    """Returns whether an average divides by the ranks that have not joined, not by all ranks of the set."""
+    return context.setting("join_average") == "contributors"
 
 
 def gradient_sum(how: Reduction, divisor: int | None) -> Reduction:

@@ -19,9 +19,10 @@ from typing import Any
 import tensorflow as tf
 
 from sirtaki.bindings import request as core
+from sirtaki.bindings.context import find
 from sirtaki.common.ops.compression import compressed
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
-from sirtaki.common.ops.requests import Average, Reduction, reduction
+from sirtaki.common.ops.requests import Average, Reduction, averages_over_contributors, reduction
 from sirtaki.tensorflow.ops import gradients as _gradients  # noqa: F401  # it registers them
 from sirtaki.tensorflow.ops import operations
 from sirtaki.tensorflow.ops.compression import Compression, Compressor
@@ -379,10 +380,14 @@ def _add_slices(tensors: list[tf.IndexedSlices], how: Reduction, called: Call) -
             "make them dense first, with tf.convert_to_tensor() or sparse_as_dense=True"
         )
     parts = [part for tensor in tensors for part in (tensor.values, tensor.indices)]
-    gathered = operations.allgather(parts, called)
-    count = tf.size(members(called.process_set))
+    context = find()
+    has_marks = how.op == core.AVERAGE and context is not None and averages_over_contributors(context)
+    marks = [tf.ones([1], tf.uint8)] * has_marks  # ranks that have joined send none
+    gathered = operations.allgather(parts + marks, called)
+    count = tf.size(gathered[-1] if has_marks else members(called.process_set))
     results = []
-    for tensor, values, indices in zip(tensors, gathered[::2], gathered[1::2], strict=True):
+    pairs = zip(gathered[0 : len(parts) : 2], gathered[1 : len(parts) : 2], strict=True)
+    for tensor, (values, indices) in zip(tensors, pairs, strict=True):
         scaled = values / tf.cast(count, values.dtype) if how.op == core.AVERAGE else values
         results.append(tf.IndexedSlices(scaled, indices, tensor.dense_shape))
     return results

@@ -26,7 +26,7 @@ from sirtaki.common.ops.requests import (
     Average,
     Collective,
     Reduction,
-    average_divisor,
+    averages_over_contributors,
     numbered_name,
     reduction,
 )
@@ -127,7 +127,8 @@ class SparseReduction:
         factor = self._how.postscale
         if self._how.op == core.AVERAGE:
             scope = self._scope
-            factor /= average_divisor(scope.context, len(scope.ranks), self._contributors)
+            over_contributors = averages_over_contributors(scope.context)
+            factor /= self._contributors if over_contributors else len(scope.ranks)
         return (total * factor).to(rows.dtype)
 
 

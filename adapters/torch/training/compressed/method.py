@@ -22,7 +22,7 @@ from sirtaki.bindings import request as core
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.library import WireFormat
 from sirtaki.common.ops.handles import Handle
-from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE, Reduction, average_divisor
+from sirtaki.common.ops.requests import ALLGATHER, ALLREDUCE_IN_PLACE, Reduction, averages_over_contributors
 from sirtaki.torch import device
 from sirtaki.torch.ops.autograd import CollectiveScope
 from sirtaki.torch.training.compressed.state import CompressionState
@@ -82,7 +82,9 @@ class Link:
         """Returns the factor for a sum of values, each multiplied by `how.prescale`."""
         if self.how.op != core.AVERAGE:
             return self.how.postscale
-        return self.how.postscale / average_divisor(self.context, self._ranks, contributors)
+        return self.how.postscale / (
+            contributors if averages_over_contributors(self.context) else self._ranks
+        )
 
     def _reduced(self, count: int) -> float:
         return 2 * (self._ranks - 1) / self._ranks * count
