@@ -304,7 +304,7 @@ def _try(session: Session, target: str, door: Door | str, token: str) -> LinkFac
         return LinkFacts(session.host, target, failure=door)
     question = {"ask": "reach", "seconds": _CONNECT_SECONDS, "token": token, **asdict(door)}
     try:
-        attempts = decode(tuple[Attempt, ...], session.ask(question, _ASK_SECONDS))
+        attempts = decode(tuple[Attempt, ...], session.ask(question, _ASK_SECONDS), MAX_ADDRESSES)
     except (SessionError, ValueError) as error:
         return LinkFacts(session.host, target, failure=line(error))
     failure = "" if attempts else "both have the same addresses"

@@ -11,17 +11,16 @@ from sirtaki.runner.observe.typed_json import Bounds, check_of
 
 MAX_TEXT, MAX_ENTRIES = 1000, 256
 MAX_ADDRESSES = 64  # of a listener
-_BOUNDS = Bounds(MAX_ENTRIES, MAX_TEXT)
 _T = TypeVar("_T")
 
 
-def decode(cls: type[_T], value: object) -> _T:
-    """Returns a value of a type, such as a dataclass. Fields that this does not have are ignored.
+def decode(cls: type[_T], value: object, entries: int = MAX_ENTRIES) -> _T:
+    """Returns a value of a type, such as a dataclass. Fields that the type does not have are ignored.
 
-    Raises ValueError.
+    Raises ValueError for another type, or more than `entries` entries of a list or an object.
     """
     hint: Any = cls
-    found: _T = check_of(hint, _BOUNDS)(value)
+    found: _T = check_of(hint, Bounds(entries, MAX_TEXT))(value)
     return found
 
 

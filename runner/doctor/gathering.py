@@ -57,7 +57,7 @@ from sirtaki.runner.launch.environment import outside_of_a_rank
 
 
 TRIAL_SECONDS = 120.0
-_LAST_LINES = 2  # of a trial's output
+_MAX_OUTPUT, _LAST_LINES = 64 * 1024, 2  # characters and lines, the last of a trial's output
 # Optional functions of NCCL: communicators that are repaired after a loss instead of made again.
 _SYMBOLS = ("ncclCommShrink", "ncclCommRevoke", "ncclCommGrow")
 _FIND_GPU_LIBRARIES = f"""
@@ -89,7 +89,7 @@ def run_python(
 
     def take(text: str, kept: deque[str]) -> None:
         if text.strip():
-            kept.append(text)
+            kept.append(text[-_MAX_OUTPUT:])
 
     command = [sys.executable, *arguments]
     child = ChildProcess(command, partial(take, kept=output), partial(take, kept=errors), environment)
@@ -98,7 +98,7 @@ def run_python(
         return 1, "", f"it did not finish within {seconds:g} s"
     child.join(deadline - time.monotonic())
     last, *_ = [*errors, f"exit code {code}"]
-    return code, "".join(output), line(last)
+    return code, "".join(output)[-_MAX_OUTPUT:], line(last)
 
 
 def try_core() -> tuple[str, str]:

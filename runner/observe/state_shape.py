@@ -14,6 +14,7 @@ from sirtaki.bindings.observing.watch_marks import ANSWER
 from sirtaki.runner.observe.typed_json import Bounds, Check, check_of, fields_check
 
 BOUNDS = Bounds(entries=100_000, text=2000, least=0)
+_MAX_POSITIVE = (1 << 31) - 1
 Place = tuple[int, str, int]  # rank, host and process
 
 
@@ -73,10 +74,13 @@ class RankSample:
         return self.rank, self.host, self.pid
 
 
-class RecordingAnswer(TypedDict, total=False):
+class _NumberedAnswer(TypedDict):
+    number: int
+
+
+class RecordingAnswer(_NumberedAnswer, total=False):
     """Answer to an order for a recording (`observing.state_file`)."""
 
-    number: int
     file: str
     note: str
     error: str
@@ -101,14 +105,15 @@ def _state_check(hints: Mapping[str, Any], optional: Collection[str]) -> Check:
 
     def check_state(value: Any) -> dict[str, Any]:
         found: dict[str, Any] = check_fields(value)
-        durations = [
-            found["steps"]["times"],
-            *(found[name] for name in ("wait", "transfer") if name in found),
-        ]
-        if any(len(times["counts"]) != len(times["bounds"]) + 1 for times in durations):
-            raise ValueError("it has not one count more than bounds")
-        if not 0 < found["pid"] < 1 << 31 or not all(row[1] for row in found.get("tensors", ())):
-            raise ValueError("the pid, or a count of operations, is no positive number")
+        durations: dict[str, Durations] = {"steps": found["steps"]["times"]}
+        durations |= {name: found[name] for name in ("wait", "transfer") if name in found}
+        for name, times in durations.items():
+            if len(times["counts"]) != len(times["bounds"]) + 1:
+                raise ValueError(f"{name}: it has not one count more than bounds")
+        positive = {"pid": [found["pid"]], "tensors": [row[1] for row in found.get("tensors", ())]}
+        for name, numbers in positive.items():
+            if not all(0 < number <= _MAX_POSITIVE for number in numbers):
+                raise ValueError(f"{name}: it is no positive number")
         return found
 
     return check_state

@@ -1,7 +1,7 @@
 """Reads typed values from JSON that another process sent or may have changed.
 
-They are bounded and finite, and their texts are single lines without control characters, so that readers can
-rely on their types and show them on terminals.
+Values are bounded and finite, and their texts are single lines without control characters, so that readers
+can rely on their types and show them on terminals.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from sirtaki.bindings.bootstrap.connection.address import local_addresses
 from sirtaki.runner.doctor import gathering, probe, session
 from sirtaki.runner.doctor.cli import _pairs
-from sirtaki.runner.doctor.decoding import decode, redact, redacted
+from sirtaki.runner.doctor.decoding import MAX_ADDRESSES, decode, redact, redacted
 from sirtaki.runner.doctor.facts import Cores, HostFacts, Limits, Network
 from sirtaki.runner.doctor.gathering import MARK, Choice, Topic, Trial, answer_within, gather, gather_cores
 from sirtaki.runner.doctor.probe import TOKEN_BYTES, Listener, measure, reach
@@ -53,6 +53,13 @@ def test_facts_of_this_host_come_back_as_they_were(facts: HostFacts) -> None:
     assert decode(HostFacts, json.loads(json.dumps(asdict(facts)))) == facts
     assert facts.network is not None
     assert set(facts.network.reachable_at) == set(local_addresses())
+
+
+def test_a_list_is_bounded() -> None:
+    addresses = ["192.0.2.1"] * MAX_ADDRESSES
+    assert decode(tuple[str, ...], addresses, MAX_ADDRESSES) == (*addresses,)
+    with pytest.raises(ValueError, match="at most 64"):
+        decode(tuple[str, ...], [*addresses, "192.0.2.1"], MAX_ADDRESSES)
 
 
 @pytest.mark.parametrize(

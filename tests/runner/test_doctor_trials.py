@@ -62,12 +62,20 @@ def test_keras_2_is_unsupported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_only_the_end_of_the_output_of_a_trial_is_kept() -> None:
-    size = 3 * MAX_LINE + 10
-    program = f"import sys; print('x' * {size} + 'end'); sys.exit('y' * {size} + 'no')"
+    size = gathering._MAX_OUTPUT
+    program = f"import sys; print('x' * {3 * size} + 'end'); sys.exit('y' * {3 * size} + 'no')"
     code, output, error = gathering.run_python(["-c", program], os.environ)
-    assert (code, len(output)) == (1, MAX_LINE + len("x" * 10 + "end\n"))
+    assert (code, len(output)) == (1, size)
     assert output.endswith("xend\n")
-    assert error == "y" * 10 + "no"
+    assert error.startswith("yyy")
+
+
+@pytest.mark.parametrize("length", [3 * gathering._MAX_OUTPUT, 3 * MAX_LINE])
+def test_the_memory_for_the_output_of_a_trial_is_bounded(length: int) -> None:
+    program = f"import sys; sys.stdout.write('x' * {length} + 'end')"
+    code, output, _ = gathering.run_python(["-c", program], os.environ)
+    assert code == 0
+    assert output == "x" * (gathering._MAX_OUTPUT - 3) + "end"
 
 
 def test_a_trial_that_takes_too_long() -> None:

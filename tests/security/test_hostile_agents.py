@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rank_samples import NOW, SINCE, sample, state_values
+from rank_samples import NOW, SINCE, sample, state_values, stepped
 
 from sirtaki.bindings.bootstrap.connection.wire import Frame, MessageKind, Sender, WireError
 from sirtaki.bindings.observing.watch_marks import REMOTE, watch_for_now
@@ -126,7 +126,12 @@ def test_states_of_endless_processes_do_not_fill_the_disk(
         {"stack": "text"},
         {"activity": {}},
         {"steps": None},
+        {"pid": 1 << 31},
         {"tensors": [["loss", 1]]},
+        {"tensors": [["loss", 0, None, 0.0, 0.0]]},
+        {"tensors": [["loss", 1 << 31, None, 0.0, 0.0]]},
+        {"steps": {**stepped(2, 0.05), "times": {"bounds": [], "counts": [], "total_seconds": 0.0}}},
+        {"recording": {"file": "/tmp/x"}},
         {"sent": [{"peer_host": 3}]},
         {"is_member": 1},
     ],
