@@ -181,7 +181,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 def _is_here(world: ref[Context] | None) -> bool:
-    """Returns whether this world is the present world: what has begun in another ended with that."""
+    """Returns whether this world is the present world; an epoch of an earlier world has ended with it."""
     return world is not None and world() is current()
 
 

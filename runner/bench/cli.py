@@ -352,13 +352,16 @@ def messages(
 
 def _take(received: queue.Queue[Message | ValueError | None], line: str) -> None:
     """Puts the message in a line into the queue, None at the end; shows a line without a message."""
+    if not line:
+        received.put(None)
+        return
     try:
         message: Message | ValueError | None = read(line)
     except ValueError as error:
         message = error
     if message is None:
         print(line, end="", file=sys.stderr)
-    if message is not None or not line:
+    else:
         received.put(message)
 
 

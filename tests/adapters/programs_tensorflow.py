@@ -30,7 +30,7 @@ def a_rank_that_dies() -> None:
 
 
 def averages_of_slices_after_a_join() -> None:
-    """They divide as those of dense tensors do, eagerly and in functions."""
+    """Averages of slices divide as averages of dense tensors, eagerly and in functions."""
     hvd.init()
 
     def average() -> tuple[tf.Tensor, tf.Tensor]:

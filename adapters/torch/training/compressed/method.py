@@ -56,9 +56,10 @@ class Link:
         self, tensors: Sequence[Tensor], part: str, wire_format: WireFormat | None = None
     ) -> Handle[Any]:
         """Starts to combine tensors over all ranks, in place; in a format with blocks, if there is any."""
-        how, count = self.how, sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        if wire_format is not None:
-            how = how._replace(wire_format=wire_format.code)
+        if wire_format is None:
+            how, count = self.how, sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        else:
+            how = self.how._replace(wire_format=wire_format.code)
             count = sum(wire_format.encoded_bytes(tensor.numel()) for tensor in tensors)
         self._counters.sent_bytes += self._reduced(count)
         return self._scope.derived(part).start_group(ALLREDUCE_IN_PLACE, tensors, how)

@@ -238,7 +238,10 @@ class Rounds:
     def _gather(self, own: ClockReport) -> list[ClockReport]:
         row = torch.tensor([[*map(int, own)]], dtype=torch.int64)
         (rows,) = self._scope.derived("reports").run_group(ALLGATHER, [row])
-        return [ClockReport(*numbers) for numbers in rows.tolist()]
+        return [
+            ClockReport(contributed, base, bool(is_computing), bool(has_ended), applied, options)
+            for contributed, base, is_computing, has_ended, applied, options in rows.tolist()
+        ]
 
     def _compare_options(self, reports: Sequence[ClockReport]) -> None:
         """Compares the options of ranks with equally many updates. All ranks raise the same error, if any."""
