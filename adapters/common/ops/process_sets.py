@@ -365,17 +365,16 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set) -> i
     return last
 
 
-def join_count(context: Context, process_set: int) -> int:
-    """Returns how often all ranks of a set, given by its number, have joined."""
-    joins = context.joins.get(process_set)
-    return joins.count if joins else 0
+def joins_of(context: Context, process_set: int) -> Joins:
+    """Returns the joins of a set, given by its number: the same object before and after each join."""
+    joins: Joins = context.joins.setdefault(process_set, Joins())
+    return joins
 
 
 def _count(context: Context, number: int, missed: int) -> None:
-    if number not in context.joins:
-        context.joins[number] = Joins()
-        context.shutdown_callbacks.append(lambda: _warn(context, number))
-    joins: Joins = context.joins[number]
+    joins = joins_of(context, number)
+    if not joins.count:
+        context.shutdown_callbacks.append(lambda: _warn(context, joins))
     joins.count, joins.missed, joins.broadcasts = joins.count + 1, missed, _broadcasts(context)
     joins.site = next(reversed(program_sites()), None)
 
@@ -384,9 +383,8 @@ def _broadcasts(context: Context) -> int:
     return sum(row["operations"] for row in operation_counts(context) if row["kind"] == _BROADCAST)
 
 
-def _warn(context: Context, number: int) -> None:
+def _warn(context: Context, joins: Joins) -> None:
     """Warns at the end of a world in which this rank has missed the last steps."""
-    joins: Joins = context.joins[number]
     has_trained = context.steps.read().number > 0
     if joins.missed <= 0 or not has_trained or context.failure or _broadcasts(context) > joins.broadcasts:
         return

@@ -16,7 +16,7 @@ from sirtaki.bindings.context import Context, current
 from sirtaki.bindings.library import dtypes
 from sirtaki.bindings.request import Batch
 from sirtaki.common.ops.handles import Operation, pooled_batch, run_without_tensors
-from sirtaki.common.ops.process_sets import ProcessSet, global_process_set, join_count
+from sirtaki.common.ops.process_sets import ProcessSet, global_process_set, joins_of
 from sirtaki.common.ops.tensor import DTYPE_CODES, ArrayAdapter, TensorView
 from sirtaki.common.semantics import object_to
 
@@ -151,7 +151,7 @@ def numbered_name(context: Context, kind: str, process_set: int, library: str = 
     Operations of a kind are numbered per set and library; the numbers wrap around. They restart after each
     join, because until then ranks may have made different numbers of calls.
     """
-    counter = f"{library}.{kind}.{process_set} after join {join_count(context, process_set)}"
+    counter = f"{library}.{kind}.{process_set} after join {joins_of(context, process_set).count}"
     return f"unnamed {kind} {context.next_number(counter) % _NAMES_BEFORE_WRAP}"
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from sirtaki.bindings.context import Context
 from sirtaki.bindings.errors import ParametersDifferError
 from sirtaki.common.ops.objects import gather_objects
-from sirtaki.common.ops.process_sets import global_process_set, join_count
+from sirtaki.common.ops.process_sets import global_process_set, joins_of
 from sirtaki.common.semantics import are_horovods, hint
 from sirtaki.common.training.consistency import (
     Comparison,
@@ -262,12 +262,12 @@ class RoundChecks:
         self._interval = int(scope.context.setting("check_parameters"))  # 0: never; -1: once
         self._comparison = Comparison(scope.context, scope.call(), len(_UNKNOWN), marks)
         self._has_marks = marks > 0
-        self._set_number = scope.process_set.number(scope.context)
         self._round = 0
         self._rates: Sequence[float] | None = None  # those of the last round, and their checksum
         self._rates_checksum = 0
         self._epochs = EpochCheck(scope)
-        self._joins = join_count(scope.context, self._set_number)
+        self._joins = joins_of(scope.context, scope.process_set.number(scope.context))
+        self._seen_joins = self._joins.count
         self._is_after_join = False
         self._gradients: dict[int, int] = {}  # checksums of this round's gradients, by parameter
         self._equal_gradient_rounds = 0  # number of rounds in which all ranks had the same
@@ -334,9 +334,8 @@ class RoundChecks:
 
     def _is_due(self) -> bool:
         """Returns whether the parameters are compared in this round."""
-        joins = join_count(self._scope.context, self._set_number)
-        if joins != self._joins:
-            self._joins, self._is_after_join = joins, True
+        if self._joins.count != self._seen_joins:
+            self._seen_joins, self._is_after_join = self._joins.count, True
             if self.position is not None:
                 self.position.restart()
             return True

@@ -10,7 +10,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from sirtaki.common.ops.process_sets import join_count
+from sirtaki.common.ops.process_sets import joins_of
 from sirtaki.common.ops.requests import Call
 from sirtaki.common.training.consistency import Comparison, checksum_of_text
 from sirtaki.common.training.stateful_compression import (
@@ -268,6 +268,7 @@ class CompressedGradients(Stage):
         ]
         self._compressed = dict.fromkeys(compressed)
         self._agreement = Agreement(state, scope)
+        self._joins = joins_of(self._context, self._set_number)
         self._agreed_joins: int | None = None  # number of joins at the last agreement
         self._has_begun = False
         self._compresses = False  # in this round
@@ -329,8 +330,7 @@ class CompressedGradients(Stage):
             return
         self._has_begun = True
         state = self._state
-        joins = join_count(self._context, self._set_number)
-        is_agreed, self._agreed_joins = joins == self._agreed_joins, joins
+        is_agreed, self._agreed_joins = self._joins.count == self._agreed_joins, self._joins.count
         self._compresses = is_agreed and state.exchanges >= state.compression.start
         state.exchanges += 1
         if not is_agreed:

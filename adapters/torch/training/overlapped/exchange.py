@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import ABSENT, ALLREDUCE
-from sirtaki.common.ops.process_sets import join_count
+from sirtaki.common.ops.process_sets import joins_of
 from sirtaki.common.ops.requests import Call
 from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView
 from sirtaki.common.training.prepared import PreparedRequests
@@ -54,7 +54,8 @@ class UrgentGradients(Gradients):
         self._requests = PreparedRequests(self._context, self._divide(), device)
         self._uses: dict[int, None] = {}  # parameters in the order in which a forward pass has used them
         self._round = 0  # since the last join: ranks that had joined have missed some
-        self._joins = join_count(self._context, self._set_number)
+        self._joins = joins_of(self._context, self._set_number)
+        self._seen_joins = self._joins.count
         self._submitted: dict[int, _Submitted] = {}
         self._slots: dict[int, range] = {}  # by parameter in flight, the requests of this round
         self._describe_all(range(len(named)), by_use=False)
@@ -128,9 +129,8 @@ class UrgentGradients(Gradients):
             self._submit(prepared, absent)
 
     def _begin_round(self) -> None:
-        joins = join_count(self._context, self._set_number)
-        if joins != self._joins:  # on all ranks before the same round
-            self._joins, self._round = joins, 0
+        if self._joins.count != self._seen_joins:  # on all ranks before the same round
+            self._seen_joins, self._round = self._joins.count, 0
             self._uses.clear()
             self._describe_all(range(len(self._parameters)), by_use=False)
         self._round += 1
