@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -236,13 +236,22 @@ def is_plain(tensor: Any) -> bool:
     )
 
 
-def count_write(tensors: Sequence[Tensor]) -> None:
-    """Notifies autograd that the core has written to these tensors, so that it rejects their saved values."""
+def _version_counter() -> Callable[[Sequence[Tensor]], None]:
+    count = torch.autograd.graph.increment_version
     try:
-        torch.autograd.graph.increment_version(tensors)
-    except (RuntimeError, TypeError):  # before torch 2.7 it takes one at a time
-        for tensor in tensors:
-            torch.autograd.graph.increment_version(tensor)
+        count([])
+    except (RuntimeError, TypeError):  # before torch 2.7 it counts a single tensor
+
+        def count_each(tensors: Sequence[Tensor]) -> None:
+            for tensor in tensors:
+                count(tensor)
+
+        return count_each
+    return count
+
+
+# Notifies autograd that the core has written to these tensors, so that it rejects their saved values.
+count_write = _version_counter()
 
 
 def written(tensor: Tensor, owner: Any) -> Tensor:
