@@ -18,6 +18,7 @@ from sirtaki.bindings.context import Context, find
 from sirtaki.bindings.observing import observe
 from sirtaki.common.semantics import hint
 from sirtaki.torch.ops.autograd import averaged_losses
+from sirtaki.torch.training.parameters import parameters_of
 from sirtaki.torch.training.wrapping import Wrapped
 
 _STEPS = 3  # without any exchange, or with losses that were averaged before their backward pass
@@ -36,9 +37,8 @@ class _Record:
         steps: in a row without another operation.
         little_steps: in a row with fewer bytes than the optimizer's parameters have elements.
         loss_steps: those of them with an averaged loss.
-        shared_bytes: of gradients of distributed optimizers since the last step, or more.
+        shared_steps: steps of each distributed optimizer since the last step.
         has_shared: whether a distributed optimizer has taken a step since `little_steps` began.
-        shared: the parameters of distributed optimizers, by id: tensors compare their elements.
     """
 
     operations: int = -1
@@ -47,34 +47,37 @@ class _Record:
     steps: int = 0
     little_steps: int = 0
     loss_steps: int = 0
-    shared_bytes: int = 0
+    shared_steps: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     has_shared: bool = False
-    shared: set[int] = field(default_factory=set)
     is_reported: bool = False
 
     def count_shared(self, optimizer: Any) -> None:
         """Counts a step of a distributed optimizer."""
         self.has_shared, self.loss_steps = True, 0
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self.shared.add(id(parameter))
-                self.shared_bytes += parameter.numel() * parameter.element_size()
+        self.shared_steps[optimizer] = self.shared_steps.get(optimizer, 0) + 1
 
     def count(self, context: Context, optimizer: Any) -> None:
         """Counts a step of an optimizer that is not distributed."""
-        if any(
-            id(parameter) in self.shared for group in optimizer.param_groups for parameter in group["params"]
-        ):
+        distributed = [
+            other for reference in self.shared_steps.keyrefs() if (other := reference()) is not None
+        ]
+        shared = {id(parameter) for other in distributed for parameter in parameters_of(other)}
+        if any(id(parameter) in shared for parameter in parameters_of(optimizer)):
             return
+        shared_bytes = sum(
+            self.shared_steps[other] * sum(parameter.nbytes for parameter in parameters_of(other))
+            for other in distributed
+        )
         operations, volume = observe.ended_operations(context)
         losses = averaged_losses.get(context, 0)
         self.steps = self.steps + 1 if operations == self.operations else 1
-        if _has_more_elements(optimizer, volume - self.bytes - self.shared_bytes):
+        if _has_more_elements(optimizer, volume - self.bytes - shared_bytes):
             self.little_steps += 1
             self.loss_steps += losses > self.losses
         else:
             self.little_steps, self.loss_steps, self.has_shared = 0, 0, False
-        self.shared_bytes = 0
+        for other in distributed:
+            self.shared_steps[other] = 0
         self.operations, self.bytes, self.losses = operations, volume, losses
 
 
@@ -85,11 +88,10 @@ def _has_more_elements(optimizer: Any, volume: int) -> bool:
     """Returns whether `volume` bytes are too few to be the optimizer's gradients, in any dtype."""
     if volume >= _LITTLE:
         return False
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            volume -= parameter.numel() if parameter.grad is not None else 0
-            if volume < 0:
-                return True
+    for parameter in parameters_of(optimizer):
+        volume -= parameter.numel() if parameter.grad is not None else 0
+        if volume < 0:
+            return True
     return False
 
 
@@ -165,9 +167,7 @@ class IdleSteps:
         """Counts a step that has just ended, and hints at steps that did nothing."""
         if self.is_over:
             return
-        parameters: list[Tensor] = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
+        parameters = parameters_of(optimizer)
         has_gradients = any(parameter.grad is not None for parameter in parameters)
         earlier, self._earlier = self._earlier, _state_of(parameters)
         self._without_gradients = 0 if has_gradients else self._without_gradients + 1
