@@ -27,8 +27,15 @@ constexpr bool is_sanitized = true;
 constexpr bool is_sanitized = false;
 #endif
 
-// Returns how many seeds a random test takes.
+// Returns how many seeds a random test takes, or how many rounds another one.
 constexpr uint32_t seeds(uint32_t all) { return is_sanitized ? (all + 3) / 4 : all; }
+
+// Returns which of several values, the most telling last, a test takes: with sanitizers the last `few`.
+template <typename T>
+std::vector<T> of(std::vector<T> all, size_t few = 1) {
+  if (is_sanitized) all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(few));
+  return all;
+}
 
 struct Case {
   std::string file;  // without folder and suffix

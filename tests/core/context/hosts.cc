@@ -116,7 +116,7 @@ TEST(what_stays_on_a_host_goes_on_beside_what_crosses_hosts) {
                   across = add_set(context, {1, 2});
     const int32_t own = rank < 2 ? first : second;
     const bool crosses = rank == 1 || rank == 2;
-    for (int step = 0; step < 15; ++step) {
+    for (int step = 0; step < static_cast<int>(check::seeds(15)); ++step) {
       const int64_t large = 100'000, small = 300;
       std::vector<int32_t> world(static_cast<size_t>(large), rank + step),
           local(static_cast<size_t>(small), rank + step), pair(static_cast<size_t>(small), rank + step);

@@ -53,7 +53,7 @@ TEST(trees_of_any_shape_do_the_same) {
         odd_total += odd;
       }
       const int32_t odds = add_set(context, odd_ranks);
-      for (int step = 0; step < 20; ++step) {
+      for (int step = 0; step < static_cast<int>(check::seeds(20)); ++step) {
         sum(context, "world", 0, rank, total);
         if (rank % 2) sum(context, "odds", odds, rank + step, odd_total + step * static_cast<int>(odd_ranks.size()));
         const int64_t rows = (rank + step) % 3;

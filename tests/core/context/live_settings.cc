@@ -43,7 +43,7 @@ TEST(sums_stay_exact_while_rank_0_changes_settings) {
       {"spin", "0.001"},     {"chunk_bytes", "64M"}, {"hand_over", "late"},     {"fusion_threshold", "1M"},
       {"chunk_bytes", "60K"}};
   for (const Over over : {Over::memory, Over::sockets})
-    for (int size : {2, 3}) {
+    for (int size : check::of<int>({2, 3})) {
       World ranks(size, tuned(over));
       ranks.run([&](int rank, Context& context) {
         for (const auto& [name, value] : changes) {

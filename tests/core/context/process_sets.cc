@@ -55,7 +55,8 @@ void on_all(int size, const std::function<void(World&)>& body, const Options& gi
 TEST(sets_that_overlap_under_random_timing) {
   const std::vector<std::vector<int64_t>> members{{0, 1, 2, 3}, {0, 1}, {1, 2}, {0, 2}, {0, 1, 3}, {3}};
   for (const Options& options : everywhere(4)) {
-    const int rounds = options.over == Over::memory && options.hosts.empty() ? 600 : 150;
+    const bool is_fast = options.over == Over::memory && options.hosts.empty();
+    const auto rounds = static_cast<int>(check::seeds(is_fast ? 600 : 150));
     World ranks(4, options);
     ranks.run([&](int rank, Context& context) {
       std::mt19937 random(static_cast<uint32_t>(rank));

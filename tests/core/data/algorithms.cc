@@ -76,7 +76,7 @@ TEST(a_world_says_what_it_uses) {
 TEST(all_ranks_get_the_same_bits_in_each_run) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1, 0, 2}, {0, 1, 2}})
     for (const char* algorithm : {"auto", "direct", "ring", "recursive_doubling", "hierarchical"})
-      for (int64_t count : {int64_t{1}, int64_t{77}, int64_t{60'001}}) {
+      for (int64_t count : check::of<int64_t>({1, 77, 60'001})) {
         const auto size = static_cast<int>(hosts.size());
         const Options options = on_hosts(hosts, {{"cpu_algorithm", algorithm}, {"chunk_bytes", "4096"}});
         const auto first = sums_of(options, size, count);
@@ -168,7 +168,7 @@ TEST(direct_gives_the_same_bits_wherever_ranks_live) {
 
 // The plans are large enough for several pieces; scaled, averaged, and with a joined rank.
 TEST(large_plans_between_hosts_are_cut_into_pieces) {
-  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 1, 1}}) {
+  for (const std::vector<int>& hosts : check::of<std::vector<int>>({{0, 0, 1, 1}, {0, 1, 1, 1}, {0, 0, 0, 1}})) {
     World ranks(4, on_hosts(hosts, {{"sockets_per_link", "2"}}));
     ranks.run([&](int rank, Context& context) {
       const int64_t count = 5'000'003;
@@ -231,7 +231,7 @@ int64_t sent_over_tcp(Context& context) {
 }  // namespace
 
 TEST(a_reducescatter_between_hosts_has_the_bits_of_an_allreduce) {
-  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 1, 2, 2}})
+  for (const std::vector<int>& hosts : check::of<std::vector<int>>({{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 1, 2, 2}}))
     for (int64_t count : {int64_t{3}, int64_t{1'003}, int64_t{3'000'007}}) {
       const auto size = static_cast<int>(hosts.size());
       World ranks(size, on_hosts(hosts, {}));

@@ -268,6 +268,7 @@ TEST(gradients_of_models_are_copied_by_few_calls_or_none) {
   Fake fake;
   CHECK_EQUAL(step_of(fake, resnet_50(), apart), "161 gradients: 0 copies, 4 batches, 540992 bytes");
   CHECK_EQUAL(step_of(fake, resnet_50(), small_first), "161 gradients: 0 copies, 0 batches, 0 bytes");
+  if (check::is_sanitized) return;
   CHECK_EQUAL(step_of(fake, bert_large(), apart), "391 gradients: 0 copies, 48 batches, 2596864 bytes");
   CHECK_EQUAL(step_of(fake, bert_large(), small_first), "391 gradients: 0 copies, 0 batches, 0 bytes");
 }

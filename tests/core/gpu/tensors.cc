@@ -98,7 +98,7 @@ const std::vector<int64_t> row_counts{5, 9001};
 // several ranks, each has all turns. With sanitizers it runs on the last size only.
 void in_turns(Fake& fake, const std::vector<int>& sizes,
               const std::function<void(int rank, int size, int turn, Context&)>& body) {
-  for (int size : check::is_sanitized ? std::vector<int>{sizes.back()} : sizes)
+  for (int size : check::of(sizes))
     for (const char* backend : backends_of(size)) {
       int turn = size;
       for (Options options : everywhere(size, {{"gpu_backend", backend}, {"gpu_libraries", fake_folder}})) {

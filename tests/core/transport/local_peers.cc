@@ -60,7 +60,7 @@ TEST(a_ring_keeps_bytes_in_order_wherever_it_wraps) {
   RingPipe near(memory.local_peers->region(), 0, 1), far(memory.local_peers->region(), 1, 0);
   std::mt19937 random(5);
   uint8_t next_in = 0, next_out = 0;
-  for (int i = 0; i < 2'000; ++i) {
+  for (uint32_t i = 0; i < check::seeds(2'000); ++i) {
     std::vector<uint8_t> bytes(random() % SharedRegion::ring_bytes);
     for (size_t at = 0; at < bytes.size(); ++at) bytes[at] = static_cast<uint8_t>(next_in + at);
     const ptrdiff_t written = near.write(bytes, false);
