@@ -6,6 +6,7 @@ A body is a function without arguments. It runs on every rank, after init, and r
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,7 @@ class Case:
 
 
 _cases: dict[str, Case] = {}
+_counts: Counter[tuple[str, int]] = Counter()  # by module and number of ranks
 
 
 def case(least: int = 1, **variants: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -86,9 +88,9 @@ def _bound(body: Callable[..., None], argument: str, value: object) -> Body:
 
 def _add(name: str, body: Body, least: int) -> None:
     assert name not in _cases, f"two cases are called {name}"
-    module = name.partition(".")[0]
-    place = sum(case.module == module and case.least == least for case in _cases.values())
-    _cases[name] = Case(name, body, least, place)
+    kind = (name.partition(".")[0], least)
+    _cases[name] = Case(name, body, least, _counts[kind])
+    _counts[kind] += 1
 
 
 def cases_for(size: int, modules: tuple[str, ...] = MODULES) -> list[Case]:

@@ -39,7 +39,7 @@ def run(command: str, folder: Path) -> str:
     process = subprocess.Popen(
         ["sh", "-c", command],
         cwd=folder,
-        env=os.environ | {"PATH": path},
+        env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},  # other tests run beside
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
