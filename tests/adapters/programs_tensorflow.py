@@ -30,18 +30,20 @@ def a_rank_that_dies() -> None:
 
 
 def averages_of_slices_after_a_join() -> None:
-    """Averages of slices divide as averages of dense tensors, eagerly and in functions."""
-    hvd.init()
+    """They divide as those of dense tensors do, eagerly and in functions, which may be traced before init."""
 
-    def average() -> tuple[tf.Tensor, tf.Tensor]:
-        rows = tf.IndexedSlices(tf.fill([1, 2], 6.0 * (hvd.rank() + 1)), tf.constant([hvd.rank()]), [3, 2])
+    def average(rank: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        values = tf.fill([1, 2], 6.0 * (tf.cast(rank, tf.float32) + 1.0))
+        rows = tf.IndexedSlices(values, tf.reshape(rank, [1]), [3, 2])
         slices, dense = hvd.grouped_allreduce([rows, tf.convert_to_tensor(rows)])
         return tf.convert_to_tensor(slices), dense
 
-    step = tf.function(average)
+    early, step = tf.function(average), tf.function(average)
+    early.get_concrete_function(tf.TensorSpec([], tf.int32))
+    hvd.init()
     for _ in range(hvd.rank() + 1):  # rank r takes r + 1 steps
-        for call in (average, step):
-            slices, dense = call()
+        for call in (average, early, step):
+            slices, dense = call(tf.constant(hvd.rank()))
             assert (slices.numpy() == dense.numpy()).all(), (slices, dense)
     assert hvd.join() == hvd.size() - 1
 

@@ -12,8 +12,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from sirtaki.bindings import request as core
+from sirtaki.bindings import variables
 from sirtaki.bindings.context import Context, current
-from sirtaki.bindings.library import dtypes
+from sirtaki.bindings.library import Config, dtypes
 from sirtaki.bindings.request import Batch
 from sirtaki.common.ops.handles import Operation, pooled_batch, run_without_tensors
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set, joins_of
@@ -255,9 +256,13 @@ def fixed_divisor(context: Context) -> int | None:
     return membership.initial if survivors.averages_over_initial and membership is not None else None
 
 
-def averages_over_contributors(context: Context) -> bool:
-    """Returns whether an average divides by the ranks that have not joined, not by all ranks of the set."""
-    return context.setting("join_average") == "contributors"
+def averages_over_contributors(context: Context | None) -> bool:
+    """Returns whether an average divides by the ranks that have not joined, not by all ranks of the set.
+
+    Without a world, as where a function is traced before init(), that is the setting that init() will read.
+    """
+    setting = Config(variables.values()).get if context is None else context.setting
+    return setting("join_average") == "contributors"
 
 
 def gradient_sum(how: Reduction, divisor: int | None) -> Reduction:

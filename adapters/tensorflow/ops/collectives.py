@@ -380,8 +380,7 @@ def _add_slices(tensors: list[tf.IndexedSlices], how: Reduction, called: Call) -
             "make them dense first, with tf.convert_to_tensor() or sparse_as_dense=True"
         )
     parts = [part for tensor in tensors for part in (tensor.values, tensor.indices)]
-    context = find()
-    has_marks = how.op == core.AVERAGE and context is not None and averages_over_contributors(context)
+    has_marks = how.op == core.AVERAGE and averages_over_contributors(find())
     marks = [tf.ones([1], tf.uint8)] * has_marks  # ranks that have joined send none
     gathered = operations.allgather(parts + marks, called)
     count = tf.size(gathered[-1] if has_marks else members(called.process_set))
