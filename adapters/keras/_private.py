@@ -71,8 +71,10 @@ def drop_slots(optimizer: Any) -> None:
 
 
 def accumulators_of(optimizer: Any) -> Sequence[Any]:
-    """Returns the variables in which an optimizer adds up this rank's gradients of several passes."""
-    return getattr(optimizer, "_accumulated_gradients", ())  # only an optimizer that accumulates has them
+    """Returns the variables in which an optimizer, or its inner one, adds up gradients of several passes."""
+    both = (optimizer, getattr(optimizer, "inner_optimizer", None))
+    # Only an optimizer that accumulates has them.
+    return [variable for level in both for variable in getattr(level, "_accumulated_gradients", ())]
 
 
 def is_autocast(variable: Any) -> bool:

@@ -369,7 +369,7 @@ class KerasState(ArraysState):
             target.assign(array)
 
     def _clear_own(self) -> None:
-        for variable in _accumulators(self._built_optimizer()):
+        for variable in accumulators_of(self._built_optimizer()):
             variable.assign(np.zeros(variable.shape, variable.dtype))
 
     def _values(self) -> dict[str, Any]:
@@ -410,17 +410,12 @@ def _classified(
         yield EntryKind.EQUAL, variable
     if optimizer is None:
         return
-    collected = {id(accumulator) for accumulator in _accumulators(optimizer)}
+    collected = {id(accumulator) for accumulator in accumulators_of(optimizer)}
     for variable in equal_variables(optimizer):
         if id(variable) not in seen:
             seen.add(id(variable))
             kind = EntryKind.SENT if local_steps is not None else _kind_of_slot(variable, model, local)
             yield EntryKind.OWN if id(variable) in collected else kind, variable
-
-
-def _accumulators(optimizer: Any) -> list[Any]:
-    both = (optimizer, getattr(optimizer, "inner_optimizer", None))
-    return [variable for level in both if level is not None for variable in accumulators_of(level)]
 
 
 def _kind_of_slot(variable: Any, model: Any, local: set[int]) -> EntryKind:

@@ -32,6 +32,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.02),
     "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
     "accumulation": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05, gradient_accumulation_steps=2),
+    "incomplete accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3),
     "loss scale": lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0),
     "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
 }
@@ -42,7 +43,7 @@ def eager_fit(optimizer: str) -> None:
     assert_trained_as_one(OPTIMIZERS[optimizer], run_eagerly=True)
 
 
-@case(optimizer=["Adam", "accumulation"])
+@case(optimizer=["Adam", "accumulation", "incomplete accumulation"])
 def compiled_fit(optimizer: str) -> None:
     assert_trained_as_one(OPTIMIZERS[optimizer], run_eagerly=False)
 

@@ -15,6 +15,7 @@ from sirtaki.bindings.errors import MismatchError
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.requests import Max
 from sirtaki.common.semantics import object_to
+from sirtaki.keras._private import accumulators_of
 from sirtaki.keras.training.gradient_reducer import GradientReduction, stable_name
 from sirtaki.keras.training.sharded.optimizer import ShardedVariables, equal_variables
 from sirtaki.numpy import consistency
@@ -141,7 +142,9 @@ def _subject(optimizer: Any, variables: Sequence[Any], *, has_equal_state: bool 
     def rate() -> tuple[float]:
         return (float(keras.ops.convert_to_numpy(optimizer.learning_rate)),)
 
-    state = equal_variables(optimizer) if has_equal_state else []
+    own = {id(variable) for variable in accumulators_of(optimizer)}  # sums of a step that is not complete
+    equal = equal_variables(optimizer) if has_equal_state else []
+    state = [variable for variable in equal if id(variable) not in own]
     return Subject(lambda: _named([*variables, *state]), rate, options)
 
 
