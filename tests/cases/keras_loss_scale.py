@@ -100,18 +100,32 @@ def apply(model: Any, own: Any, value: float) -> None:
         keras.ops.full(one.shape, value if one is own else 1.0, one.dtype)
         for one in model.trainable_variables
     ]
+    step(model.optimizer, gradients, model.trainable_variables)
+
+
+def step(optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+    """Applies gradients, on JAX as a compiled step does."""
     if keras.backend.backend() != "jax":
-        model.optimizer.apply(gradients, model.trainable_variables)
+        optimizer.apply(gradients, variables)
         return
-    weights, state = model.optimizer.stateless_apply(
-        [one.value for one in model.optimizer.variables],
+    weights, state = optimizer.stateless_apply(
+        [variable.value for variable in optimizer.variables],
         gradients,
-        [one.value for one in model.trainable_variables],
+        [variable.value for variable in variables],
     )
-    for one, new in zip(
-        [*model.trainable_variables, *model.optimizer.variables], [*weights, *state], strict=True
-    ):
-        one.assign(new)
+    for variable, new in zip([*variables, *optimizer.variables], [*weights, *state], strict=True):
+        variable.assign(new)
+
+
+@case(order=["outside", "inside"], least=2)
+def a_loss_that_is_scaled_once_for_several_steps(order: str) -> None:
+    """A program calls `scale_loss` once if it computes gradients in a function that is compiled."""
+    variable, optimizer = keras.Variable(np.zeros(2)), ORDERS[order]()
+    optimizer.build([variable])
+    factor = optimizer.scale_loss(keras.ops.ones((), "float32"))
+    for steps in (1, 2):
+        step(optimizer, [factor * keras.ops.ones(2, "float32")], [variable])
+        np.testing.assert_allclose(values_of([variable])[0], -0.1 * steps, rtol=1e-5)
 
 
 @case(passes=[1, 2])

@@ -187,7 +187,7 @@ class GradientReduction:
             current().steps.end(by=self._stepper)
         results = self.reduce_stored(gradients, variables)
         if self.ranks:
-            adds_up, self._adds_up = self._adds_up and scales_losses, False
+            adds_up = self._adds_up and scales_losses
             how = self.how._replace(op=Sum) if adds_up else self.how
             self._reduce_among(results, variables, scales_losses, how)
             if adds_up:
@@ -231,7 +231,8 @@ class GradientReduction:
     def divide_loss(self, loss: Any) -> Any:
         """Returns the loss of a rank that the gradients of all ranks have to be added up for, not averaged.
 
-        In 16 bits, each row's gradients so have the range that they have in one process.
+        In 16 bits, each row's gradients so have the range that they have in one process. They are added up
+        in all later steps: a program may call this once, where it is traced, or for several steps.
         """
         self._adds_up = bool(self.ranks and self.how.op == Average and fixed_divisor(current()) is None)
         return self.divided(loss) if self._adds_up else loss
