@@ -132,7 +132,8 @@ def load_model(
         custom_objects: other classes and functions that Keras does not know, by name.
         compression: as for `DistributedOptimizer`.
         legacy_opts: has to be False: there are no legacy optimizers in Keras 3.
-        options: further arguments of `DistributedOptimizer`.
+        options: further arguments of `DistributedOptimizer`, which are not saved: `backward_passes_per_step`,
+            too, or the mean of the passes is used instead of their sum.
 
     Returns:
         The model, with the state of the optimizer that it was saved with.

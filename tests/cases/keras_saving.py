@@ -10,10 +10,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import sirtaki.keras as hvd
 from cases import case
-from cases.keras_models import BATCH, assert_alike, data_of, make_model, values_of
+from cases.keras_models import BATCH, assert_alike, assert_close, data_of, make_model, values_of
 from sirtaki.keras.training.optimizer import Distributed
 
 
@@ -57,6 +58,22 @@ def a_file_and_back(optimizer: str) -> None:
     x, y = data_of(hvd.rank())
     again.train_on_batch(x[BATCH : 2 * BATCH], y[BATCH : 2 * BATCH])
     assert_alike(again.weights)
+
+
+@case()
+def passes_of_a_loaded_optimizer_add_up() -> None:
+    """Their sum, which the file does not name, is used again if the call asks for it."""
+    model = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        again = hvd.load_model(path, backward_passes_per_step=2)
+        with pytest.raises(ValueError, match="not both"):
+            hvd.load_model(path, backward_passes_per_step=3)
+    x, y = data_of(hvd.rank())
+    for trainee in (model, again):
+        trainee.train_on_batch(x[BATCH : 2 * BATCH], y[BATCH : 2 * BATCH])
+    assert_close(again, model)
 
 
 @case()

@@ -349,12 +349,13 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
     if passes == 1:
         return 1.0
     stepping = getattr(optimizer, "inner_optimizer", optimizer)
-    if stepping.gradient_accumulation_steps:
+    is_loaded = stepping.built and stepping.gradient_accumulation_steps == passes
+    if stepping.gradient_accumulation_steps and not is_loaded:
         raise ValueError(
             "give either backward_passes_per_step or the optimizer's gradient_accumulation_steps, not both: "
             "they are two names for one thing"
         )
-    if stepping.built:
+    if stepping.built and not is_loaded:
         raise ValueError(
             "backward_passes_per_step needs an optimizer that has not been used yet: make the optimizer with "
             f"gradient_accumulation_steps={passes} instead"
