@@ -75,6 +75,18 @@ def passes_said_twice() -> None:
 
 
 @case()
+def gradients_of_other_variables() -> None:
+    """Keras reports that a layer has been frozen since the optimizer was built."""
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("Keras refuses stateless_apply there")
+    optimizer, weights = hvd.DistributedOptimizer(sgd()), make_model().trainable_weights
+    optimizer.build(weights)
+    values = [keras.ops.convert_to_tensor(weight) for weight in weights[:2]]
+    with pytest.raises(ValueError, match="1:1"):
+        optimizer.stateless_apply([variable.value for variable in optimizer.variables], values, values)
+
+
+@case()
 def local_layers_that_are_none() -> None:
     with pytest.raises(ValueError, match="layers of Keras, and Variable is none"):
         hvd.PartialDistributedOptimizer(sgd(), local_layers=[keras.Variable(np.zeros(2))])

@@ -82,9 +82,10 @@ class Distributed(keras.optimizers.Optimizer):
         exchange = self._exchange
         if exchange.record(grads):  # as results: what a compiled step records exists inside it only
             return trainable_variables, list(grads)
-        if exchange.is_done or self._postpones:
-            return super().stateless_apply(optimizer_variables, grads, trainable_variables)
         variables = trainable_variables_of(self)
+        is_wrong = len(grads) != len(variables)  # which is for Keras to report
+        if exchange.is_done or self._postpones or is_wrong:
+            return super().stateless_apply(optimizer_variables, grads, trainable_variables)
         gradients = exchange.reduce(exchange.weighted(grads), variables, self._scales_losses)
         with exchange.done():
             return super().stateless_apply(optimizer_variables, gradients, trainable_variables)
