@@ -23,6 +23,12 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adam": lambda: optax.adam(0.01),
     "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.01)),
 }
+FOLLOWING: dict[str, Callable[[], Any]] = {  # the loss
+    "plateau": lambda: optax.chain(
+        optax.sgd(0.1), optax.contrib.reduce_on_plateau(0.5, patience=1, accumulation_size=1)
+    ),
+    "polyak": lambda: optax.polyak_sgd(100.0, scaling=0.1),
+}
 
 
 def whole_batch(step: int) -> tuple[Any, Any]:
@@ -57,10 +63,11 @@ def train(
 ) -> Any:
     @partial(jax.jit, donate_argnums=(0, 1))
     def step(params: Any, state: Any, inputs: Any, targets: Any) -> Any:
-        gradients = jax.grad(loss)(params, inputs, targets)
-        updates, state = optimizer.update(gradients, state, params)
+        value, gradients = jax.value_and_grad(loss)(params, inputs, targets)
+        updates, state = optimizer.update(gradients, state, params, value=value)
         return optax.apply_updates(params, updates), state
 
+    optimizer = optax.with_extra_args_support(optimizer)
     params = jax.tree.map(jnp.copy, params)
     state = optimizer.init(params)
     for number in range(steps):
@@ -78,10 +85,11 @@ def same_on_all_ranks(tree: Any) -> None:
         np.testing.assert_array_equal(gathered, jnp.broadcast_to(leaf, gathered.shape))
 
 
-@case(kind=OPTIMIZERS)
+@case(kind=[*OPTIMIZERS, *FOLLOWING])
 def as_one_process(kind: str) -> None:
-    ours = train(hvd.DistributedOptimizer(OPTIMIZERS[kind]()), own_batch, parameters())
-    alike(ours, train(OPTIMIZERS[kind](), whole_batch, parameters()))
+    make = {**OPTIMIZERS, **FOLLOWING}[kind]
+    ours = train(hvd.DistributedOptimizer(make()), own_batch, parameters())
+    alike(ours, train(make(), whole_batch, parameters()))
     same_on_all_ranks(ours)
 
 

@@ -24,6 +24,7 @@ from sirtaki.jax.training.weighting import weighted
 from sirtaki.numpy.consistency import EagerChecks
 
 _GRADIENTS = ExchangeOptions(core.ALLREDUCE, ())
+_OF_LOSS = ("value", "grad")  # arguments of update() by which transformations of optax follow the loss
 _made: Counter[str] = Counter()  # optimizers of each name; compiled programs outlive a world
 
 
@@ -54,6 +55,9 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     All ranks must call `update`, inside or outside jit. All gradients of a step are exchanged as one
     operation. Subsequent transformations, such as clipping, see the averaged ones. `init` exchanges nothing:
     see `broadcast_parameters`.
+
+    The loss, as `update(..., value=loss)` for `reduce_on_plateau`, and `grad` are averaged as well. Functions
+    are not: line searches, as in `optax.lbfgs`, call `value_fn` with each rank's data, and ranks differ then.
 
     Outside jit, the second update compares parameters and state over the ranks, and raises
     ParametersDifferError if they differ; inside, `check_parameters` after a step does.
@@ -100,16 +104,25 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         with around(checks, process_set, gradients, {"params": params, "state": state}):
             reduced = _combined(gradients, name, compression, op, process_set, steps)
-        return inner.update(reduced, state, params, **extra)
+        followed = _combined(
+            _of_loss(extra), f"{name or 'gradients'} (loss)", Compression.none, op, process_set
+        )
+        return inner.update(reduced, state, params, **(extra | followed))
 
     distributed = optax.GradientTransformationExtraArgs(inner.init, update)
     if backward_passes_per_step > 1:
         distributed = _accumulating(distributed, inner, backward_passes_per_step)
 
     def update_by_rows(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        extra |= weighted(_of_loss(extra), op, process_set)
         return distributed.update(weighted(gradients, op, process_set), state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(distributed.init, update_by_rows)
+
+
+def _of_loss(extra: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that have to be equal on all ranks, or each would take other steps."""
+    return {name: extra[name] for name in _OF_LOSS if name in extra}
 
 
 def _stepper(name: str | None) -> Stepper:
