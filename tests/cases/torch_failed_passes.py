@@ -17,6 +17,7 @@ from cases.torch_models import (
     assert_same_on_all_ranks,
     batch,
     distributed,
+    fill,
     leaving_early,
     loss_of,
     network,
@@ -41,12 +42,17 @@ class Failing(torch.autograd.Function):
         ctx.fail()
 
 
+def layers(width: int) -> Any:
+    """Returns a network of which a large gradient has left when a pass of `failing` fails, if it is wide."""
+    return fill(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), *network(width=width)).double())
+
+
 def boom() -> None:
     raise ArithmeticError("boom")
 
 
 def failing(model: nn.Sequential, fail: Callable[[], object] = boom) -> Callable[[Tensor], Tensor]:
-    """Returns the model with a backward pass that fails when half of the gradients are ready."""
+    """Returns the model with a backward pass that fails before the first layer, when all others are done."""
     return lambda inputs: model[2:](Failing.apply(model[:2](inputs), fail))
 
 
@@ -67,7 +73,7 @@ def failing_loss(model: nn.Sequential, step: int) -> Tensor:
 @case(width=[5, 600])
 def a_pass_that_raises_on_all_ranks(width: int) -> None:
     """The pass may have begun to send: a round is then open."""
-    model, plain = network(width=width), network(width=width)
+    model, plain = layers(width), layers(width)
     optimizer = leaving_early(distributed(model))
     for step in range(4):
         if step != 3:
@@ -91,7 +97,7 @@ def past_a_failure(width: int, after_pass: Callable[[Any, bool], object]) -> tup
 
     Calls `after_pass` after each, with the optimizer and whether the pass has raised.
     """
-    model = network(width=width)
+    model = layers(width)
     optimizer = leaving_early(distributed(model))
     for step in range(4):
         optimizer.zero_grad()
@@ -119,7 +125,7 @@ def a_pass_that_raises_on_one_rank_and_is_given_up(width: int) -> None:
 @case(least=2)
 def a_pass_after_one_that_raised_adds_to_gradients_that_are_reduced() -> None:
     """Its first gradient does not grow while the open round is still being exchanged."""
-    model, plain = network(width=600), network(width=600)
+    model, plain = layers(600), layers(600)
     optimizer = leaving_early(distributed(model))
     own_loss(model, 0).backward()
     optimizer.zero_grad()
@@ -128,7 +134,7 @@ def a_pass_after_one_that_raised_adds_to_gradients_that_are_reduced() -> None:
     with pytest.raises(ArithmeticError):
         failing_loss(model, 1).backward()
     found: list[Tensor] = []
-    last = list(model[4].parameters())
+    last = list(model[-1].parameters())
     hooks = [one.register_hook(lambda _, one=one: found.append(one.grad.clone())) for one in last]
     own_loss(model, 2).backward()
     for hook in hooks:

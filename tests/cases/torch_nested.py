@@ -26,12 +26,16 @@ from cases.torch_models import (
 
 
 class Checkpointed(nn.Module):
-    """Blocks that are recomputed in nested backward passes; two of them use `shared`."""
+    """Blocks that are recomputed in nested backward passes; two of them use `shared`.
+
+    In the backward pass of the last block, the large gradient of `shared` leaves before that of `scale`.
+    """
 
     def __init__(self, is_nested: bool, head: bool, width: int = 4) -> None:
         super().__init__()
         self.first, self.shared = nn.Linear(4, width), nn.Linear(width, width)
         self.last, self.unused = nn.Linear(width, 3), nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.ones(width))
         self.is_nested, self.head = is_nested, head
         fill(self.double())
 
@@ -41,7 +45,7 @@ class Checkpointed(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.run(lambda x: self.first(x).tanh(), inputs.clone().requires_grad_())
         hidden = self.run(lambda x: self.shared(x).tanh(), hidden)
-        hidden = self.run(lambda x: self.shared(x).tanh(), hidden)
+        hidden = self.run(lambda x: self.shared(x * self.scale).tanh(), hidden)
         return self.last(hidden) if self.head else self.run(self.last, hidden)
 
 

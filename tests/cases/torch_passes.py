@@ -18,6 +18,7 @@ from cases.torch_models import (
     batch,
     distributed,
     fill,
+    leaving_early,
     loss_of,
     network,
     own_loss,
@@ -27,6 +28,18 @@ from cases.torch_models import (
 )
 
 OPS = {"Average": hvd.Average, "Sum": hvd.Sum}
+TECHNIQUES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "state": {"shard": "state"},
+    "gradients": {"shard": "gradients"},
+    "overlap": {"overlap_forward": True},
+    "memory": {"gradients_in_shared_memory": True},
+}
+
+
+def large() -> nn.Module:
+    """Returns a network with gradients that leave during a backward pass."""
+    return network(width=400)  # a weight of 1.28 MB between two small ones
 
 
 def run_passes(model: nn.Module, step: int, count: int) -> None:
@@ -338,3 +351,52 @@ def samples_that_count_alike(shard: str | None) -> None:
             each.step()
             each.zero_grad()
     assert_alike(model, plain)
+
+
+@case(technique=TECHNIQUES)
+def the_last_pass_of_a_step_leaves_early(technique: str) -> None:
+    """Its gradients leave while it runs, and those of the passes before only once it has added to them."""
+
+    def held_back(model: nn.Module, optimizer: Any, loss: Callable[..., Tensor]) -> None:
+        for step in range(3):
+            optimizer.zero_grad()
+            if loss is own_loss:
+                with optimizer.no_sync():
+                    loss(model, 2 * step).backward()
+            else:
+                loss(model, 2 * step).backward()
+            loss(model, 2 * step + 1).backward()
+            optimizer.step()
+        if loss is own_loss:
+            optimizer.synchronize()
+
+    def run(model: nn.Module, optimizer: Any, loss: Callable[..., Tensor]) -> None:
+        if loss is own_loss and hvd.size() > 1:
+            leaving_early(optimizer)
+        train(model, optimizer, loss, steps=2)  # gradients leave early once a whole pass has been seen
+        held_back(model, optimizer, loss)
+
+    assert_trains_as_one_process(run, large, **TECHNIQUES[technique])
+
+
+@case(technique=TECHNIQUES)
+def hooks_of_the_program_change_gradients_that_leave_early(technique: str) -> None:
+    def halve(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad * 0.5
+
+    def double(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(2.0)
+
+    def run(model: nn.Module, optimizer: Any, loss: Callable[..., Tensor]) -> None:
+        if loss is own_loss and hvd.size() > 1:
+            leaving_early(optimizer)
+        for hook in (double, halve, halve):
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(hook)
+        train(model, optimizer, loss)
+        if loss is own_loss:
+            optimizer.synchronize()
+
+    assert_trains_as_one_process(run, large, **TECHNIQUES[technique])

@@ -313,12 +313,15 @@ class GradientReducer:
         self._count(index)
 
     def _count(self, index: int) -> None:
-        """Records that a gradient has grown; submits gradients if there are enough of them."""
+        """Records that a gradient has grown; submits the gradients before it if there are enough of them.
+
+        Hooks that the program has added later may still change this gradient.
+        """
+        if self._bytes_until_submit <= 0:
+            self._submit(self._fired.take_final())
+            self._bytes_until_submit = self._overlap.early_bytes
         self._fired.add(index)
         self._bytes_until_submit -= self._named[index].parameter.nbytes
-        if self._bytes_until_submit <= 0:
-            self._submit_fired()
-            self._bytes_until_submit = self._overlap.early_bytes
 
     def _begin_pass(self, this_pass: int) -> None:
         """Handles the first gradient of a pass, or of a pass that continues after a nested pass."""
@@ -340,7 +343,9 @@ class GradientReducer:
             self._overlap.begin()
         leaves_early = self._may_submit_early and not stays_here
         self._bytes_until_submit = self._overlap.early_bytes if leaves_early else _NEVER
-        if not leaves_early and self._has_nested is False:  # nothing to do before the pass ends
+        if leaves_early:
+            self._fired.set_aside()
+        elif self._has_nested is False:  # nothing to do before the pass ends
             self._fired.collect()
 
     def _change_stream(self, stream: int) -> None:
@@ -422,15 +427,14 @@ class GradientReducer:
             self._complete()
 
     def _submit_all(self) -> None:
-        self._submit_fired()
+        self._submit(self._fired.take())
         absent: list[int] = []
         if len(self._submitted) < len(self._named):
             absent = [index for index in range(len(self._named)) if index not in self._submitted]
         self._exchange.submit_rest(absent)
         self._submitted.update(absent)
 
-    def _submit_fired(self) -> None:
-        fired = self._fired.take()
+    def _submit(self, fired: list[int]) -> None:
         self._check_growth(fired)
         if self._memory is not None:
             self._memory.move(fired)
@@ -523,6 +527,7 @@ class FiredParameters:
         self._indices = {id(entry.parameter): index for index, entry in enumerate(named)}
         self._call_fired: Callable[[Tensor], None] = lambda tensor: fired(self._indices[id(tensor)])
         self._found: dict[int, None] = {}
+        self._aside: dict[int, None] = {}
         self._collected: list[Tensor] = []
         self.hook: Any = partial(self._call_fired)
 
@@ -532,7 +537,7 @@ class FiredParameters:
         self.settle()
 
     def __bool__(self) -> bool:
-        return bool(self._found or self._collected)
+        return bool(self._found or self._aside or self._collected)
 
     def add(self, index: int) -> None:
         self._found[index] = None
@@ -550,10 +555,23 @@ class FiredParameters:
         self.add_all(map(self._indices.__getitem__, map(id, self._collected)))
         self._collected.clear()
 
-    def take(self) -> list[int]:
-        """Returns the indices of the parameters that have fired, and forgets them."""
-        self.settle()
+    def set_aside(self) -> None:
+        """Sets the parameters aside that earlier passes have fired: this pass may add to their gradients."""
+        self._aside |= self._found
+        self._found = {}
+
+    def take_final(self) -> list[int]:
+        """Returns the indices of the parameters that this pass has fired, and forgets them."""
         taken, self._found = list(self._found), {}
+        for index in taken if self._aside else ():
+            self._aside.pop(index, None)
+        return taken
+
+    def take(self) -> list[int]:
+        """Returns the indices of all parameters that have fired, and forgets them."""
+        self.settle()
+        taken = list(self._aside | self._found)
+        self._found, self._aside = {}, {}
         return taken
 
     def _set_target(self, function: Callable[[Tensor], None]) -> None:
