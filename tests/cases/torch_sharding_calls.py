@@ -19,6 +19,7 @@ from cases import case
 from cases.torch_models import (
     assert_alike,
     assert_same_on_all_ranks,
+    assert_trains_as_one_process,
     distributed,
     fill,
     network,
@@ -332,6 +333,22 @@ def a_step_that_raises_leaves_the_groups_as_they_were() -> None:
         assert optimizer.param_groups[0]["params"][0] is model[0].weight
         train(model, optimizer, own_loss, steps=2)
         assert_same_on_all_ranks(model)
+
+
+@case()
+def passes_add_up_after_a_conversion() -> None:
+    """Autograd has other nodes for parameters of another dtype."""
+
+    def run(model: Any, optimizer: Any, loss: Any) -> None:
+        model.double()
+        for number in range(3):
+            optimizer.zero_grad()
+            for part in range(2):
+                loss(model, 2 * number + part).backward()
+            optimizer.step()
+
+    for shard in SHARDS:
+        assert_trains_as_one_process(run, lambda: network(width=WIDTH).float(), shard=shard)
 
 
 @case(least=2)

@@ -14,6 +14,7 @@ import sirtaki.torch as hvd
 from cases import case
 from cases.torch_models import distributed, fill, generator
 from cases.torch_sharding_models import OPTIMIZERS, SHARDS, assert_equal, assert_states_equal
+from sirtaki.bindings.errors import MismatchError
 
 
 def images() -> nn.Module:
@@ -77,6 +78,19 @@ def the_whole_state_is_right_before_the_next_step() -> None:
                 assert torch.equal(after["state"][number][key], value), f"{key} of parameter {number}"
         model.to(memory_format=torch.contiguous_format)
         assert_states_equal(hvd.full_state_dict(optimizer), before)
+
+
+@case(least=2)
+def ranks_with_different_orders_of_memory_are_refused() -> None:
+    """Their slices would have other elements."""
+    for shard in SHARDS:
+        model = images()
+        if hvd.rank() == 1:
+            model.to(memory_format=torch.channels_last)
+        optimizer = distributed(model, OPTIMIZERS["Adam"](model.parameters()), shard=shard)
+        with pytest.raises(MismatchError, match=r"'.*0\.weight.*row-major .* same order of dimensions"):
+            step(model, optimizer, 0)
+        hvd.barrier()
 
 
 @case(least=2)

@@ -106,9 +106,17 @@ class GrowthHook:
     """A hook that autograd calls before it adds to a parameter's gradient, until it is removed."""
 
     def __init__(self, parameter: Tensor, hook: Callable[[Any], Any]) -> None:
-        with trainable(parameter):
-            self._node = get_gradient_edge(parameter).node  # held so that it lives
-        self._handle = self._node.register_prehook(hook)
+        self._parameter, self._hook = parameter, hook
+        self._node: Any = None
+        self.follow()
+
+    def follow(self) -> None:
+        """Registers the hook anew if autograd has, since a change of dtype or device, another node."""
+        with trainable(self._parameter):
+            node = get_gradient_edge(self._parameter).node
+        if node is not self._node:
+            self._node = node  # held so that it lives
+            self._handle = node.register_prehook(self._hook)
 
     def remove(self) -> None:
         """Removes the hook."""

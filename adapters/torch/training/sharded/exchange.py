@@ -11,7 +11,7 @@ from torch import Tensor
 from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.request import ABSENT, REDUCESCATTER
 from sirtaki.common.ops.requests import Call
-from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView
+from sirtaki.common.ops.tensor import ROW_MAJOR, TensorView, dense_layout
 from sirtaki.common.training.prepared import PreparedRequests
 from sirtaki.torch import device
 from sirtaki.torch.ops.tensors import code_of
@@ -86,7 +86,7 @@ class ScatteredGradients(Stage):
             pairs = [self._compression.compress(self._elements(index)) for index in sent]
             targets = [self._room(index, source) for index, (source, _) in zip(sent, pairs, strict=True)]
         for index, (source, _) in zip(sent, pairs, strict=True):
-            if self._described_as[index] != (source.dtype, device.ordinal(source)):
+            if self._described_as[index] != self._kind(index, source):
                 self._describe(index, source)
         sources = [source for source, _ in pairs]
         read, written = (list(map(Tensor.data_ptr, tensors)) for tensors in (sources, targets))
@@ -98,13 +98,24 @@ class ScatteredGradients(Stage):
         ]
         return []
 
+    def _kind(self, index: int, source: Tensor) -> tuple[Any, ...]:
+        """Returns the properties for which a reduce-scatter is described."""
+        parameter = self._parameters[index]
+        return source.dtype, device.ordinal(source), parameter.dtype, parameter.stride()
+
     def _describe(self, index: int, source: Tensor) -> None:
-        """Describes the reduce-scatter of a gradient with the dtype, device and memory layout of `source`."""
-        blocks = -(-self._parameters[index].numel() // BLOCK)
-        kind = TensorView(0, (blocks, BLOCK), code_of(source), ROW_MAJOR, None, device.ordinal(source))
+        """Describes the reduce-scatter of a gradient, whose elements `source` has.
+
+        The core compares the order of the parameter's memory over the ranks: slices are cut in that order.
+        """
+        parameter = self._parameters[index]
+        blocks = -(-parameter.numel() // BLOCK)
+        layout = dense_layout(parameter.shape, parameter.stride()) or ROW_MAJOR
+        view = TensorView(0, (blocks, BLOCK), code_of(source), layout, None, device.ordinal(source))
         call = Call(f"{self._names[index]} (slices)", self._set_number)
-        self._requests.describe(index, REDUCESCATTER, kind, call, self._how)
-        self._described_as[index] = source.dtype, device.ordinal(source)
+        self._requests.describe(index, REDUCESCATTER, view, call, self._how)
+        self._described_as[index] = self._kind(index, source)
+        self._hooks[index].follow()  # autograd drops hooks when the dtype or the device changes
 
     def finish(self, reduced: Sequence[Tensor]) -> list[Tensor]:
         """Waits for the slices, and puts a `ShardedGradient` in the place of each gradient."""
