@@ -262,3 +262,30 @@ def optimizers_that_follow_each_other() -> None:
     with pytest.raises(ValueError, match="two DistributedOptimizers exchange the gradient"):
         plain_step(model, later, 1)
     assert_equal(model, other)
+
+
+@case()
+def a_conversion_of_the_model() -> None:
+    def step(model: nn.Module, optimizer: Any, number: int) -> None:
+        if number == 3:  # the order of use is known
+            model.double()
+        dtype = next(model.parameters()).dtype
+        optimizer.zero_grad()
+        own_loss(lambda rows: model(rows.to(dtype)).double(), number).backward()
+        optimizer.step()
+
+    alike(both(OPTIMIZERS["SGD"], lambda: network().float()), step, steps=8)
+
+
+@case()
+def parameters_that_are_taken_out_keep_their_gradients() -> None:
+    """Only the gradients of its own parameters are an optimizer's to drop."""
+
+    def step(model: Any, optimizer: Any, number: int) -> None:
+        optimizer.zero_grad()
+        group = optimizer.param_groups[0]
+        group["params"] = [*model.parameters()][: 2 if 2 <= number < 4 else None]
+        own_loss(model, number).backward()
+        optimizer.step()
+
+    alike(both(OPTIMIZERS["SGD"]), step)

@@ -45,13 +45,7 @@ class UrgentGradients(Gradients):
     def __init__(self, options: ExchangeOptions, named: Sequence[NamedParameter]) -> None:
         super().__init__(options, named)
         self._part_bytes = self._context.setting_integer("partition_bytes")
-        empty = (torch.empty(0, dtype=parameter.dtype) for parameter in self._parameters)
-        self._samples = [
-            self._compression.compress(tensor)[0] for tensor in empty
-        ]  # of the dtypes that are exchanged
-        self._parts: list[range] = []  # by parameter, the requests of its parts
-        self._elements: list[int] = []  # of a part
-        self._requests = PreparedRequests(self._context, self._divide(), device)
+        self._prepare_requests()
         self._uses: dict[int, None] = {}  # parameters in the order in which a forward pass has used them
         self._round = 0  # since the last join: ranks that had joined have missed some
         self._joins = joins_of(self._context, self._set_number)
@@ -59,6 +53,20 @@ class UrgentGradients(Gradients):
         self._submitted: dict[int, _Submitted] = {}
         self._slots: dict[int, range] = {}  # by parameter in flight, the requests of this round
         self._describe_all(range(len(named)), by_use=False)
+
+    def _prepare_requests(self) -> None:
+        """Prepares a request for each part of the parameters, with their present dtypes and sizes."""
+        self._kinds = self._present_kinds()
+        empty = (torch.empty(0, dtype=parameter.dtype) for parameter in self._parameters)
+        self._samples = [
+            self._compression.compress(tensor)[0] for tensor in empty
+        ]  # of the dtypes that are exchanged
+        self._parts: list[range] = []  # by parameter, the requests of its parts
+        self._elements: list[int] = []  # of a part
+        self._requests = PreparedRequests(self._context, self._divide(), device)
+
+    def _present_kinds(self) -> list[tuple[torch.dtype, torch.Size]]:
+        return [(parameter.dtype, parameter.shape) for parameter in self._parameters]
 
     def _divide(self) -> int:
         """Divides the parameters into parts. Returns the number of all parts."""
@@ -129,7 +137,10 @@ class UrgentGradients(Gradients):
             self._submit(prepared, absent)
 
     def _begin_round(self) -> None:
-        if self._joins.count != self._seen_joins:  # on all ranks before the same round
+        has_changed = self._present_kinds() != self._kinds
+        if has_changed:  # as by model.double()
+            self._prepare_requests()
+        if has_changed or self._joins.count != self._seen_joins:  # on all ranks before the same round
             self._seen_joins, self._round = self._joins.count, 0
             self._uses.clear()
             self._describe_all(range(len(self._parameters)), by_use=False)

@@ -312,6 +312,8 @@ class DeferredUpdate:
         with torch.no_grad():
             self._step(self._stepper)
         for parameter in parameters if self._fate != _KEEP else ():
+            if parameter not in self._groups:
+                continue
             if self._fate == _TO_NONE:
                 parameter.grad = None
             elif parameter.grad is not None:
