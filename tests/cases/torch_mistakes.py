@@ -186,6 +186,17 @@ def gradients_that_share_memory() -> None:
     del optimizer
 
 
+@case(least=2)
+def parameters_that_share_memory() -> None:
+    """They would be updated one after the other, and used in between."""
+    techniques: list[dict[str, Any]] = [{"overlap_forward": True}, {"shard": "state"}, {"shard": "gradients"}]
+    for options in techniques:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight.data = model[0].weight.data
+        words = "'0.weight' and '1.weight'", "same memory", next(iter(options)), "without .data"
+        refused(lambda model=model, options=options: distributed(model, **options), *words)
+
+
 @case()
 def parameters_to_broadcast_that_are_none() -> None:
     model = network()

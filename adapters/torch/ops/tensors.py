@@ -158,17 +158,24 @@ def refuse_overlap(tensor: Tensor, name: str | None = None) -> None:
         )
 
 
+def sharing_memory(named: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
+    """Returns the names of two of these dense tensors that share memory; None if all have their own."""
+    ends, last = 0, ""
+    for name, tensor in sorted(named, key=lambda entry: entry[1].data_ptr()):
+        if tensor.numel() and tensor.data_ptr() < ends:
+            return last, name
+        ends, last = tensor.data_ptr() + tensor.numel() * tensor.element_size(), name
+    return None
+
+
 def refuse_shared_gradients(gradients: Iterable[tuple[str, Tensor]]) -> None:
     """Raises ValueError if two of these gradients, given by their parameters' names, share memory."""
-    ends, last = 0, ""
-    for name, tensor in sorted(gradients, key=lambda gradient: gradient[1].data_ptr()):
-        if tensor.numel() and tensor.data_ptr() < ends:
-            raise ValueError(
-                f"the gradients of the parameters {last!r} and {name!r} use the same memory, so the exchange "
-                "of one would overwrite the other; give each parameter a gradient of its own, for example "
-                "parameter.grad = gradient.clone()"
-            )
-        ends, last = tensor.data_ptr() + tensor.numel() * tensor.element_size(), name
+    if (pair := sharing_memory(gradients)) is not None:
+        raise ValueError(
+            f"the gradients of the parameters {pair[0]!r} and {pair[1]!r} use the same memory, so the "
+            "exchange of one would overwrite the other; give each parameter a gradient of its own, for "
+            "example parameter.grad = gradient.clone()"
+        )
 
 
 def empty_like(source: Tensor) -> tuple[Tensor, int]:

@@ -43,7 +43,14 @@ from sirtaki.torch.training.exchange import least_early_bytes
 from sirtaki.torch.training.loss_scale import LossScale, calling_scaler
 from sirtaki.torch.training.other_reducers import refuse_other_reducers
 from sirtaki.torch.training.overlapped.optimizer import Overlapped, refuse_model_with_overlap
-from sirtaki.torch.training.parameters import all_named, check_groups_of, exchanged, names_of, parameters_of
+from sirtaki.torch.training.parameters import (
+    all_named,
+    check_groups_of,
+    exchanged,
+    names_of,
+    parameters_of,
+    refuse_shared_parameters,
+)
 from sirtaki.torch.training.reducer import GradientReducer, Nesting
 from sirtaki.torch.training.sharded.kinds import GRADIENTS, check_shard
 from sirtaki.torch.training.sharded.optimizer import Sharded, partition_for
@@ -504,6 +511,10 @@ class ReducerSettings:
         views = [reducible_view(parameter, name) for name, parameter, _ in found]
         if any(view.device >= 0 for view in views):
             warn_if_crowded(scope.context.topology)
+        if self.shard is not None or self.exchange_options.overlaps_forward:
+            technique = "overlap_forward" if self.shard is None else "shard="
+            named = ((entry.name.removeprefix(prefix), entry.parameter) for entry in found)
+            refuse_shared_parameters(named, technique)
         waits = self.exchange_options.deadline is None  # for all ranks, in each round
         first = 2 if self.shard is None and waits else 1  # the first step makes different parameters equal
         checks = round_checks(

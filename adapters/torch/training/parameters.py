@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from sirtaki.common.training.groups import GroupRules, Groups, check_groups, partitioned
 from sirtaki.torch.ops.nested import placed
-from sirtaki.torch.ops.tensors import count_write, shares_elements
+from sirtaki.torch.ops.tensors import count_write, shares_elements, sharing_memory
 
 
 class NamedParameter(NamedTuple):
@@ -100,6 +100,16 @@ def all_named(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> Ite
             if can_have_gradient(parameter) and parameter not in seen:
                 seen.add(parameter)
                 yield names.get(parameter, f"parameter {place} of group {group}"), parameter
+
+
+def refuse_shared_parameters(named: Iterable[tuple[str, Tensor]], technique: str) -> None:
+    """Raises ValueError if two of these parameters share memory, for a technique that updates each alone."""
+    if (pair := sharing_memory(named)) is not None:
+        raise ValueError(
+            f"the parameters {pair[0]!r} and {pair[1]!r} use the same memory, and with {technique} the ranks "
+            "update each parameter by itself: make them one parameter, as by last.weight = first.weight "
+            f"(without .data), or leave out {technique}"
+        )
 
 
 class GrowthHook:
