@@ -170,7 +170,8 @@ class IdleSteps:
         parameters = parameters_of(optimizer)
         has_gradients = any(parameter.grad is not None for parameter in parameters)
         earlier, self._earlier = self._earlier, _state_of(parameters)
-        self._without_gradients = 0 if has_gradients else self._without_gradients + 1
+        has_written = earlier is not None and earlier[1:] != self._earlier[1:]  # and dropped its gradients
+        self._without_gradients = 0 if has_gradients or has_written else self._without_gradients + 1
         self._without_change = self._without_change + 1 if has_gradients and self._earlier == earlier else 0
         kind = type(optimizer).__name__
         if self._without_gradients == _IDLE_STEPS:

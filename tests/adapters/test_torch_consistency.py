@@ -146,6 +146,20 @@ def test_steps_that_train_nothing(options: dict[str, bool]) -> None:
     assert "3 steps of Idle that changed none of its 6 parameters: the ranks train nothing" in text
 
 
+class Dropping(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.zero_grad()
+
+
+def test_a_step_that_drops_its_gradients_is_no_mistake() -> None:
+    def body() -> None:
+        model = network()
+        train(model, distributed(model, Dropping(model.parameters(), lr=0.01)), own_loss)
+
+    assert not warnings_of(body)
+
+
 def test_ranks_that_are_not_connected() -> None:
     """Without DistributedOptimizer and allreduce, each rank trains a model of its own."""
 
