@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import sirtaki.jax as hvd
@@ -162,6 +163,20 @@ def a_program_for_another_set() -> None:
     if hvd.rank() == 0:
         with pytest.raises(FAILURES, match="process set"):
             jax.block_until_ready(program(jnp.ones(2)))
+    still_works()
+
+
+@case(least=2)
+def a_line_search_along_each_ranks_own_loss() -> None:
+    optimizer = hvd.DistributedOptimizer(optax.lbfgs())
+    params = jnp.ones(2)
+    state = optimizer.init(params)
+    given = {"value": jnp.ones(()), "grad": params, "value_fn": jnp.sum}
+    refused(
+        lambda: optimizer.update(params, state, params, **given),
+        "each rank's own data",
+        kind=UnsupportedError,
+    )
     still_works()
 
 

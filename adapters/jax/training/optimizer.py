@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from sirtaki.bindings import request as core
-from sirtaki.bindings.context import current
+from sirtaki.bindings.context import current, find
+from sirtaki.bindings.errors import UnsupportedError
 from sirtaki.bindings.observing.step_counters import Stepper
 from sirtaki.common.ops.process_sets import ProcessSet, global_process_set
 from sirtaki.common.ops.requests import Adasum, Average, fixed_divisor, gradient_sum, reduction
@@ -56,8 +57,8 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     operation. Subsequent transformations, such as clipping, see the averaged ones. `init` exchanges nothing:
     see `broadcast_parameters`.
 
-    The loss, as `update(..., value=loss)` for `reduce_on_plateau`, and `grad` are averaged as well. Functions
-    are not: line searches, as in `optax.lbfgs`, call `value_fn` with each rank's data, and ranks differ then.
+    The loss, as `update(..., value=loss)` for `reduce_on_plateau`, and `grad` are combined as the gradients
+    are. A line search, which calls `value_fn` with each rank's data, is refused.
 
     Outside jit, the second update compares parameters and state over the ranks, and raises
     ParametersDifferError if they differ; inside, `check_parameters` after a step does.
@@ -77,6 +78,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
     Raises:
         TypeError: `optimizer` is not a transformation of optax.
         ValueError: backward_passes_per_step is less than 1, or a process set in an elastic job.
+        UnsupportedError: by `update`: it has been given a `value_fn`, and there are several ranks.
 
     Example:
         optimizer = hvd.DistributedOptimizer(optax.adam(1e-3))
@@ -114,6 +116,7 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
         distributed = _accumulating(distributed, inner, backward_passes_per_step)
 
     def update_by_rows(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        _refuse_line_search(extra)
         extra |= weighted(_of_loss(extra), op, process_set)
         return distributed.update(weighted(gradients, op, process_set), state, params, **extra)
 
@@ -123,6 +126,17 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 def _of_loss(extra: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments that have to be equal on all ranks, or each would take other steps."""
     return {name: extra[name] for name in _OF_LOSS if name in extra}
+
+
+def _refuse_line_search(extra: dict[str, Any]) -> None:
+    """Raises UnsupportedError if several ranks would search along different losses."""
+    context = find()
+    if extra.get("value_fn") is not None and (context is None or context.size > 1):
+        raise UnsupportedError(
+            "update() has been given a value_fn, which a line search evaluates with each rank's own data, so "
+            "ranks would take different steps: choose a transformation without a line search, as "
+            "optax.lbfgs(0.1, linesearch=None), and leave out value_fn"
+        )
 
 
 def _stepper(name: str | None) -> Stepper:
