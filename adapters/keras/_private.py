@@ -71,7 +71,7 @@ def drop_slots(optimizer: Any) -> None:
 
 
 def accumulators_of(optimizer: Any) -> Sequence[Any]:
-    """Returns the variables in which an optimizer, or its inner one, adds up gradients of several passes."""
+    """Returns the variables in which an optimizer, or its inner optimizer, adds up gradients of passes."""
     both = (optimizer, getattr(optimizer, "inner_optimizer", None))
     # Only an optimizer that accumulates has them.
     return [variable for level in both for variable in getattr(level, "_accumulated_gradients", ())]

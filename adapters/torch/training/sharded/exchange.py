@@ -104,7 +104,7 @@ class ScatteredGradients(Stage):
         return source.dtype, device.ordinal(source), parameter.dtype, parameter.stride()
 
     def _describe(self, index: int, source: Tensor) -> None:
-        """Describes the reduce-scatter of a gradient, whose elements `source` has.
+        """Describes the reduce-scatter of a gradient; `source` holds its elements.
 
         The core compares the order of the parameter's memory over the ranks: slices are cut in that order.
         """
